@@ -1,4 +1,4 @@
-"""Analyse the heads and outputs of trained models; results are plain records.
+"""Analyse the attention heads and outputs of trained models. Results are plain records.
 
 :func:`record` records a model sentence by sentence, and :func:`collect` computes several statistics of a recording in
 one pass. Layers and heads are numbered from 0 in records, and from 1 in names for people.

@@ -25,7 +25,7 @@ from tsallis.analysis.summary_records import (
 from tsallis.errors import InputError
 from tsallis.search.checks import check_at_least_one
 
-SENTENCES = 30  # number of sentences that a summary contains with all weights
+SENTENCES = 30  # number of sentences whose weights a summary stores for all heads
 
 
 def summarize_attention(
@@ -38,15 +38,17 @@ def summarize_attention(
     sentences: int = SENTENCES,
     examples: int = EXAMPLES,
 ) -> RunSummary:
-    """Summarize the heads of any model for a report, without outputs and training.
+    """Summarize the attention heads of any model for a report.
+
+    The summary contains neither outputs nor a training history.
 
     Args:
-        model: Model, for its name and number of parameters.
+        model: Model, whose class and number of parameters the report shows.
         reader: Adapter of the model.
-        batches: Batches for the adapter, whose sentences are numbered from 0, each once, in any order.
+        batches: Batches for the adapter. Their sentences are numbered from 0, each number once, in any order.
         name: Name of the model in the report.
-        corpus: Name of the sentences.
-        sentences: Number of sentences that the summary contains with all weights.
+        corpus: Name of the corpus in the report.
+        sentences: Number of sentences whose weights the summary stores for all heads.
         examples: Number of sentences that show the role of a head.
 
     Returns:
@@ -84,11 +86,11 @@ def summarize_reader(
     sentences: int = SENTENCES,
     examples: int = EXAMPLES,
 ) -> RunSummary:
-    """Summarize the heads of a model like :func:`summarize_attention`, without the model itself.
+    """Summarize the heads that an adapter reads, see :func:`summarize_attention`.
 
     Args:
         reader, batches, name, corpus, sentences, examples: see :func:`summarize_attention`.
-        model: Class of the model, and its number of parameters if known.
+        model: Class name of the model, and its number of parameters or None.
     """
     check_at_least_one(sentences=sentences, examples=examples)
     attention_pass = AttentionPass(reader, batches, examples)
@@ -118,14 +120,14 @@ def summarize_reader(
 
 
 def _batches_of(reader: AttentionReader, batches: Sequence[Any], rows: set[int]) -> Iterator[Any]:
-    """Yield the batches that contain some of these sentences."""
+    """Yield the batches that contain any of these sentences."""
     for batch in batches:
         if any(text.index in rows for text in reader.texts(batch)):
             yield batch
 
 
 def head_examples(roles: HeadRoles, contrasts: Sequence[DensityContrast]) -> dict[int, set[HeadKey]]:
-    """Return the heads for which each row is an example."""
+    """Return, for each example sentence, the heads that it illustrates."""
     heads: dict[int, set[HeadKey]] = {}
     for head in roles.heads:
         for example in head.examples:
@@ -139,7 +141,7 @@ def head_examples(roles: HeadRoles, contrasts: Sequence[DensityContrast]) -> dic
 def summarize_heads(
     roles: HeadRoles, densities: Densities, report_weights: ReportWeights, importance: HeadImportance | None = None
 ) -> tuple[HeadSummary, ...]:
-    """Return the summary of each head, with the weights on the sentences that show its role."""
+    """Return the summary of each head, with its weights on its example sentences."""
     cards = describe_heads(roles.heads, densities.heads)
     increases = {(h.kind, h.layer, h.head): h.increase for h in importance.heads} if importance else {}
     heads = []
@@ -154,7 +156,7 @@ def summarize_heads(
 def summarize_contrasts(
     contrasts: Sequence[DensityContrast], report_weights: ReportWeights
 ) -> tuple[ContrastSummary, ...]:
-    """Return pairs of sentences on which a head is sparse and dense, with its weights on both."""
+    """Return the contrasts, with the weights of the head on both sentences."""
     summaries = []
     for contrast in contrasts:
         key = (contrast.kind, contrast.layer, contrast.head)

@@ -17,19 +17,19 @@ SPARSE, DENSE = 0.25, 0.95  # density thresholds for heads without a role
 
 @dataclass(frozen=True)
 class HeadCard(Record):
-    """Role, density and examples of one head; layers and heads count from 0, in the title from 1.
+    """Role, density and examples of one head; layers and heads count from 0, but from 1 in the title.
 
     Args:
-        title: one line that says all of it.
-        kind: of attention: "encoder", "decoder" or "cross".
-        layer: its number.
-        head: its number.
-        alpha: of the head; NaN where it is not known.
-        density: share of keys with a weight above zero in a sentence, mean over the sentences.
-        role: its name in :data:`ROLES`; None without one.
-        tendency: the role that a head without one comes nearest to; None where it comes near none.
-        confidence: the score of the role; None without one.
-        examples: sentences that show the role or the tendency, the best first.
+        title: Summary in one line.
+        kind: Kind of attention: "encoder", "decoder" or "cross".
+        layer: Number of the layer.
+        head: Number of the head.
+        alpha: Alpha of the head; NaN if it is unknown.
+        density: Share of visible keys with a weight above zero, mean over the sentences.
+        role: Name of the role in :data:`ROLES`; None without a role.
+        tendency: Closest role of a head that has no role; None if no role is close.
+        confidence: Score of the role; None without a role.
+        examples: Sentences that show the role or the tendency, best first.
     """
 
     title: str
@@ -45,19 +45,19 @@ class HeadCard(Record):
 
 
 def head_cards(recording: Recording) -> tuple[HeadCard, ...]:
-    """Describe every head by its role, alpha and density, with the sentences that show the role best.
+    """Describe every head by its role, alpha and density, with example sentences.
 
-    Heads with a role come first, the most confident before the others, then those that tend to one, the nearest first,
-    then the others, the sparsest first. Roles and their thresholds are :data:`ROLES`.
+    Heads with a role come first, sorted by confidence. Heads with a tendency follow, the closest to a role first. The
+    other heads come last, the sparsest first. :data:`ROLES` defines the roles and their thresholds.
 
     Args:
-        recording: of a model.
+        recording: Recording of a model.
 
     Returns:
-        One card a head.
+        One card per head.
 
     Raises:
-        InputError: a recording without sentences.
+        InputError: The recording has no sentences.
 
     Example:
         >>> from tsallis.analysis.weights import AttentionLayer, Sentence
@@ -78,7 +78,7 @@ def _rank(card: HeadCard, role: HeadRole) -> tuple[bool, float, float, float]:
 
 
 def describe_heads(roles: Sequence[HeadRole], densities: Sequence[HeadDensity]) -> list[HeadCard]:
-    """Return the card of each head, in the order of the heads, which is that of both arguments."""
+    """Return the card of each head; both arguments list the heads in the same order."""
     return [_card(role, density) for role, density in zip(roles, densities, strict=True)]
 
 

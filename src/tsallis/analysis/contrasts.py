@@ -20,20 +20,22 @@ from tsallis.search.checks import check_at_least_one
 
 EXAMPLES = 10
 SHORTEST = 6  # minimum number of keys for a meaningful density
-NAMED_KEYS = 5  # of a word, those with the largest weights
+NAMED_KEYS = 5  # number of keys to list per word: those with the largest weights
 
 
 @dataclass(frozen=True)
 class DensityContrast(Record):
-    """Two sentences of as many keys on which one head is sparse and dense; their scores are densities.
+    """Two sentences with the same number of keys: one head is sparse on the first, dense on the second.
+
+    The scores of the examples are densities.
 
     Args:
-        kind: of attention: "encoder", "decoder" or "cross".
-        layer: its number, from 0.
-        head: its number, from 0.
-        alpha: of the head.
-        sparse: the sentence of the smaller density.
-        dense: the sentence of the larger density.
+        kind: Kind of attention: "encoder", "decoder" or "cross".
+        layer: Number of the layer, from 0.
+        head: Number of the head, from 0.
+        alpha: Alpha of the head.
+        sparse: Sentence with the smaller density.
+        dense: Sentence with the larger density.
 
     Example:
         >>> text = Sentence.of([[[1]]]).text
@@ -50,20 +52,22 @@ class DensityContrast(Record):
 
     @property
     def difference(self) -> float:
-        """The density of the dense sentence above that of the sparse one."""
+        """Return the density of the dense sentence minus that of the sparse sentence."""
         return self.dense.score - self.sparse.score
 
 
 class Contrasts(Statistic[tuple[DensityContrast, ...]]):
-    """The statistic of :func:`density_contrasts`: for each head, the sparsest and the densest sentence of each length.
+    """Statistic for :func:`density_contrasts`.
+
+    It stores the sparsest and the densest sentence of each length for every head.
 
     Args:
-        layers: of the recording.
-        count: the largest number of pairs in the result.
-        shortest: keys that a sentence has at least.
+        layers: Attention modules of the recording.
+        count: Maximum number of pairs in the result.
+        shortest: Minimum number of keys per sentence.
 
     Raises:
-        ValueError: `count` or `shortest` below 1.
+        ValueError: `count` or `shortest` is below 1.
 
     Example:
         >>> layer = AttentionLayer("encoder", 0, (1.5,))
@@ -78,7 +82,7 @@ class Contrasts(Statistic[tuple[DensityContrast, ...]]):
         super().__init__(layers)
         check_at_least_one(count=count, shortest=shortest)
         self.count, self.shortest = count, shortest
-        self._ends: dict[tuple[int, int, int], tuple[Example, Example]] = {}  # by layer, head and keys
+        self._ends: dict[tuple[int, int, int], tuple[Example, Example]] = {}  # by layer, head and number of keys
 
     def _update(self, sentence: Sentence) -> None:
         for number, (layer, weights) in enumerate(zip(self.layers, sentence.weights, strict=True)):
@@ -99,7 +103,7 @@ class Contrasts(Statistic[tuple[DensityContrast, ...]]):
         )
 
     def _result(self) -> tuple[DensityContrast, ...]:
-        best: dict[tuple[int, int], DensityContrast] = {}  # of each head
+        best: dict[tuple[int, int], DensityContrast] = {}  # best contrast of each head
         for (number, head, _), ends in sorted(self._ends.items(), key=lambda item: item[0]):
             layer = self.layers[number]
             contrast = DensityContrast(layer.kind, layer.layer, head, layer.alphas[head], *ends)
@@ -115,19 +119,19 @@ def density_contrasts(
 ) -> tuple[DensityContrast, ...]:
     """Find heads that are sparse on one sentence and dense on another of the same length.
 
-    They are confident on the one and not on the other (Correia et al. 2019, fig. 10).
+    Such a head is confident on the first sentence, but not on the second (Correia et al. 2019, fig. 10).
 
     Args:
-        recording: of a model.
-        count: the largest number of pairs.
-        shortest: keys that a sentence has at least.
+        recording: Recording of a model.
+        count: Maximum number of pairs.
+        shortest: Minimum number of keys per sentence.
 
     Returns:
-        At most `count` pairs, one per head, the largest differences of density first.
+        At most `count` pairs, one per head, the largest difference of density first.
 
     Raises:
-        InputError: a recording without sentences.
-        ValueError: `count` or `shortest` below 1.
+        InputError: The recording has no sentences.
+        ValueError: `count` or `shortest` is below 1.
 
     Example:
         >>> sentences = [Sentence.of([[[1, 0], [1, 0]]]), Sentence.of([[[0.5, 0.5], [1, 0]]], index=1)]
@@ -139,22 +143,22 @@ def density_contrasts(
     return contrasts
 
 
-Keys = tuple[tuple[str, float], ...]  # pieces with their weights, the largest first
+Keys = tuple[tuple[str, float], ...]  # pieces and their weights, largest weight first
 
 
 @dataclass(frozen=True)
 class WordContrast(Record):
-    """A word, and how much heads disagree about it, from 0 to 1: see :func:`.jensen_shannon`.
+    """Divergences between heads at one word, from 0 to 1; see :func:`.jensen_shannon`.
 
     Args:
-        sentence: its number in the corpus.
-        position: of the word's query, from 0.
-        piece: the piece at that position.
-        between: the divergence of the two models' mean heads.
-        first: the divergence among the heads of the first model.
-        second: the divergence among the heads of the second model.
-        first_keys: what the first model's mean head attends to most, at most five keys.
-        second_keys: the same of the second model.
+        sentence: Number of the sentence in the corpus.
+        position: Position of the word's query, from 0.
+        piece: Piece at that position.
+        between: Divergence between the mean heads of the two models.
+        first: Divergence between the heads of the first model.
+        second: Divergence between the heads of the second model.
+        first_keys: At most five keys with the largest weights in the first model's mean head.
+        second_keys: The same for the second model.
     """
 
     sentence: int
@@ -169,14 +173,14 @@ class WordContrast(Record):
 
 @dataclass(frozen=True)
 class ModelContrast(Record):
-    """The words about which two models agree most and least.
+    """Words on which two models agree most and differ most.
 
     Args:
-        kind: of attention: "encoder", "decoder" or "cross".
-        words: the number of words that were compared.
-        mean: the mean divergence of the two models' mean heads.
-        agree: words, the smallest divergence first.
-        differ: words, the largest divergence first.
+        kind: Kind of attention: "encoder", "decoder" or "cross".
+        words: Number of compared words.
+        mean: Mean over words of the divergence between the mean heads of the two models.
+        agree: Words, smallest divergence first.
+        differ: Words, largest divergence first.
     """
 
     kind: str
@@ -187,17 +191,19 @@ class ModelContrast(Record):
 
 
 class Comparison:
-    """The words about which two models agree and differ most, from sentences that both have read.
+    """Comparison of two models, which collects the words on which they agree most and differ most.
+
+    Both models must read the same sentences.
 
     Args:
-        first: the attention modules of the first model.
-        second: those of the second.
-        count: words of each list.
-        kinds: of attention; by default all that both models have.
+        first: Attention modules of the first model.
+        second: Attention modules of the second model.
+        count: Number of words per list.
+        kinds: Kinds of attention; default: all that both models have.
 
     Raises:
-        InputError: a model without attention of a kind, or two models that share none.
-        ValueError: `count` below 1.
+        InputError: A model has no attention of a requested kind, or the models have no kind in common.
+        ValueError: `count` is below 1.
 
     Example:
         >>> layer = AttentionLayer("encoder", 0, (1.5,))
@@ -225,10 +231,10 @@ class Comparison:
         self._words = {kind: _WordLists(count) for kind in self.kinds}
 
     def update(self, one: Sentence, other: Sentence) -> None:
-        """Take in a sentence as both models have read it.
+        """Add the recordings of one sentence by both models.
 
         Raises:
-            InputError: two sentences.
+            InputError: The recordings are of different sentences.
         """
         if one.text != other.text:
             raise InputError(
@@ -241,10 +247,10 @@ class Comparison:
             self._words[kind].add(one, self.layers[0][numbers[0][0]], *heads)
 
     def result(self) -> tuple[ModelContrast, ...]:
-        """Return the contrast of each kind that had words to compare.
+        """Return the contrast of each kind of attention that has words to compare.
 
         Raises:
-            InputError: if there were none.
+            InputError: There are no words to compare.
         """
         contrasts = tuple(words.result(kind) for kind, words in self._words.items() if words.count)
         if not contrasts:
@@ -255,7 +261,7 @@ class Comparison:
 
 
 class _WordLists:
-    """The words of one kind of attention with the smallest and the largest divergence."""
+    """Words with the smallest and the largest divergence, for one kind of attention."""
 
     def __init__(self, size: int) -> None:
         self.size, self.count, self.total = size, 0, 0.0
@@ -263,7 +269,7 @@ class _WordLists:
         self.differ: list[WordContrast] = []
 
     def add(self, sentence: Sentence, layer: AttentionLayer, first: Floats, second: Floats) -> None:
-        """Take in a sentence, with the heads [heads, queries, keys] of both models."""
+        """Add a sentence, with the weights [heads, queries, keys] of both models."""
         visible = layer.visible(*first.shape[1:])
         means = np.stack([first.mean(0), second.mean(0)])  # [2, queries, keys]
         columns = np.stack([jensen_shannon(heads, visible) for heads in (means, first, second)])  # [3, queries]
@@ -297,22 +303,23 @@ def _largest(weights: Floats, keys: Sequence[str]) -> Keys:
 
 
 def compare_models(first: Recording, second: Recording, kind: str, count: int = EXAMPLES) -> ModelContrast:
-    """Find the words about which the heads of two models agree and differ most, both having read the same sentences.
+    """Find the words on which the heads of two models agree most and differ most.
 
-    At each query the heads of all layers of a kind are pooled: heads of two models have no common order. Queries that
-    can attend to one key only are left out. The divergence is that of Correia et al. 2019, eq. 11.
+    Both models must have read the same sentences. The heads of all layers are pooled at each query, because the heads
+    of two models have no common order. Queries that can attend to only one key are left out. The divergence is eq. 11
+    of Correia et al. 2019.
 
     Args:
-        first, second: recordings of the same corpus in the same order, as by the same vocabulary.
-        kind: "encoder", "decoder" or "cross".
-        count: words of each list.
+        first, second: Recordings of the same corpus, in the same order and with the same vocabulary.
+        kind: Kind of attention: "encoder", "decoder" or "cross".
+        count: Number of words per list.
 
     Returns:
-        The words of least and of largest divergence between the models.
+        Words with the smallest and the largest divergence between the models.
 
     Raises:
-        InputError: a model without attention of the kind, other sentences, or none.
-        ValueError: `count` below 1.
+        InputError: A model has no attention of the kind, the sentences differ, or there is no word to compare.
+        ValueError: `count` is below 1.
 
     Example:
         >>> layer = AttentionLayer("encoder", 0, (1.5,))
@@ -340,5 +347,5 @@ def _of_kind(layers: Sequence[AttentionLayer], kind: str) -> list[int]:
 
 
 def _heads(sentence: Sentence, layers: Sequence[int]) -> Floats:
-    """Return the heads of some layers together [heads, queries, keys]."""
+    """Return the weights of all heads of some layers [heads, queries, keys]."""
     return np.concatenate([sentence.weights[number].dense() for number in layers])

@@ -18,15 +18,15 @@ EDGES = np.linspace(0, 1, BINS + 1)
 
 @dataclass(frozen=True)
 class HeadDensity(Record):
-    """The density of one head; layers and heads count from 0.
+    """Density of one head; layers and heads count from 0.
 
     Args:
-        kind: of attention: "encoder", "decoder" or "cross".
-        layer: its number.
-        head: its number.
-        alpha: of the head.
-        density: mean over sentences.
-        histogram: of the sentences' densities.
+        kind: Kind of attention: "encoder", "decoder" or "cross".
+        layer: Number of the layer.
+        head: Number of the head.
+        alpha: Alpha of the head.
+        density: Mean over sentences.
+        histogram: Histogram of the densities of sentences.
     """
 
     kind: str
@@ -39,10 +39,10 @@ class HeadDensity(Record):
 
 @dataclass(frozen=True)
 class Densities(Record):
-    """The densities of all heads.
+    """Densities of all heads.
 
     Args:
-        sentences: their number.
+        sentences: Number of sentences.
         heads: One record per head.
 
     Example:
@@ -56,7 +56,7 @@ class Densities(Record):
     heads: tuple[HeadDensity, ...]
 
     def by_kind(self) -> dict[str, Histogram]:
-        """Return the histogram of all heads and sentences of each kind (Correia et al. 2019, fig. 4 and 12)."""
+        """Return a histogram per kind, over its heads and all sentences (Correia et al. 2019, fig. 4 and 12)."""
         kinds: dict[str, list[HeadDensity]] = {}
         for head in self.heads:
             kinds.setdefault(head.kind, []).append(head)
@@ -69,7 +69,7 @@ class Densities(Record):
         }
 
     def by_layer(self) -> dict[str, list[list[float]]]:
-        """Return the sorted mean densities of each layer's heads, by kind (Correia et al. 2019, fig. 5 and 14)."""
+        """Return the sorted mean densities of the heads of each layer, by kind (Correia et al. 2019, fig. 5 and 14)."""
         layers: dict[str, dict[int, list[float]]] = {}
         for head in self.heads:
             layers.setdefault(head.kind, {}).setdefault(head.layer, []).append(head.density)
@@ -81,11 +81,11 @@ def sentence_density(layer: AttentionLayer, weights: SparseWeights) -> Floats:
 
     .. math:: d_h = \frac{\sum_i |\{j : p^h_{ij} > 0\}|}{\sum_i n_i}
 
-    where :math:`n_i` is the number of keys that query :math:`i` can attend to; softmax has density 1.
+    where :math:`n_i` is the number of keys that query :math:`i` can attend to. The density of softmax is 1.
 
     Args:
-        layer: the attention module.
-        weights: its weights.
+        layer: Attention module.
+        weights: Weights of the module.
 
     Returns:
         Densities [heads], from 0 to 1.
@@ -100,10 +100,10 @@ def sentence_density(layer: AttentionLayer, weights: SparseWeights) -> Floats:
 
 
 class Density(Statistic[Densities]):
-    """The statistic of :func:`density`: the densities of all heads over sentences.
+    """Statistic for :func:`density`: densities of all heads over sentences.
 
     Args:
-        layers: of the recording.
+        layers: Attention modules of the recording.
 
     Example:
         >>> statistic = Density([AttentionLayer("encoder", 0, (1.5, 2.0))])
@@ -142,19 +142,19 @@ class Density(Statistic[Densities]):
 
 
 def density(recording: Recording) -> Densities:
-    """Compute the density of each head: its mean over sentences, and how sentences are spread around it.
+    """Compute the mean density of each head, and a histogram of its densities over sentences.
 
-    A sentence's density is the share of keys with a weight above zero, see :func:`sentence_density` (Correia et al.
-    2019, sec. 5.1 and fig. 4, 5, 12, 14). Histograms have 20 bins of width .05.
+    The density on a sentence is the share of visible keys with a weight above zero, see :func:`sentence_density`
+    (Correia et al. 2019, sec. 5.1 and fig. 4, 5, 12, 14). Histograms have 20 bins of width 0.05.
 
     Args:
-        recording: of a model.
+        recording: Recording of a model.
 
     Returns:
         One record per head.
 
     Raises:
-        InputError: a recording without sentences.
+        InputError: The recording has no sentences.
 
     Example:
         >>> sentence = Sentence.of([[[1, 0], [1, 0]], [[0.5, 0.5], [0, 1]]])

@@ -1,4 +1,4 @@
-"""Densities of continuous attention as they are drawn, with their supports, also over time (Martins et al. 2020)."""
+"""Prepare densities of continuous attention for drawing, also densities over time (Martins et al. 2020)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tsallis.analysis.shapes import curve, intervals, numbers, one_of, outlines,
 from tsallis.analysis.tables import Record
 from tsallis.continuous import Density, Ellipse, Elliptical, Interval
 
-POINTS = 161  # of the edge of a support in the plane
+POINTS = 161  # number of points on the edge of a support in the plane
 Points = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
 class DrawnDensity(Record):
-    """A density as it is drawn: its moments, its support and its curve or outlines.
+    """Data for drawing a density: moments, support, and curve or outlines.
 
     Args:
-        mean: one number on the line, two in the plane.
-        deviation: the standard deviation along each axis.
-        support: on the line the ends of each interval; none where it is unbounded, and in the plane.
-        size: the part of the unit interval or square that the support covers, 1 where it is unbounded.
-        curve: on the line, points and the density there; none in the plane.
-        outlines: in the plane, the edge of the support, or of one and two standard deviations where it has none.
-        bounded: whether the support has ends.
+        mean: Mean: one number on the line, two in the plane.
+        deviation: Standard deviation along each axis.
+        support: On the line, the ends of each interval; empty if the support is unbounded. Empty in the plane.
+        size: Share of the unit interval or square that the support covers; 1 if the support is unbounded.
+        curve: On the line, points and the density at each point; empty in the plane.
+        outlines: In the plane, the edge of the support. If it has no edge, ellipses at one and two standard deviations.
+        bounded: Whether the support is bounded.
     """
 
     mean: tuple[float, ...]
@@ -39,17 +39,17 @@ class DrawnDensity(Record):
 
 
 def draw_density(density: Density, index: int | tuple[int, ...] = ()) -> DrawnDensity:
-    """Return one density of a batch as it is drawn.
+    """Return the data for drawing one density of a batch.
 
     Args:
-        density: on the line or in the plane.
-        index: which one of the batch.
+        density: Density on the line or in the plane.
+        index: Index of the density in the batch.
 
     Returns:
         Moments, support, and curve or outlines.
 
     Raises:
-        ValueError: an index that names no density of the batch.
+        ValueError: The index does not select one density of the batch.
 
     Example:
         >>> from tsallis.continuous import TruncatedParabola
@@ -72,7 +72,7 @@ def draw_density(density: Density, index: int | tuple[int, ...] = ()) -> DrawnDe
 
 
 def area_of(density: Density) -> float:
-    """Return the part of the unit square that a support covers, by a grid of cells."""
+    """Return the share of the unit square that a support covers, measured on a grid."""
     if not isinstance(density, Elliptical) or not isinstance(density.support, Ellipse):
         return 1.0
     centres = (torch.arange(200, dtype=torch.float64) + 0.5) / 200
@@ -81,7 +81,7 @@ def area_of(density: Density) -> float:
 
 
 def length_of(density: Density) -> float:
-    """Return the part of the unit interval that a support covers."""
+    """Return the share of the unit interval that a support covers."""
     if not isinstance(density.support, Interval):
         return 1.0
     lower, upper = float(density.support.lower), float(density.support.upper)
@@ -90,25 +90,25 @@ def length_of(density: Density) -> float:
 
 @dataclass(frozen=True)
 class SignalDensity(Record):
-    """A density over time: what one head reads of one channel's signal, for all series alike."""
+    """Density over time: how one head reads the signal of one channel. It is the same for all series."""
 
-    channel: str  # its name
-    head: int  # its number, from 0
+    channel: str  # name of the channel
+    head: int  # number of the head, from 0
     density: DrawnDensity  # on the line from 0 to 1
 
 
 def signal_densities(density: Density, channels: Sequence[str]) -> tuple[SignalDensity, ...]:
-    """Return densities over time as records, one for each channel and head (Martins et al. 2020, sec. 3).
+    """Return densities over time as records, one per channel and head (Martins et al. 2020, sec. 3).
 
     Args:
-        density: on the line, of batch shape [heads, channels], or [1, heads, channels].
-        channels: their names.
+        density: Density on the line with batch shape [heads, channels] or [1, heads, channels].
+        channels: Names of the channels.
 
     Returns:
-        One record for each channel and head.
+        One record per channel and head.
 
     Raises:
-        ValueError: a density of another shape, or another number of names.
+        ValueError: The density has another shape, or the number of names is wrong.
 
     Example:
         >>> from tsallis.continuous import TruncatedParabola

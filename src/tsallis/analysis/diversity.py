@@ -16,13 +16,13 @@ from tsallis.analysis.weights import AttentionLayer, Floats, Sentence
 
 @dataclass(frozen=True)
 class LayerDiversity(Record):
-    """The divergence between the heads of one layer.
+    """Divergence between the heads of one layer.
 
     Args:
-        kind: of attention: "encoder", "decoder" or "cross".
-        layer: its number, from 0.
-        divergence: mean over queries, from 0 to 1; None where no query can attend to two keys.
-        queries: the number of queries that can attend to at least two keys.
+        kind: Kind of attention: "encoder", "decoder" or "cross".
+        layer: Number of the layer, from 0.
+        divergence: Mean over queries, from 0 to 1; None if no query can attend to two keys.
+        queries: Number of queries that can attend to at least two keys.
     """
 
     kind: str
@@ -33,10 +33,10 @@ class LayerDiversity(Record):
 
 @dataclass(frozen=True)
 class Diversities(Record):
-    """The diversity of every layer's heads.
+    """Diversity of the heads of each layer.
 
     Args:
-        sentences: their number.
+        sentences: Number of sentences.
         layers: One record per layer.
     """
 
@@ -45,23 +45,23 @@ class Diversities(Record):
 
 
 def entropy(probs: Floats) -> Floats:
-    """Return Shannon's entropy of distributions [..., n] in nats [...]."""
+    """Return the Shannon entropy of distributions [..., n], in nats [...]."""
     return -np.sum(probs * np.log(np.where(probs > 0, probs, 1)), -1)
 
 
 def jensen_shannon(weights: Floats, visible: ArrayLike) -> Floats:
-    r"""Return the Jensen-Shannon divergence of heads at each query.
+    r"""Return the Jensen-Shannon divergence between heads at each query.
 
     .. math:: \mathrm{JS} = S\Big(\frac{1}{H}\sum_{j=1}^{H} p_j\Big) - \frac{1}{H}\sum_{j=1}^{H} S(p_j)
 
-    of :math:`H` heads, with Shannon's entropy :math:`S` (Correia et al. 2019, eq. 11). Both entropies have the base
-    :math:`n`, the number of keys that the query can attend to. The paper adjusts the base "based on the dimension" so
-    that the divergence is at most 1; as all heads of a query have the same keys, that is one base for both. Heads on
-    different keys reach :math:`\log_n H`, or 1 where the mean is even.
+    for :math:`H` heads, where :math:`S` is the Shannon entropy (Correia et al. 2019, eq. 11). The base of both
+    entropies is :math:`n`, the number of keys that the query can attend to, so that the divergence is at most 1. The
+    paper chooses the base "based on the dimension"; here one base is enough, because all heads of a query have the same
+    keys. One-hot heads on different keys reach :math:`\log_n H`. One-hot heads with a uniform mean reach 1.
 
     Args:
-        weights: [heads, queries, keys].
-        visible: [queries] how many keys each query can attend to; where it is one, the divergence is 0.
+        weights: Weights [heads, queries, keys].
+        visible: Number of keys that each query can attend to [queries]; the divergence at a single key is 0.
 
     Returns:
         Divergences [queries], from 0 to 1.
@@ -75,10 +75,10 @@ def jensen_shannon(weights: Floats, visible: ArrayLike) -> Floats:
 
 
 class Diversity(Statistic[Diversities]):
-    """The statistic of :func:`diversity`: the divergence of every layer's heads over sentences.
+    """Statistic for :func:`diversity`: divergence between the heads of each layer over sentences.
 
     Args:
-        layers: of the recording.
+        layers: Attention modules of the recording.
 
     Example:
         >>> statistic = Diversity([AttentionLayer("encoder", 0, (1.5, 1.5))])
@@ -107,19 +107,19 @@ class Diversity(Statistic[Diversities]):
 
 
 def diversity(recording: Recording) -> Diversities:
-    """Compute how much the heads of each layer disagree, as the mean over all queries of their divergence.
+    """Compute how much the heads of each layer disagree: their mean divergence over all queries.
 
-    The divergence is that of :func:`jensen_shannon` (Correia et al. 2019, eq. 11, fig. 6 and 13). Queries that can
-    attend to one key only cannot disagree and do not count.
+    :func:`jensen_shannon` defines the divergence (Correia et al. 2019, eq. 11, fig. 6 and 13). Queries that can attend
+    to only one key are left out, because heads can't disagree there.
 
     Args:
-        recording: of a model.
+        recording: Recording of a model.
 
     Returns:
         One record per layer.
 
     Raises:
-        InputError: a recording without sentences.
+        InputError: The recording has no sentences.
 
     Example:
         >>> sentence = Sentence.of([[[1, 0], [1, 0]], [[0, 1], [1, 0]]])

@@ -1,4 +1,4 @@
-"""Names of single heads: kind, layer and number, as in `encoder.1.2`."""
+"""Name single heads by kind, layer and number, such as `encoder.1.2`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tsallis.analysis.weights import AttentionLayer
 from tsallis.errors import InputError, describe
 
-Head = tuple[AttentionLayer, int]  # the number counts from 0
+Head = tuple[AttentionLayer, int]  # layer, and number of the head, from 0
 
 
 def head_name(layer: AttentionLayer, head: int) -> str:
@@ -20,14 +20,14 @@ def head_name(layer: AttentionLayer, head: int) -> str:
 
 
 def choose_heads(layers: Sequence[AttentionLayer], names: str) -> list[Head]:
-    """Return the layers and heads that are named, each once.
+    """Return the heads with the given names, each once.
 
     Args:
-        layers: of a model.
-        names: "all", or "encoder.1.2,cross.3.1": kind, layer and head, counted from 1.
+        layers: Attention modules of a model.
+        names: "all", or names such as "encoder.1.2,cross.3.1", in which layers and heads count from 1.
 
     Raises:
-        InputError: a head that the model does not have.
+        InputError: The model does not have a named head.
 
     Example:
         >>> layers = [AttentionLayer("encoder", 0, (1.0, 1.5)), AttentionLayer("cross", 0, (2.0, 2.0))]

@@ -30,9 +30,9 @@ EXAMPLES = 3
 
 
 class Role(NamedTuple):
-    """A role of heads."""
+    """Role of a head."""
 
-    threshold: float  # the mean weight from which on a head has it
+    threshold: float  # minimum score of a head with this role
     phrase: str
 
 
@@ -48,21 +48,23 @@ ROLES = {
     "start": Role(0.6, "attends to the start of the sentence"),
     "end": Role(0.6, "attends to the end of the sentence"),
 }
-# The share of a threshold from which on a head tends to a role; the multiple of the score of equal weights from which
-# on it has a role, or tends to one.
+# TENDENCY: minimum score of a head that tends to a role, as a share of the role's threshold.
+# LIFT: minimum score of a head that has a role or tends to it, as a multiple of the score of equal weights.
 TENDENCY, LIFT = 0.6, 2.0
 OFFSETS = {"previous": -1, "self": 0, "next": 1}
-# Scores that are computed beside the roles.
+# Scores without a role.
 MEASURES = ("clusters", "within_word")
 
 
 @dataclass(frozen=True)
 class Example(Record):
-    """A sentence that shows a property of a head, and how much of it; recorded again, it has the weights.
+    """Sentence that shows a property of a head.
+
+    Record the sentence again to get its weights.
 
     Args:
-        text: of the sentence.
-        score: how much of the property it shows, such as a density or the weight of a role.
+        text: Text of the sentence.
+        score: Value of the property on this sentence, such as a density or the score of a role.
     """
 
     text: Text
@@ -71,20 +73,21 @@ class Example(Record):
 
 @dataclass(frozen=True)
 class HeadRole(Record):
-    """The scores of one head; layers and heads count from 0.
+    """Role and scores of one head; layers and heads count from 0.
 
     Args:
-        kind: of attention: "encoder", "decoder" or "cross".
-        layer: its number.
-        head: its number.
-        alpha: of the head.
-        role: the best of those whose threshold is reached, by a score of twice that of equal weights; "merging" gives
-            way to a position; None without one.
-        tendency: the role that a head without one comes nearest to; None where it comes near none.
-        scores: by the names of `ROLES`, "clusters" and "within_word"; None for what occurred nowhere.
-        uniform: the scores of a head that attends to all keys alike.
-        counts: the number of queries that each score is a mean of; of words, for "merging" and "clusters".
-        examples: sentences that show the role or the tendency, the best first.
+        kind: Kind of attention: "encoder", "decoder" or "cross".
+        layer: Number of the layer.
+        head: Number of the head.
+        alpha: Alpha of the head.
+        role: Name of the role, or None. The score must reach the role's threshold and twice the score of equal weights.
+            Among several roles, the score with the largest ratio to its threshold decides. A head with a positional
+            role is not "merging".
+        tendency: Closest role of a head that has no role; None if no role is close.
+        scores: Scores by name: the names in `ROLES`, "clusters" and "within_word"; None if no query or word counts.
+        uniform: Scores of a head with equal weights on all keys.
+        counts: Number of queries per score; number of words for "merging" and "clusters".
+        examples: Sentences that show the role or the tendency, best first.
     """
 
     kind: str
@@ -101,10 +104,10 @@ class HeadRole(Record):
 
 @dataclass(frozen=True)
 class HeadRoles(Record):
-    """The roles of all heads.
+    """Roles of all heads.
 
     Args:
-        sentences: their number.
+        sentences: Number of sentences.
         heads: One record per head.
 
     Example:
@@ -118,14 +121,14 @@ class HeadRoles(Record):
 
 
 class _Total:
-    """Sums of the scores per head, and the sentences that show them best."""
+    """Sums of one score per head, and the sentences with the best scores."""
 
     def __init__(self, heads: int, examples: int) -> None:
         self.sums, self.uniform, self.count, self.size = np.zeros(heads), 0.0, 0, examples
         self.best: list[list[tuple[float, Example]]] = [[] for _ in range(heads)]
 
     def add(self, masses: Floats, uniform: Floats, text: Text) -> None:
-        """Take in the masses of a sentence [heads, counted], and those of equal weights [counted]."""
+        """Add the weights of a sentence on its targets [heads, counted], and the equal weights [1, counted]."""
         count = masses.shape[1]
         if count == 0:
             return
@@ -134,7 +137,7 @@ class _Total:
         self.uniform += float(uniform.sum())
         self.count += count
         for head, total in enumerate(sums.tolist()):
-            rank = total / (count + 1)  # of equally good sentences the longer shows more
+            rank = total / (count + 1)  # prefers longer sentences with the same mean
             if len(self.best[head]) < self.size or rank > self.best[head][-1][0]:
                 self._keep(head, [(rank, Example(text, total / count))])
 
@@ -144,12 +147,12 @@ class _Total:
 
 
 class _Targets:
-    """The keys that count for each query, by role, and the queries that have a choice.
+    """Target keys of each query by role, and the queries that have a choice.
 
     Args:
-        targets: by role, [queries, keys].
-        visible: [queries, keys].
-        clusters: words, where queries and keys are the same text; None elsewhere.
+        targets: Booleans [queries, keys] by role: True for target keys.
+        visible: Booleans [queries, keys]: True for keys that the query can attend to.
+        clusters: Words of the text in self-attention; None in cross-attention.
     """
 
     def __init__(self, targets: Mapping[str, Bools], visible: Bools, clusters: Sequence[range] | None) -> None:
@@ -160,7 +163,7 @@ class _Targets:
         self.uniform = self.masses((visible / np.maximum(visible.sum(1, keepdims=True), 1))[None])
 
     def masses(self, weights: Floats) -> dict[str, Floats]:
-        """Return by name the weights that count [heads, counted]: of each query with a choice, or of each word."""
+        """Return the weights on targets [heads, counted] by name, for each query with a choice or for each word."""
         masses = np.einsum("hqk,rqk->rhq", weights, self.keys)
         rows = zip(self.names, masses, self.has_choice, strict=True)
         result = {name: mass[:, choice] for name, mass, choice in rows}
@@ -171,14 +174,14 @@ class _Targets:
 
 
 class Roles(Statistic[HeadRoles]):
-    """The statistic of :func:`head_roles`: the scores of all heads over sentences.
+    """Statistic for :func:`head_roles`: scores of all heads over sentences.
 
     Args:
-        layers: of the recording.
-        counts, examples: as of :func:`head_roles`.
+        layers: Attention modules of the recording.
+        counts, examples: See :func:`head_roles`.
 
     Raises:
-        ValueError: `examples` below 1.
+        ValueError: `examples` is below 1.
 
     Example:
         >>> statistic = Roles([AttentionLayer("encoder", 0, (1.5,))])
@@ -200,7 +203,7 @@ class Roles(Statistic[HeadRoles]):
         self._totals = [{name: _Total(layer.heads, examples) for name in names} for layer in self.layers]
 
     def _update(self, sentence: Sentence) -> None:
-        targets: dict[tuple[str, bool], _Targets] = {}  # layers of a kind have the same
+        targets: dict[tuple[str, bool], _Targets] = {}  # by kind and causality; layers of a kind share them
         for layer, weights, totals in zip(self.layers, sentence.weights, self._totals, strict=True):
             key = (layer.kind, layer.causal)
             if key not in targets:
@@ -225,7 +228,7 @@ class Roles(Statistic[HeadRoles]):
         return _Targets(targets, visible, clusters)
 
     def _own_targets(self, pieces: Sequence[str], clusters: Sequence[range]) -> dict[str, Bools]:
-        """Return the targets that only self-attention has."""
+        """Return the targets of roles that exist only in self-attention."""
         size = len(pieces)
         targets = {name: np.eye(size, k=offset, dtype=bool) for name, offset in OFFSETS.items()}
         within, question = np.zeros((size, size), bool), np.zeros((size, size), bool)
@@ -250,38 +253,36 @@ def head_roles(
     counts: PieceCounts | None = None,
     examples: int = EXAMPLES,
 ) -> HeadRoles:
-    r"""Compute what each head attends to, and its role if it has one.
+    r"""Compute which keys each head attends to, and its role if it has one.
 
     .. math:: \mathrm{score}_h = \frac{1}{|Q|} \sum_{i \in Q} \sum_{j \in T_i} p^h_{ij}
 
-    the mean weight that queries :math:`Q` give to target keys :math:`T_i`. A query counts if it can attend to a target
-    and to another key; otherwise it has no choice.
+    The score is the mean weight that queries :math:`Q` give to target keys :math:`T_i`. A query counts only if it can
+    attend to a target and to another key. Compare a score with the score of equal weights in `uniform`.
 
-    - `previous`, `self`, `next`: the key at -1, 0 and +1, the confidence of positional heads (Correia et al. 2019, sec.
-      5.2 and fig. 7).
-    - `clusters`: the merging score of the paper (fig. 8): over the words of a sentence, the largest weight that a piece
-      gives to the *other* pieces of its word; in a word of one piece, the weight that it gives to itself. A head that
-      attends to the token itself scores well there, so the role depends on `merging`: the same score over words of
-      several pieces alone. `within_word`: the weight inside the word of the query. Words are those of
-      :func:`~tsallis.analysis.words.word_clusters`.
-    - `question`: the question mark, where the query is an English interrogative (fig. 9).
-    - `punctuation`, `start`, `end`: such keys; `rare`: the keys that are rarest in `counts` among those of the
-      sentence, its start and end left out (Voita et al. 2019, sec. 5).
-
-    Compare a score with that of equal weights, in `uniform`.
+    - `previous`, `self`, `next`: the target is the key at -1, 0 or +1 (the confidence of positional heads in Correia et
+      al. 2019, sec. 5.2 and fig. 7).
+    - `clusters`: the merging score of the same paper (fig. 8), a mean over words. The score of a word is the largest
+      weight that one of its pieces gives to the *other* pieces. A word of one piece has the piece's weight on itself.
+    - `merging`: the same score without words of one piece, because a head that attends to the token itself merges
+      nothing. The role depends on this score.
+    - `within_word`: targets are the keys in the word of the query, see :func:`~tsallis.analysis.words.word_clusters`.
+    - `question`: the target is the question mark, and queries are English interrogatives (fig. 9).
+    - `punctuation`, `start`, `end`: targets are punctuation, or the start or the end of the sentence.
+    - `rare`: targets are the keys of the sentence that are rarest in `counts`, except its start and end (Voita et al.
+      2019, sec. 5).
 
     Args:
-        recording: of a model.
-        counts: how often each piece occurs in the sources and targets of a corpus; without them there is no score for
-            rare ones.
-        examples: how many sentences that show its role a head has.
+        recording: Recording of a model.
+        counts: Frequencies of pieces in the sources and targets of a corpus; None: no score `rare`.
+        examples: Number of example sentences per head.
 
     Returns:
         One record per head.
 
     Raises:
-        ValueError: `examples` below 1.
-        InputError: a recording without sentences.
+        ValueError: `examples` is below 1.
+        InputError: The recording has no sentences.
 
     Example:
         >>> sentence = Sentence.of([[[1, 0, 0], [0.9, 0.1, 0], [0, 1, 0]]], pieces=["▁a", "▁b", "▁c"])
@@ -294,7 +295,7 @@ def head_roles(
 
 
 def rarest(pieces: Sequence[str], counts: Mapping[str, int]) -> list[bool]:
-    """Tell which pieces of a sentence occur least often in a corpus; its start and end are none of them.
+    """Return for each piece whether it is the rarest in a corpus; the start and end of a sentence never are.
 
     >>> rarest(["<s>", "▁the", "▁lamp", "▁of"], {"▁the": 9, "▁of": 5, "▁lamp": 1})
     [False, False, True, False]
@@ -304,11 +305,11 @@ def rarest(pieces: Sequence[str], counts: Mapping[str, int]) -> list[bool]:
 
 
 def merging_masses(weights: Floats, clusters: Sequence[range]) -> tuple[Floats, Floats]:
-    """Return the merging score of each word, apart for words of one piece and of several: each [heads, words].
+    """Return the merging scores [heads, words] of words of one piece, and of words of several pieces.
 
     Args:
-        weights: [heads, pieces, pieces].
-        clusters: the pieces of each word; one that is the whole sentence does not count.
+        weights: Weights [heads, pieces, pieces].
+        clusters: Pieces of each word. A word that is the whole sentence does not count.
     """
     size = weights.shape[2]
     parts = [cluster for cluster in clusters if len(cluster) < size]
@@ -326,7 +327,7 @@ def _head_role(layer: AttentionLayer, totals: Mapping[str, _Total], head: int) -
     scores = {name: float(t.sums[head] / t.count) if t.count else None for name, t in totals.items()}
     uniform = {name: t.uniform / t.count if t.count else None for name, t in totals.items()}
     shares = {name: score / role.threshold for name, role in ROLES.items() if (score := scores[name]) is not None}
-    # What equal weights nearly reach, too, is a property of the text: one without spaces is one word of merged pieces.
+    # If equal weights nearly reach a score, it describes the text: without spaces, all pieces belong to one word.
     lifts = {name: (scores[name] or 0.0) / (uniform[name] or 1.0) for name in shares}
     candidates = {name: share for name, share in shares.items() if share >= 1 and lifts[name] >= LIFT}
     if candidates.keys() & OFFSETS.keys():
@@ -341,7 +342,7 @@ def _head_role(layer: AttentionLayer, totals: Mapping[str, _Total], head: int) -
 
 
 def _tendency(shares: Mapping[str, float], lifts: Mapping[str, float]) -> str | None:
-    """Return the role that exceeds equal weights most, among those whose threshold is nearly reached."""
+    """Return the role that exceeds equal weights most, among roles with nearly enough weight, or None."""
     near = [name for name, share in shares.items() if share >= TENDENCY]
     best = max(near, key=lambda name: lifts[name], default=None)
     return best if best and lifts[best] >= LIFT else None

@@ -1,4 +1,4 @@
-"""Records of trainings: numbers over the updates, and scores of several trainings against a setting."""
+"""Define records of trainings: values over the updates, and scores of several runs by a setting."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from tsallis.analysis.tables import Record
 from tsallis.analysis.weights import Floats
 
-ON_DEV = "dev_"  # how the names of values on the development set begin
+ON_DEV = "dev_"  # prefix of the names of values on the development set
 VALUES = ("logit_norm", "output_threshold", "tau", "output_support", "attention_support")
 
 
 @dataclass(frozen=True, eq=False)
 class HeadHistory(Record):
-    """A number of each head over the updates of a training.
+    """One value per head over the updates of a training.
 
     Args:
-        steps: updates done before each event.
-        values: by kind of attention, [events, layers, heads].
+        steps: Number of updates before each event.
+        values: Values [events, layers, heads] by kind of attention.
 
     Example:
         >>> import numpy as np
@@ -32,19 +32,19 @@ class HeadHistory(Record):
     values: dict[str, Floats]
 
     def last(self) -> dict[str, Floats]:
-        """Return the last values of each kind [layers, heads]."""
+        """Return the last values [layers, heads] by kind of attention."""
         return {kind: values[-1] for kind, values in self.values.items()}
 
 
 @dataclass(frozen=True)
 class ValueHistory(Record):
-    """Numbers of a model over the validations of a training.
+    """Values of a model over the validations of a training.
 
     Args:
-        steps: updates done before each validation.
-        values: by name, one number a validation; None where a validation lacks it.
-        seconds: of training before each validation, without those of validations; None where they are not known.
-        select: the name of the score by which the training chose its best checkpoint; None where the log lacks it.
+        steps: Number of updates before each validation.
+        values: One value per validation, by name; None if a validation lacks the value.
+        seconds: Training time before each validation, without the time of validations; None if it is unknown.
+        select: Name of the score that selected the best checkpoint; None if the log lacks it.
 
     Example:
         >>> history = ValueHistory((10, 20), {"dev_loss": (2.5, 1.5)})
@@ -58,22 +58,22 @@ class ValueHistory(Record):
     select: str | None = None
 
     def last(self, name: str) -> float | None:
-        """Return the last number of a name; None where there is none."""
+        """Return the last value with this name, or None."""
         values = self.values.get(name, ())
         return values[-1] if values else None
 
 
 @dataclass(frozen=True)
 class SweepPoint(Record):
-    """The runs of one value of the setting.
+    """Runs with one value of the setting.
 
     Args:
-        value: of the setting.
-        runs: their names.
-        seeds: of their trainings.
-        scores: by name, the number of each run at its best validation; None where a run lacks it.
-        steps: of each run's validations.
-        curves: by name, the numbers of each run at all of its validations.
+        value: Value of the setting.
+        runs: Names of the runs.
+        seeds: Random seed of each run.
+        scores: Score of each run at its best validation, by name; None if a run lacks the score.
+        steps: Steps of the validations of each run.
+        curves: Scores of each run at all its validations, by name.
 
     Example:
         >>> scores = {"dev_bleu": (30.0, 31.0)}
@@ -90,12 +90,12 @@ class SweepPoint(Record):
     curves: dict[str, tuple[tuple[float | None, ...], ...]]
 
     def mean(self, name: str) -> float | None:
-        """Return the mean of a score over the runs that have it; None where none has."""
+        """Return the mean of a score over the runs that have it, or None."""
         numbers = self._numbers(name)
         return statistics.fmean(numbers) if numbers else None
 
     def deviation(self, name: str) -> float | None:
-        """Return the standard deviation of a score over seeds, with the divisor n - 1; None for fewer than two."""
+        """Return the standard deviation of a score over seeds, with divisor n - 1; None for fewer than two scores."""
         numbers = self._numbers(name)
         return statistics.stdev(numbers) if len(numbers) > 1 else None
 
@@ -103,19 +103,19 @@ class SweepPoint(Record):
         return [number for number in self.scores.get(name, ()) if number is not None]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields, and mean and deviation of each score."""
+        """Return the fields, and the mean and the deviation of each score."""
         spread = {name: {"mean": self.mean(name), "deviation": self.deviation(name)} for name in self.scores}
         return {**super().to_dict(), "spread": spread}
 
 
 @dataclass(frozen=True)
 class Sweep(Record):
-    """Scores against a setting.
+    """Scores of runs by the value of one setting.
 
     Args:
-        setting: its path in the configuration.
-        score: the name of the one that selects a run's best validation.
-        points: one for each value, ascending.
+        setting: Path of the setting in the configuration.
+        score: Name of the score that selects the best validation of a run.
+        points: One point per value of the setting, ascending.
     """
 
     setting: str

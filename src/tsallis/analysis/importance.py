@@ -1,4 +1,4 @@
-"""Measure the importance of heads: the loss of a model without one of them."""
+"""Measure the importance of each head: the increase of the loss without it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tsallis.search.step import eval_mode
 
 @dataclass(frozen=True)
 class HeadLoss(Record):
-    """The loss without one head; layers and heads count from 0.
+    """Loss without one head; layers and heads count from 0.
 
     Args:
-        kind: of attention: "encoder", "decoder" or "cross".
-        layer: its number.
-        head: its number.
-        alpha: of the head.
-        loss: mean a symbol.
-        increase: of the loss, over that with all heads.
+        kind: Kind of attention: "encoder", "decoder" or "cross".
+        layer: Number of the layer.
+        head: Number of the head.
+        alpha: Alpha of the head.
+        loss: Mean loss per symbol without the head.
+        increase: Difference from the loss with all heads.
     """
 
     kind: str
@@ -41,12 +41,12 @@ class HeadLoss(Record):
 
 @dataclass(frozen=True)
 class HeadImportance(Record):
-    """The loss with all heads, and without each of them.
+    """Loss with all heads, and without each head.
 
     Args:
-        loss: mean a symbol with all heads, by the model's own output layer.
-        symbols: the number of target symbols.
-        heads: One record per head, the largest increase first.
+        loss: Mean loss per symbol with all heads, computed by the output layer.
+        symbols: Number of target symbols.
+        heads: One record per head, largest increase first.
     """
 
     loss: float
@@ -56,17 +56,17 @@ class HeadImportance(Record):
 
 @contextlib.contextmanager
 def mask_head(attention: MultiheadAttention, head: int) -> Iterator[None]:
-    """Make the output of one head zero while the context lasts.
+    """Set the output of one head to zero inside the context.
 
     Args:
-        attention: the module that the head belongs to.
-        head: its number, from 0.
+        attention: Module that contains the head.
+        head: Number of the head, from 0.
 
     Returns:
         A context manager.
 
     Raises:
-        ValueError: An unknown head.
+        ValueError: The module has no such head.
 
     Example:
         >>> attention = MultiheadAttention(4, 2, batch_first=True)
@@ -94,23 +94,23 @@ def mask_head(attention: MultiheadAttention, head: int) -> Iterator[None]:
 
 
 def head_importance(model: TransformerSeq2Seq | LanguageModel, batches: Iterable[Batch]) -> HeadImportance:
-    r"""Compute the loss on given targets without each head in turn, one pass over the batches a head.
+    r"""Compute the loss on given targets without each head in turn.
 
     .. math:: I_h = L(\mathrm{model} \mid \mathrm{head}_h = 0) - L(\mathrm{model}), \qquad
               L = \frac{1}{N} \sum_{n=1}^{N} \ell_n
 
-    with the output layer's own loss :math:`\ell_n` of each symbol. A head whose output is zero is a
-    closed gate of Voita et al. 2019 (sec. 6).
+    where :math:`\ell_n` is the output layer's loss for a symbol. Setting a head's output to zero corresponds to a
+    closed gate in Voita et al. 2019 (sec. 6).
 
     Args:
-        model: a Transformer, encoder-decoder or language model.
-        batches: with targets; they are iterated over once for each head.
+        model: Transformer, either an encoder-decoder or a language model.
+        batches: Batches with targets; the model reads all of them once, and once more per head.
 
     Returns:
-        The loss with all heads, and without each of them.
+        Loss with all heads, and without each head.
 
     Raises:
-        InputError: no batches.
+        InputError: There are no target symbols.
 
     Example:
         >>> from tsallis.models import Batch, TransformerSeq2Seq
@@ -135,7 +135,7 @@ def head_importance(model: TransformerSeq2Seq | LanguageModel, batches: Iterable
 
 @torch.no_grad()
 def _loss(model: TransformerSeq2Seq | LanguageModel, batches: Iterable[Batch]) -> tuple[float, int]:
-    """Return the loss a symbol, and the number of symbols."""
+    """Return the mean loss per symbol, and the number of symbols."""
     device = model.output.weight.device
     total, symbols = 0.0, 0
     with eval_mode(model):

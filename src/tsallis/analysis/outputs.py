@@ -1,4 +1,4 @@
-"""Outputs step by step: how many symbols are possible, what their values sum to, and how large scores are."""
+"""Compute statistics of output layers per step: possible symbols, sums of values, and sizes of scores."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from tsallis.search.step import eval_mode
 from tsallis.symbols import IGNORE_INDEX
 
 AT_ONCE = 1 << 22  # maximum number of scores in memory at a time
-WIDTHS = {"total": 0.05, "norm": 1.0, "threshold": 0.1}  # of the histograms' bins
+WIDTHS = {"total": 0.05, "norm": 1.0, "threshold": 0.1}  # widths of the bins of histograms
 
 
 class Steps(NamedTuple):
-    """Support, sum, norm and threshold of an output layer at each step; tensors are float64 or int64 [steps]."""
+    """Statistics of an output layer at each step, as float64 or int64 tensors [steps]."""
 
-    support: Tensor  # symbols with a value above zero
+    support: Tensor  # number of symbols with a value above zero
     total: Tensor  # sum of the values
-    norm: Tensor  # Euclidean, of the scores that take part
-    threshold: Tensor | None  # None for softmax, which has none
+    norm: Tensor  # Euclidean norm of the finite scores
+    threshold: Tensor | None  # None for softmax, which has no threshold
 
 
 @dataclass(frozen=True)
 class Distribution(Record):
-    """The mean of a number over steps, and its histogram."""
+    """Mean of a value over steps, and its histogram."""
 
     mean: float
     histogram: Histogram
@@ -45,15 +45,15 @@ class OutputStatistics(Record):
     """Support sizes, sums, norms and thresholds of a model's output layer over a corpus, with teacher forcing.
 
     Args:
-        steps: their number.
-        symbols: the number of symbols that an output can have at a step.
-        num_attended: source positions with a weight above zero: the mean over steps, layers and heads; None without
-            attention.
-        support: symbols with a value above zero: the mean over steps.
-        support_counts: number of steps with 0, 1, 2, ... possible symbols.
-        total: the sum of the values, over steps.
-        norm: the Euclidean norm of the scores, over steps.
-        threshold: of the map, over steps; None for softmax.
+        steps: Number of steps.
+        symbols: Number of symbols that can be generated.
+        num_attended: Mean number of source positions with a weight above zero, over steps, layers and heads; None
+            without attention.
+        support: Mean number of symbols with a value above zero, over steps.
+        support_counts: Number of steps with 0, 1, 2, ... possible symbols.
+        total: Sum of the values at a step.
+        norm: Euclidean norm of the scores at a step.
+        threshold: Threshold at a step; None for softmax.
 
     Example:
         >>> one = Distribution(1.0, Histogram((0.5, 1.5), (4,)))
@@ -73,19 +73,19 @@ class OutputStatistics(Record):
 
     @property
     def sparsity(self) -> float:
-        """The mean share of symbols whose value is zero (Tezekbayev et al. 2022, fig. 5 and 6)."""
+        """Return the mean share of symbols whose value is zero (Tezekbayev et al. 2022, fig. 5 and 6)."""
         return 1 - self.support / self.symbols
 
 
 @torch.no_grad()
 def output_steps(output: OutputLayer, scores: Tensor) -> Steps:
-    """Compute support, sum, norm and threshold of an output layer's values.
+    """Compute support, sum, norm and threshold of an output layer at each step.
 
-    The threshold is that of :meth:`tsallis.nn.OutputLayer.thresholds`.
+    :meth:`tsallis.nn.OutputLayer.thresholds` defines the threshold.
 
     Args:
-        output: the layer that made the scores.
-        scores: [steps, symbols].
+        output: Output layer that computed the scores.
+        scores: Scores [steps, symbols].
 
     Returns:
         Support, sum, norm and threshold of each step, each [steps].
@@ -97,30 +97,30 @@ def output_steps(output: OutputLayer, scores: Tensor) -> Steps:
         [2.0, 1.0, 2.291, 0.25]
     """
     z = scores.double()
-    log_probs = output.log_probs(scores)  # as a search has them: some probabilities are too small for a number
+    log_probs = output.log_probs(scores)  # as in searches: probabilities that underflow to 0 are still possible
     values = log_probs.exp()
     norm = z.masked_fill(z == -torch.inf, 0).norm(dim=-1)
     return Steps((log_probs > -torch.inf).sum(-1), values.sum(-1), norm, output.thresholds(z, values))
 
 
 def output_statistics(model: Any, batches: Iterable[Batch]) -> OutputStatistics:
-    r"""Compute support sizes, sums, norms and thresholds at every step with the target given.
+    r"""Compute support sizes, sums, norms and thresholds at every step, with teacher forcing.
 
     .. math:: |\{i : p_i > 0\}|, \qquad \sum_i p_i, \qquad \|z\|, \qquad \tau(z)
 
-    for the values :math:`p` of the scores :math:`z` of a step, see :func:`output_steps`. These are the counts of Peters
-    et al. 2019, table 3 (`num_attended`, `support`), and of Tezekbayev et al. 2022 the distributions of zeros (fig. 5
-    and 6), of logit norm and threshold (fig. 7, one point of it), and of sums (fig. 9).
+    for the values :math:`p` and the scores :math:`z` of a step, see :func:`output_steps`. Peters et al. 2019 report
+    `num_attended` and `support` in table 3. Tezekbayev et al. 2022 report the distributions of zeros (fig. 5 and 6), of
+    the logit norm and the threshold (fig. 7, of which this is one point), and of sums (fig. 9).
 
     Args:
-        model: an encoder-decoder of this package.
-        batches: with targets.
+        model: Encoder-decoder of this package.
+        batches: Batches with targets.
 
     Returns:
         Means and histograms over all steps.
 
     Raises:
-        InputError: no batches, or none with targets.
+        InputError: There are no batches, or no targets.
 
     Example:
         >>> from tsallis.models import Batch, RNNSeq2Seq
@@ -138,10 +138,10 @@ def output_statistics(model: Any, batches: Iterable[Batch]) -> OutputStatistics:
 
 
 class Outputs:
-    """Sums and counts for :class:`OutputStatistics`, collected batch by batch from passes with another purpose.
+    """Accumulator for :class:`OutputStatistics`, updated with the results of passes that run anyway.
 
     Args:
-        model: an encoder-decoder of this package.
+        model: Encoder-decoder of this package.
 
     Example:
         >>> from tsallis.models import Batch, RNNSeq2Seq
@@ -164,7 +164,7 @@ class Outputs:
 
     @torch.no_grad()
     def update(self, decoded: Any, batch: Batch) -> None:
-        """Take in the model's last pass, over a batch with targets."""
+        """Add the result `decoded` of a pass over a batch with targets."""
         counts = (batch.tgt_out != IGNORE_INDEX).to(decoded.hidden.device)
         if self.attends:
             self.num_attended += float(self.model.num_attended(decoded)[counts].double().sum())
@@ -184,7 +184,7 @@ class Outputs:
         """Return means and histograms.
 
         Raises:
-            InputError: if there was no step.
+            InputError: There were no steps.
         """
         if self.steps == 0:
             raise InputError("there are no steps to describe: the corpus is empty or has no targets")
@@ -209,13 +209,13 @@ class Outputs:
 
 @dataclass(frozen=True)
 class TeacherForcedStep(Record):
-    """A step with the target given: the target, and the symbols that the model holds possible.
+    """Step with teacher forcing: the target, and the possible symbols.
 
     Args:
-        gold: the target symbol.
-        prob: its probability; its value, for alpha-ReLU.
-        support: the number of symbols with a value above zero.
-        words: the most probable of them with their values, the best first.
+        gold: Target symbol.
+        prob: Probability of the target, or its value for alpha-ReLU.
+        support: Number of symbols with a value above zero.
+        words: Most probable symbols with their values, best first.
     """
 
     gold: str
@@ -227,19 +227,19 @@ class TeacherForcedStep(Record):
 def teacher_forced_supports(
     model: Any, batches: Iterable[Batch], tgt_vocab: Symbols, words: int = 10
 ) -> Iterator[tuple[int, tuple[TeacherForcedStep, ...]]]:
-    """Yield the symbols that a model holds possible at each step of given targets (Peters et al. 2019, fig. 2).
+    """Yield the possible symbols at each step of given targets (Peters et al. 2019, fig. 2).
 
     Args:
-        model: an encoder-decoder of this package.
-        batches: with targets.
-        tgt_vocab: spells its symbols.
-        words: how many of them a step has at most.
+        model: Encoder-decoder of this package.
+        batches: Batches with targets.
+        tgt_vocab: Vocabulary of the targets.
+        words: Maximum number of symbols to list per step.
 
     Yields:
-        The number of the sentence in its corpus, and its steps; the last one's target is the end.
+        Number of each sentence in its corpus, and its steps. The target of the last step is the end.
 
     Raises:
-        ValueError: `words` below 1.
+        ValueError: `words` is below 1.
 
     Example:
         >>> from types import SimpleNamespace
@@ -261,13 +261,13 @@ def teacher_forced_supports(
 def describe_steps(
     model: Any, decoded: Any, batch: Batch, tgt_vocab: Symbols, words: int, rows: Container[int] | None = None
 ) -> Iterator[tuple[int, tuple[TeacherForcedStep, ...]]]:
-    """Yield the number and the steps of each sentence of a batch, or of `rows` alone, from a pass of the model."""
+    """Yield the number and the steps of each sentence of a batch, or only of the sentences in `rows`."""
     for row, index in enumerate(batch.index):
         if rows is not None and index not in rows:
             continue
         gold = batch.tgt_out[row]
         gold = gold[gold != IGNORE_INDEX]
-        # Not `probs`, in which small probabilities underflow to 0.
+        # Don't use `probs`, in which small probabilities underflow to 0.
         probs = model.output.log_probs(_scores(model, decoded.hidden[row, : len(gold)])).exp()  # [steps, symbols]
         steps = zip(probs, gold.tolist(), strict=True)
         yield index, tuple(_teacher_forced_step(values, number, tgt_vocab, words) for values, number in steps)
@@ -275,7 +275,7 @@ def describe_steps(
 
 @torch.no_grad()
 def _scores(model: Any, hidden: Tensor) -> Tensor:
-    """Return the scores [..., symbols] of states [..., d_model]."""
+    """Return the scores [..., symbols] of hidden states [..., d_model]."""
     scores: Tensor = model.output.scores(hidden)
     return scores
 
@@ -295,19 +295,19 @@ def _forward(model: Any, batch: Batch) -> Any:
 
 
 def _decode(model: Any, batches: Iterable[Batch]) -> Iterator[tuple[Any, Batch]]:
-    """Yield the decoder's pass over each batch's targets, and the batch."""
+    """Yield the model's result for each batch, and the batch."""
     for batch in batches:
         yield _forward(model, batch), batch
 
 
 @dataclass(frozen=True)
 class EmptyOutput(Record):
-    """A sentence for which the empty output is more probable than the best one of a search.
+    """Sentence whose empty output is more probable than the best output of a search.
 
     Args:
-        index: of the sentence in its corpus.
-        empty: the log-probability of the empty output.
-        best: the log-probability of the best output of the search, -inf if there is none.
+        index: Index of the sentence in its corpus.
+        empty: Log-probability of the empty output.
+        best: Log-probability of the best output of the search, -inf if there is none.
     """
 
     index: int
@@ -317,12 +317,12 @@ class EmptyOutput(Record):
 
 @dataclass(frozen=True)
 class EmptyRate(Record):
-    """The share of sentences whose empty output is more probable than the best one of a search, and each such case.
+    """Share of sentences whose empty output is more probable than the best output of a search.
 
     Args:
-        sentences: their number.
-        rate: the share, from 0 to 1.
-        outputs: one record for each such sentence.
+        sentences: Number of sentences.
+        rate: Share of these sentences, from 0 to 1.
+        outputs: One record per such sentence.
 
     Example:
         >>> EmptyRate(2, 0.5, (EmptyOutput(1, -1.0, -2.0),)).of_rows([4, 7]).outputs[0].index
@@ -334,6 +334,6 @@ class EmptyRate(Record):
     outputs: tuple[EmptyOutput, ...]
 
     def of_rows(self, rows: Sequence[int]) -> EmptyRate:
-        """Return the same, with the numbers that the sentences have in a larger corpus."""
+        """Return a copy in which the sentences have their indices in a larger corpus, from `rows`."""
         outputs = tuple(replace(output, index=rows[output.index]) for output in self.outputs)
         return replace(self, outputs=outputs)

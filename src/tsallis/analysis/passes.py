@@ -1,4 +1,4 @@
-"""Passes of a model: one over all sentences, which feeds every statistic, and one over those that a report shows."""
+"""Run a model over all sentences for statistics, and again over the sentences that a report shows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ HeadKey = tuple[str, int, int]  # kind, layer and head
 
 
 class AttentionPass:
-    """One pass of a model over sentences, which feeds every statistic of attention.
+    """Pass of a model over sentences, which updates all statistics of attention.
 
     Args:
-        reader: the adapter of the model.
-        batches: of the kind that the adapter runs; their sentences are numbered from 0, each once.
-        examples: sentences that show the role of a head.
-        counts: of pieces, as of :func:`~tsallis.analysis.head_roles`.
+        reader: Adapter of the model.
+        batches: Batches for the adapter. Their sentences are numbered from 0, each number once.
+        examples: Number of sentences that show the role of a head.
+        counts: Frequencies of pieces, see :func:`~tsallis.analysis.head_roles`.
     """
 
     def __init__(
@@ -37,23 +37,23 @@ class AttentionPass:
         self.densities, self.diversity, self.contrasts = Density(layers), Diversity(layers), Contrasts(layers)
 
     def __iter__(self) -> Iterator[list[Sentence]]:
-        """Yield the sentences of each batch once all statistics have taken them in."""
+        """Update all statistics with each batch, then yield its sentences."""
         for batch in record_batches(self.reader, self.batches):
             self.update(batch)
             yield batch.sentences
 
     def update(self, batch: RecordedBatch) -> None:
-        """Take a batch into all statistics."""
+        """Update all statistics with a batch."""
         statistics: tuple[Statistic[Any], ...] = (self.roles, self.densities, self.diversity, self.contrasts)
         for sentence in batch.sentences:
             for statistic in statistics:
                 statistic.update(sentence)
 
     def choose(self, count: int, others: Iterable[int] = ()) -> list[int]:
-        """Choose sentences that are shown with all weights.
+        """Choose the sentences that a report shows with the weights of all heads.
 
-        Half of them are those that most heads have as an example, a quarter some of `others`, in their order, the rest
-        the first of the corpus.
+        Up to half are the sentences that illustrate the most heads. Up to a quarter are the first of `others`. The
+        remaining ones are the first of the corpus.
         """
         roles: HeadRoles = self.roles.result()
         cited = Counter(example.text.index for head in roles.heads for example in head.examples)
@@ -67,13 +67,13 @@ class AttentionPass:
 
 
 class ReportWeights:
-    """The weights that a report holds, of a second pass: all of some sentences, single heads' of others.
+    """Weights that a report shows, from a second pass: all heads on some sentences, single heads on others.
 
     Args:
-        reader: the adapter of the model.
-        batches: that hold these sentences.
-        rows: of sentences with all weights.
-        heads: by row, the heads whose weights alone are needed.
+        reader: Adapter of the model.
+        batches: Batches that contain these sentences.
+        rows: Sentences that the report shows with all heads.
+        heads: Single heads that the report shows, by sentence.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ReportWeights:
             self.read_outputs(batch)
 
     def read_outputs(self, batch: RecordedBatch) -> None:
-        """Take from a batch what a report shows besides weights: nothing."""
+        """Read the outputs of a batch; a subclass may override this method, which does nothing."""
 
     def head(self, key: HeadKey, row: int) -> SparseWeights:
         """Return the weights of one head on one sentence."""

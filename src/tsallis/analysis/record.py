@@ -23,7 +23,7 @@ DENSITY_ALPHAS = {"gaussian": 1.0, "laplace": 1.0, "truncated_parabola": 2.0, "t
 
 
 class Symbols(Protocol):
-    """What spells symbols: any vocabulary."""
+    """Protocol of vocabularies, which spell symbols."""
 
     def name(self, number: int) -> str:
         """Return the spelling of a symbol."""
@@ -31,7 +31,7 @@ class Symbols(Protocol):
 
 
 class AttentionReader(Protocol):
-    """The adapter through which a model is recorded: any other model needs one with these three methods."""
+    """Protocol of adapters, which record models. :func:`read_model` returns the adapters of this package."""
 
     @property
     def layers(self) -> tuple[AttentionLayer, ...]:
@@ -39,14 +39,14 @@ class AttentionReader(Protocol):
         ...
 
     def texts(self, batch: Any) -> list[Text]:
-        """Return the pieces of each sentence of a batch; their numbers are those of queries and keys that count."""
+        """Return the pieces of each sentence of a batch: one per query or key, without padding."""
         ...
 
     def run(self, batch: Any, receive: Receive) -> Any:
-        """Run a batch, call `receive(number, weights)` once for each of the layers, in any order; return the result.
+        """Run a batch, call `receive(number, weights)` once per layer in any order, and return the result.
 
-        Weights are [batch, heads, queries, keys], with padding behind. The result is for those who want more than
-        weights from the same pass, see :func:`record_batches`.
+        Weights are [batch, heads, queries, keys], padded at the end. :func:`record_batches` returns the result to
+        callers that need more than weights.
         """
         ...
 
@@ -55,8 +55,8 @@ class Recording:
     """Sentences with their attention weights.
 
     Args:
-        layers: the attention modules that the weights of each sentence belong to.
-        sentences: made or read anew each time they are iterated over; a list, if they are few.
+        layers: Attention modules, in the order of the weights of each sentence.
+        sentences: Iterable of sentences. It may compute or read them again at each iteration, or be a list.
 
     Example:
         >>> recording = Recording([AttentionLayer("encoder", 0, (1.5,))], [Sentence.of([[[1, 0], [0.5, 0.5]]])])
@@ -73,7 +73,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class _Sentences:
-    """Sentences that a model reads when they are iterated over."""
+    """Iterable of sentences, which runs the model during iteration."""
 
     reader: AttentionReader
     batches: Iterable[Any]
@@ -86,18 +86,18 @@ class _Sentences:
 def record(reader: AttentionReader, batches: Iterable[Any]) -> Recording:
     """Return a recording of the non-zero weights of every head on every sentence.
 
-    Nothing is computed before it is iterated over; then one batch is run at a time, and one attention module's weights
-    are dense at a time. The model runs without dropout and without gradients.
+    The model runs only during iteration over the recording, batch by batch, without dropout and gradients. Only the
+    weights of one attention module are dense at a time.
 
     Args:
         reader: an adapter of the model, see :func:`read_model`.
-        batches: of the kind that the adapter runs; a list or a `corpus.batches(size)` can be iterated over again.
+        batches: Batches for the adapter. A list or `corpus.batches(size)` allows several iterations.
 
     Returns:
         The recording.
 
     Raises:
-        ValueError: weights that fit neither the layers nor the sentences.
+        ValueError: The weights do not match the layers or the sentences.
 
     Example:
         >>> from types import SimpleNamespace
@@ -119,9 +119,9 @@ def record(reader: AttentionReader, batches: Iterable[Any]) -> Recording:
 class RecordedBatch(NamedTuple):
     """A batch, its sentences with their weights, and the result of the model's pass over it."""
 
-    batch: Any  # that was read
-    sentences: list[Sentence]  # in the batch's order
-    result: Any  # of the adapter's `run`
+    batch: Any
+    sentences: list[Sentence]  # in the order of the batch
+    result: Any  # what the adapter's `run` returned
 
 
 def record_batches(reader: AttentionReader, batches: Iterable[Any]) -> Iterator[RecordedBatch]:
@@ -129,13 +129,13 @@ def record_batches(reader: AttentionReader, batches: Iterable[Any]) -> Iterator[
 
     Args:
         reader: an adapter of the model, see :func:`read_model`.
-        batches: of the kind that the adapter runs.
+        batches: Batches for the adapter.
 
     Yields:
         Each batch, its sentences, and what the adapter's `run` returns.
 
     Raises:
-        ValueError: weights that fit neither the layers nor the sentences.
+        ValueError: The weights do not match the layers or the sentences.
 
     Example:
         >>> from types import SimpleNamespace
@@ -167,13 +167,13 @@ def _record_batch(reader: AttentionReader, batch: Any) -> RecordedBatch:
 
 
 def _compress(layer: AttentionLayer, texts: Sequence[Text], weights: Tensor) -> list[SparseWeights]:
-    """Return the non-zeros of each sentence's part of dense weights [batch, heads, queries, keys]."""
+    """Return the non-zero weights of each sentence, from dense weights [batch, heads, queries, keys]."""
     sizes = [tuple(map(len, text.sides(layer.kind))) for text in texts]
     shape = (len(texts), layer.heads, *(max(size) for size in zip(*sizes, strict=True)))
     fits = weights.dim() == 4 and weights.shape[:2] == shape[:2]
     if not fits or any(have < need for have, need in zip(weights.shape, shape, strict=True)):
         raise ValueError(f"weights of {layer.name} must have shape {shape} or padding, got {tuple(weights.shape)}")
-    # Half precision is unknown to NumPy; in float64 a weight may be above zero that float32 has no number for.
+    # NumPy has no bfloat16. Keep float64, because some of its positive weights would be 0 in float32.
     rows = weights.detach().to(torch.promote_types(weights.dtype, torch.float32)).cpu().numpy()
     return [SparseWeights.of(row[:, :queries, :keys]) for row, (queries, keys) in zip(rows, sizes, strict=True)]
 
@@ -185,8 +185,8 @@ def capture_weights(attentions: Sequence[nn.Module], receive: Receive) -> Iterat
     The results that the modules return to their callers stay the same.
 
     Args:
-        attentions: modules that are called as :class:`torch.nn.MultiheadAttention` is.
-        receive: called with the number of the module in `attentions`, and weights [batch, heads, queries, keys].
+        attentions: Modules that are called like :class:`torch.nn.MultiheadAttention`.
+        receive: Function of the module's number in `attentions`, and its weights [batch, heads, queries, keys].
 
     Returns:
         A context manager.
@@ -234,19 +234,19 @@ def _receive_from(attention: nn.Module, number: int, receive: Receive) -> list[A
 
 
 def read_model(model: Any, src_vocab: Symbols, tgt_vocab: Symbols) -> AttentionReader:
-    """Return the adapter of one of this package's encoder-decoders, or of a language model.
+    """Return an adapter for a model of this package.
 
     Args:
-        model: a :class:`~tsallis.models.TransformerSeq2Seq`, a :class:`~tsallis.models.LanguageModel`, whose texts are
-            targets without a source, or a :class:`~tsallis.models.RNNSeq2Seq`; of continuous attention the weights are
-            the masses of the density in each word.
-        src_vocab, tgt_vocab: spell its symbols.
+        model: A :class:`~tsallis.models.TransformerSeq2Seq`, :class:`~tsallis.models.LanguageModel` or
+            :class:`~tsallis.models.RNNSeq2Seq`. Texts of a language model are targets without a source. Weights of
+            continuous attention are the masses of the density in each word.
+        src_vocab, tgt_vocab: Vocabularies of the sources and the targets.
 
     Returns:
         The adapter, for :func:`record`.
 
     Raises:
-        ValueError: another model; it needs an :class:`AttentionReader` of its own.
+        ValueError: The model is of another class. Write an :class:`AttentionReader` for it.
 
     Example:
         >>> from types import SimpleNamespace
@@ -265,7 +265,7 @@ def read_model(model: Any, src_vocab: Symbols, tgt_vocab: Symbols) -> AttentionR
 
 
 def _without_underflow(weights: Tensor, layer: AttentionLayer) -> Tensor:
-    """Return weights without zeros in heads with alpha 1: softmax has none, but float32 rounds small weights to 0."""
+    """Replace zeros in softmax heads by tiny weights, because float32 rounds small weights to 0."""
     softmax = torch.tensor(layer.alphas, device=weights.device) == 1
     if not softmax.any():
         return weights
@@ -275,7 +275,7 @@ def _without_underflow(weights: Tensor, layer: AttentionLayer) -> Tensor:
 
 
 class _Reader:
-    """The common base of the adapters: it runs batches and spells their symbols."""
+    """Base class of adapters, which runs batches and spells their symbols."""
 
     def __init__(self, model: Any, src_vocab: Symbols, tgt_vocab: Symbols) -> None:
         self.model, self.src_vocab, self.tgt_vocab = model, src_vocab, tgt_vocab
@@ -301,7 +301,7 @@ class _Reader:
 
 
 class TransformerReader(_Reader):
-    """The adapter of a Transformer, encoder-decoder or language model: the target is read in one pass."""
+    """Adapter of a Transformer (encoder-decoder or language model), which reads the target in one pass."""
 
     def __init__(self, model: TransformerSeq2Seq | LanguageModel, src_vocab: Symbols, tgt_vocab: Symbols) -> None:
         super().__init__(model, src_vocab, tgt_vocab)
@@ -325,7 +325,7 @@ class TransformerReader(_Reader):
 
 
 class LanguageReader(TransformerReader):
-    """The adapter of a :class:`~tsallis.models.LanguageModel`: a prompt and what follows it are one text."""
+    """Adapter of a :class:`~tsallis.models.LanguageModel`, whose prompt and continuation form one text."""
 
     def texts(self, batch: Batch) -> list[Text]:
         """Return the pieces of each text, including its prompt."""
@@ -335,7 +335,7 @@ class LanguageReader(TransformerReader):
 
 
 def _alpha_of(attention: Any) -> float:
-    """Return the alpha of a recurrent model's attention, or of its density for continuous attention."""
+    """Return the alpha of a recurrent model's attention; for continuous attention, that of its density."""
     if isinstance(attention, GlobalAttention):
         return float(attention.alpha)
     kind = attention.attention.kind
@@ -343,7 +343,7 @@ def _alpha_of(attention: Any) -> float:
 
 
 class RNNReader(_Reader):
-    """The adapter of a :class:`~tsallis.models.RNNSeq2Seq`, whose attention is one head of cross-attention."""
+    """Adapter of a :class:`~tsallis.models.RNNSeq2Seq`, which has one head of cross-attention."""
 
     def __init__(self, model: RNNSeq2Seq, src_vocab: Symbols, tgt_vocab: Symbols) -> None:
         super().__init__(model, src_vocab, tgt_vocab)

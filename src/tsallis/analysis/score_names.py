@@ -1,4 +1,4 @@
-"""Define titles and formats of the scores of evaluations and validations, and which can select the best model."""
+"""Define the titles and formats of scores, and which scores can select the best model."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 
 class ScoreFormat(NamedTuple):
-    """How a number is shown, and which one is better.
+    """Title and format of a score, and which value is better.
 
     Args:
         title: Name in logs, tables and figures.
         format: Format of the number in the table.
         lower_is_better: True for a loss or a distance.
-        brief: Format with fewer digits; by default `format`.
+        brief: Format with fewer digits; default: `format`.
 
     Example:
         >>> SCORES["accuracy"].title, format(0.8432, SCORES["accuracy"].format)
@@ -25,7 +25,7 @@ class ScoreFormat(NamedTuple):
     brief: str = ""
 
 
-# By their names, in the order in which they are printed. A validation's name of a score begins with "dev_".
+# Scores by name, in the order of printing. In validations, the names start with "dev_".
 SCORES = {
     "samples": ScoreFormat("examples", "d"),
     "bleu": ScoreFormat("BLEU", ".2f"),
@@ -62,8 +62,8 @@ SCORES = {
     "empty_possible": ScoreFormat("empty output possible", ".2%"),
     "speed": ScoreFormat("symbols per second", ".0f"),
 }
-TEACHER_FORCED = ("loss", "gold_in_support", "symbol_accuracy")  # that may decide which checkpoint is best
-OF_TEXT = ("epsilon_perplexity", "sparsemax_score")  # of teacher forcing, too, for texts that answer nothing
+TEACHER_FORCED = ("loss", "gold_in_support", "symbol_accuracy")  # scores that may select the best checkpoint
+OF_TEXT = ("epsilon_perplexity", "sparsemax_score")  # scores with teacher forcing for language models
 
 
 def find_score(name: str) -> ScoreFormat | None:
@@ -73,7 +73,7 @@ def find_score(name: str) -> ScoreFormat | None:
         name: Name of the score, or of its mean over languages ("macro_ter").
 
     Returns:
-        Its row of `SCORES`, or for a mean a copy of the score's row with another title. None for an unknown name.
+        Entry of `SCORES`; for a mean, a copy of the score's entry with another title. None for an unknown name.
 
     Example:
         >>> find_score("macro_ter").title, find_score("f1")
@@ -84,11 +84,11 @@ def find_score(name: str) -> ScoreFormat | None:
 
 
 def rank_score(name: str, value: float) -> float:
-    """Return a score such that a larger one is better: a loss or a distance with the other sign.
+    """Return a number that is larger for better scores: losses and distances change their sign.
 
     Args:
-        name: of the score, also as a mean of languages ("macro_levenshtein").
-        value: of the score.
+        name: Name of the score, or of its mean over languages ("macro_levenshtein").
+        value: Value of the score.
 
     Returns:
         The value, or its negative.

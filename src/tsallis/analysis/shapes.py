@@ -1,4 +1,4 @@
-"""Shapes of densities: one of a batch, its curve or outlines, and the ends of its support."""
+"""Compute curves, outlines and supports of single densities."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tsallis.continuous import Density, Ellipse, Elliptical, Interval, Mixture
 from tsallis.continuous.densities.beta_gaussian import BetaGaussian
 
 Index = int | tuple[int, ...]
-FAR = 6.0  # standard deviations within which a density without an end is drawn finely
-FINE, COARSE = 201, 401  # points of a curve: around each part, and along the line
+FAR = 6.0  # an unbounded density has a fine curve within this number of standard deviations
+FINE, COARSE = 201, 401  # number of points of a curve: around each part, and along the whole line
 
 
 def numbers(values: Any) -> Tensor:
-    """Return numbers of any kind as a tensor in float64 on the CPU."""
+    """Return numbers of any type as a float64 tensor on the CPU."""
     tensor = values if isinstance(values, Tensor) else torch.as_tensor(values)
     return tensor.detach().to("cpu", torch.float64)
 
@@ -26,7 +26,7 @@ def one_of(density: Density, index: Index, dims: int) -> Density:
     """Return one density of a batch, in float64 on the CPU.
 
     Raises:
-        ValueError: another number of dimensions, or an index that doesn't say which.
+        ValueError: The density has another number of dimensions, or the index does not select one density.
     """
     if density.dims != dims:
         where = "on the line" if dims == 1 else "in the plane"
@@ -56,7 +56,7 @@ def _select(density: Density, index: tuple[int, ...]) -> Density:
 
 
 def parts_of(density: Density) -> list[Density]:
-    """Return the densities that a density is a mixture of, those of weight zero left out."""
+    """Return the parts of a mixture with non-zero weight, or the density itself."""
     if not isinstance(density, Mixture):
         return [density]
     members = density.weights.tolist()
@@ -65,7 +65,7 @@ def parts_of(density: Density) -> list[Density]:
 
 
 def intervals(density: Density) -> list[tuple[float, float]] | None:
-    """Return the support of a density on the line as ascending disjoint intervals; None where it is unbounded."""
+    """Return the support of a density on the line as ascending disjoint intervals; None if it is unbounded."""
     ends: list[tuple[float, float]] = []
     for part in parts_of(density):
         if not isinstance(part.support, Interval):
@@ -81,7 +81,7 @@ def intervals(density: Density) -> list[tuple[float, float]] | None:
 
 
 def curve(density: Density) -> tuple[Tensor, Tensor]:
-    """Return places from 0 to 1, dense where the density changes, and its values there."""
+    """Return points from 0 to 1, closer together where the density changes, and the density at each point."""
     places = [torch.linspace(0, 1, COARSE, dtype=torch.float64)]
     for part in parts_of(density):
         mean, reach = float(part.mean), FAR * math.sqrt(float(part.variance))
@@ -95,7 +95,7 @@ def curve(density: Density) -> tuple[Tensor, Tensor]:
 
 
 def outlines(density: Density, points: int) -> list[Tensor]:
-    """Return lines [points, 2]: the edge of each part's support, or one and two standard deviations without an edge."""
+    """Return outlines [points, 2]: the edge of each support, or ellipses at one and two standard deviations."""
     lines: list[Tensor] = []
     for part in parts_of(density):
         if isinstance(part.support, Ellipse):

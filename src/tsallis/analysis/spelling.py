@@ -1,4 +1,4 @@
-"""Spelling of pieces for readers: `▁` begins a word, and bytes are characters."""
+"""Convert tokens to readable pieces: `▁` begins a word, and bytes become characters."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Sequence
 
 from tsallis.analysis.words import WORD_START
 
-# Bytes that byte-level tokenizers (GPT-2's, and most since) spell as themselves; others are characters from 256 on.
+# Byte-level tokenizers (GPT-2 and later) write these bytes as themselves, and other bytes as characters from 256 on.
 PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 CONTROLS = {"\n": r"\n", "\r": r"\r", "\t": r"\t", " ": WORD_START}
 BYTE_SPACE, CONTINUATION = "Ġ", "##"
-SPECIAL = re.compile(r"\[[A-Z]+\]|<[^<>]+>")  # as BERT and most others write them
+SPECIAL = re.compile(r"\[[A-Z]+\]|<[^<>]+>")  # special tokens, as BERT and most models write them
 
 
 def spell_tokens(sentences: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return tokens as pieces whose words begin with `▁`, by the marks of the tokenizer that some of them have.
+    """Convert tokens to pieces, in which `▁` marks the beginning of a word.
 
-    These are `Ġ` of byte-level tokenizers, `▁` of sentencepiece, or `##` of WordPiece before a continuation of a word.
-    Tokens without any stay as they are.
+    Tokenizers are recognized by their marks: `Ġ` of byte-level tokenizers, `▁` of sentencepiece, or `##` of WordPiece
+    before the continuation of a word. Tokens without any mark stay as they are.
 
     Args:
-        sentences: as one tokenizer spells them.
+        sentences: Tokens of each sentence, from one tokenizer.
 
     Example:
         >>> spell_tokens([["The", "Ġlamp", "Ã©"]]), spell_tokens([["[CLS]", "lamp", "##s"]])
@@ -42,7 +42,7 @@ def _mark_word(token: str) -> str:
 
 
 def spell_word_piece(token: str) -> str:
-    """Return a piece of WordPiece with `▁` if it begins a word.
+    """Return a WordPiece token with `▁` if it begins a word, and without `##`.
 
     >>> spell_word_piece("lamp"), spell_word_piece("##s")
     ('▁lamp', 's')
@@ -51,13 +51,13 @@ def spell_word_piece(token: str) -> str:
 
 
 def spell_bytes(token: str) -> str:
-    r"""Return what a piece of a byte-level tokenizer stands for; `\x` and two digits for part of a character.
+    r"""Return the text of a byte-level token; bytes of incomplete characters become `\x` and two digits.
 
     >>> spell_bytes("ĠcafÃ©")
     '▁café'
     """
     table = _byte_table()
-    if any(character not in table for character in token):  # added to the vocabulary as it is
+    if any(character not in table for character in token):  # an added token, which is not written in bytes
         return token
     text = bytes(table[character] for character in token).decode("utf-8", "backslashreplace")
     return "".join(CONTROLS.get(character, character) for character in text)
@@ -65,6 +65,6 @@ def spell_bytes(token: str) -> str:
 
 @functools.cache
 def _byte_table() -> dict[str, int]:
-    """Return the byte that each character of a byte-level tokenizer stands for."""
+    """Return the byte of each character in byte-level tokens."""
     others = [byte for byte in range(256) if byte not in PRINTABLE]
     return {chr(byte): byte for byte in PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(others)}

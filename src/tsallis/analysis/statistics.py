@@ -1,4 +1,4 @@
-"""Statistics of attention: any number of them read a recording in one pass, sentence by sentence."""
+"""Compute any number of statistics of attention in one pass over a recording."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ R = TypeVar("R")
 
 
 class Statistic(ABC, Generic[R]):
-    """The base class of statistics: numbers accumulated over sentences, in memory that does not grow with them.
+    """Base class of statistics, which accumulate numbers over sentences.
 
-    A subclass says how to take in a sentence (`_update`), and what the result is (`_result`).
+    A subclass implements `_update`, which adds a sentence, and `_result`. It should not store the sentences.
 
     Args:
-        layers: of the recording.
+        layers: Attention modules of the recording.
 
     Example:
         >>> class Longest(Statistic[int]):
@@ -40,7 +40,7 @@ class Statistic(ABC, Generic[R]):
         self.sentences = 0
 
     def update(self, sentence: Sentence) -> None:
-        """Take in a sentence."""
+        """Add a sentence."""
         self._update(sentence)
         self.sentences += 1
 
@@ -48,7 +48,7 @@ class Statistic(ABC, Generic[R]):
         """Return the records.
 
         Raises:
-            InputError: if there was no sentence.
+            InputError: There were no sentences.
         """
         if self.sentences == 0:
             raise InputError("there are no sentences to describe: the corpus is empty or was already iterated over")
@@ -65,14 +65,14 @@ def collect(recording: Recording, *statistics: Statistic[Any]) -> tuple[Any, ...
     """Compute several statistics of a recording in one pass.
 
     Args:
-        recording: of a model.
-        *statistics: with the layers of the recording.
+        recording: Recording of a model.
+        *statistics: Statistics with the layers of the recording.
 
     Returns:
         The result of each statistic.
 
     Raises:
-        InputError: a recording without sentences.
+        InputError: The recording has no sentences.
 
     Example:
         >>> from tsallis.analysis import Density, Diversity

@@ -1,4 +1,4 @@
-"""The records of a report: heads, sentences, contrasts and outputs of a run, and the densities of classifiers."""
+"""Define the records of a report: heads, sentences and outputs of runs, and densities of classifiers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tsallis.analysis.weights import AttentionLayer, SparseWeights, Text
 
 @dataclass(frozen=True, eq=False)
 class HeadExample(Record):
-    """A sentence that shows the role of a head, with that head's weights."""
+    """Sentence that shows a property of a head, with the weights of the head."""
 
     text: Text
     score: float
@@ -26,28 +26,28 @@ class HeadExample(Record):
 
 @dataclass(frozen=True, eq=False)
 class HeadSummary(Record):
-    """All that is known of one head; layers and heads count from 0, in the title from 1."""
+    """Results for one head; layers and heads count from 0, but from 1 in the title."""
 
     kind: str
     layer: int
     head: int
-    alpha: float  # NaN where it is not known
+    alpha: float  # NaN if it is unknown
     density: float
-    histogram: Histogram  # of the densities of sentences
+    histogram: Histogram  # histogram of the densities of sentences
     role: str | None
-    tendency: str | None  # the role that a head without one comes nearest to
+    tendency: str | None  # closest role of a head that has no role
     confidence: float | None
     title: str
     scores: dict[str, float | None]
-    uniform: dict[str, float | None]  # the scores of equal weights
+    uniform: dict[str, float | None]  # scores of a head with equal weights
     counts: dict[str, int]
-    increase: float | None  # of the loss without it
+    increase: float | None  # increase of the loss without this head
     examples: tuple[HeadExample, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class ContrastSummary(Record):
-    """Two sentences of as many keys on which one head is sparse and dense, with its weights on both."""
+    """Two sentences with the same number of keys: a head is sparse on the first, dense on the second."""
 
     kind: str
     layer: int
@@ -59,23 +59,23 @@ class ContrastSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class SentenceSummary(Record):
-    """A sentence with all weights, each step of its target, and the outputs that a search found."""
+    """Sentence with the weights of all heads, the steps of its target, and the outputs of a search."""
 
     text: Text
     weights: tuple[SparseWeights, ...]  # in the order of the layers
     steps: tuple[TeacherForcedStep, ...] = ()
     answer: str | None = None  # the best output
-    tree: BeamTree | None = None  # None where nothing was searched
+    tree: BeamTree | None = None  # None if no search was run
 
 
 @dataclass(frozen=True)
 class SearchedAnswer(Record):
-    """The best output of a search beside the reference."""
+    """Best output of a search, and the reference."""
 
-    index: int  # of the sentence in its corpus, from 0
+    index: int  # index of the sentence in its corpus, from 0
     source: tuple[str, ...]  # pieces
     reference: str
-    answer: str | None  # None where the search found nothing
+    answer: str | None  # None if the search found nothing
     prob: float | None
     certificate: str
 
@@ -85,67 +85,67 @@ class CorpusSummary(Record):
     """The size of a corpus."""
 
     name: str
-    sentences: int  # that were analysed
+    sentences: int  # number of analysed sentences
     available: int
     src_symbols: int
     tgt_symbols: int
-    unknown: int  # symbols of both sides that the vocabularies lack
-    target_run: str | None = None  # name of the run whose answers the targets are; None where they are references
+    unknown: int  # number of symbols that are missing from the vocabularies
+    target_run: str | None = None  # run whose answers serve as targets; None: the targets are references
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunSummary(Record):
     """Content of a report on the heads and outputs of a run, or on the heads of any model."""
 
-    name: str  # of its folder
-    task: str = ""  # its name, such as "translation"; empty for other models
-    model: str  # its class; empty where there are weights alone
-    arguments: dict[str, Any] = field(default_factory=dict)  # of that class
-    parameters: int | None  # how many; None where there are weights alone
-    step: int | None = None  # updates before the checkpoint; None where it is not known
-    metrics: dict[str, float] = field(default_factory=dict)  # of the checkpoint
+    name: str  # name of the run's folder
+    task: str = ""  # task of the run, such as "translation"; empty for models without a run
+    model: str  # class of the model; empty if only weights are known
+    arguments: dict[str, Any] = field(default_factory=dict)  # arguments of the class
+    parameters: int | None  # number of parameters; None if only weights are known
+    step: int | None = None  # number of updates before the checkpoint; None if unknown
+    metrics: dict[str, float] = field(default_factory=dict)  # scores of the checkpoint
     corpus: CorpusSummary  # the analysed sentences
     layers: tuple[AttentionLayer, ...]  # every attention module
     heads: tuple[HeadSummary, ...]  # in the order of the layers
     diversity: tuple[LayerDiversity, ...]  # in the order of the layers
-    outputs: OutputStatistics | None = None  # with teacher forcing; None where only attention was analysed
+    outputs: OutputStatistics | None = None  # with teacher forcing; None if only attention was analysed
     empty: EmptyRate | None = None  # statistics of the searched sentences, or None
-    training_pairs: int | None = None  # whose pieces were counted for the score of rare ones, where at hand
-    contrasts: tuple[ContrastSummary, ...]  # the largest differences of density first
-    values: ValueHistory | None = None  # None where the log has no validation
-    alphas: HeadHistory | None = None  # None where the log has none
-    densities: HeadHistory | None = None  # None where the log has none
-    importance: tuple[int, float] | None = None  # symbols, and the loss with all heads
-    sentences: tuple[SentenceSummary, ...]  # a selection, in the corpus's order
-    answers: tuple[SearchedAnswer, ...] = ()  # to the searched sentences; none where references are missing
+    training_pairs: int | None = None  # number of pairs in which pieces were counted for the role "rare"
+    contrasts: tuple[ContrastSummary, ...]  # largest difference of density first
+    values: ValueHistory | None = None  # None if the log has no validation
+    alphas: HeadHistory | None = None  # None if the log has no alphas
+    densities: HeadHistory | None = None  # None if the log has no densities
+    importance: tuple[int, float] | None = None  # number of symbols, and loss with all heads
+    sentences: tuple[SentenceSummary, ...]  # selected sentences, in the order of the corpus
+    answers: tuple[SearchedAnswer, ...] = ()  # outputs for the searched sentences; empty without references
     example: int | None = None  # index of the sentence whose tree the overview shows
 
 
 @dataclass(frozen=True, eq=False)
 class ComparisonSummary(Record):
-    """Two runs by their names, and the words about which they agree and differ most, by kind of attention."""
+    """Names of two runs, and the words on which they agree and differ most, by kind of attention."""
 
-    first: str  # name of a run
-    second: str  # name of another one
-    kinds: tuple[ModelContrast, ...]  # one for each kind of attention that both models have
+    first: str  # name of the first run
+    second: str  # name of the second run
+    kinds: tuple[ModelContrast, ...]  # one per kind of attention that both models have
 
 
 @dataclass(frozen=True)
 class DensityExample(Record):
-    """The attention of a model to one example.
+    """Attention of a model to one example.
 
     Args:
-        index: of the example in its corpus, from 0.
-        title: its words as they are read, or the question about an image.
-        words: of a document; none for an image.
-        gold: the right answer, empty where it isn't known.
-        answer: the model's.
-        prob: its probability.
-        weights: the discrete weights of the words, or of the regions of an image, row by row; none without any.
-        grid: rows and columns of the regions; None for words.
+        index: Index of the example in its corpus, from 0.
+        title: Text of the document, or the question about the image.
+        words: Words of the document; empty for an image.
+        gold: Correct answer; empty if it is unknown.
+        answer: Answer of the model.
+        prob: Probability of the model's answer.
+        weights: Discrete weights of the words, or of the image's regions row by row; empty without discrete weights.
+        grid: Numbers of rows and columns of the regions; None for words.
         masses: Mass of the density in each word or region; empty without a density.
-        density: None for discrete attention.
-        image: a PNG as a data URI, at most 256 pixels wide and high; None for words and for features.
+        density: Density of continuous attention; None for discrete attention.
+        image: PNG as a data URI, at most 256 pixels wide and high; None for words and for features.
     """
 
     index: int
@@ -163,22 +163,22 @@ class DensityExample(Record):
 
 @dataclass(frozen=True)
 class DensitySummary(Record):
-    """The attention of a run of labels over a corpus: where densities lie, how wide they are, how much is left out.
+    """Attention of a classifier over a corpus: positions and sizes of its densities, and shares of zeros.
 
     Args:
-        name: of the run's folder.
-        task: its name, such as "classification".
-        model: its class.
-        arguments: of that class.
-        corpus: its name.
-        examples: how many were read.
-        accuracy: share of answers that are right, among those whose right answer is known; None where none is.
-        zeros: mean share of words or regions without any weight: discrete ones where there are any.
-        zero_masses: the same of the density's masses; None without a density.
-        size: mean part of the unit interval or square that supports cover; None without a density.
-        centres: histograms of the densities' means along each axis, from 0 to 1.
-        sizes: histogram of the parts that supports cover; None without a density.
-        shown: some examples.
+        name: Name of the run's folder.
+        task: Name of the task, such as "classification".
+        model: Class of the model.
+        arguments: Arguments of the class.
+        corpus: Name of the corpus.
+        examples: Number of examples that the model read.
+        accuracy: Share of correct answers among examples with a known answer; None if no answer is known.
+        zeros: Mean share of words or regions without weight, from discrete weights if the model has them.
+        zero_masses: Mean share of words or regions without mass of the density; None without a density.
+        size: Mean share of the unit interval or square that supports cover; None without a density.
+        centres: Histogram of the densities' means for each axis, from 0 to 1.
+        sizes: Histogram of the shares that supports cover; None without a density.
+        shown: Examples that the report shows.
     """
 
     name: str

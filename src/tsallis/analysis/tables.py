@@ -1,4 +1,4 @@
-"""Results as plain records: dictionaries for JSON, and tables where pandas is installed."""
+"""Define plain records for results, which convert to JSON, and to tables if pandas is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 
 class Record:
-    """The base class of results: a frozen dataclass of numbers, names and other records.
+    """Base class of results: frozen dataclasses of numbers, names and other records.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Record:
     """
 
     def to_dict(self) -> dict[str, Any]:
-        """Return dictionaries, lists, numbers and strings, as JSON has them."""
+        """Return the fields as a dictionary that JSON can represent."""
         return {field.name: plain(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
 
 
 def plain(value: Any) -> Any:
-    """Return records as dictionaries, and arrays and tuples as lists."""
+    """Convert records to dictionaries, and arrays and tuples to lists."""
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if isinstance(value, Mapping):
@@ -44,13 +44,13 @@ def to_pandas(records: Iterable[Record]) -> Any:
     """Return records as a table.
 
     Args:
-        records: of one class.
+        records: Records of one class.
 
     Returns:
-        A `pandas.DataFrame` with a row for each record.
+        A `pandas.DataFrame` with one row per record.
 
     Raises:
-        ImportError: if pandas is not installed.
+        ImportError: pandas is not installed.
 
     Example:
         >>> to_pandas(densities.heads)  # doctest: +SKIP
@@ -66,11 +66,11 @@ def to_pandas(records: Iterable[Record]) -> Any:
 
 @dataclass(frozen=True)
 class Histogram(Record):
-    """Counts of values between edges; each bin has its lower edge in it, the last one both.
+    """Counts of values between edges. A bin includes its lower edge; the last bin includes both edges.
 
     Args:
-        edges: [bins + 1]
-        counts: [bins]
+        edges: Edges [bins + 1].
+        counts: Number of values per bin [bins].
 
     Example:
         >>> Histogram.of([0.0, 0.5, 0.6, 1.0], bins=2).counts
@@ -82,10 +82,10 @@ class Histogram(Record):
 
     @classmethod
     def of(cls, values: ArrayLike, bins: int, low: float = 0.0, high: float = 1.0) -> Histogram:
-        """Count values in bins of one width from `low` to `high`.
+        """Count values in bins of equal width from `low` to `high`.
 
         Raises:
-            ValueError: values beyond these.
+            ValueError: A value is outside this range.
         """
         numbers = np.asarray(values, np.float64).reshape(-1)
         counts, edges = np.histogram(numbers, bins, (low, high))
@@ -95,7 +95,7 @@ class Histogram(Record):
         return cls(tuple(edges.tolist()), tuple(counts.tolist()))
 
     def coarser(self, bins: int) -> Histogram:
-        """Return the histogram with neighbouring bins merged to at most the given number.
+        """Merge neighbouring bins, and return a histogram with at most `bins` bins.
 
         Example:
             >>> Histogram((0.0, 1.0, 2.0, 3.0), (4, 5, 6)).coarser(2)
@@ -107,7 +107,7 @@ class Histogram(Record):
 
 
 class Bins:
-    """A histogram of values whose range is not known before: bins of one width around its multiples.
+    """Histogram of values in an unknown range. Bins are centred on the multiples of their width.
 
     Example:
         >>> bins = Bins(0.5)
@@ -127,7 +127,7 @@ class Bins:
             self.counts[number] = self.counts.get(number, 0) + count
 
     def histogram(self) -> Histogram:
-        """Return the counts from the first bin that is not empty to the last."""
+        """Return the counts from the first to the last non-empty bin."""
         if not self.counts:
             return Histogram((), ())
         numbers = range(min(self.counts), max(self.counts) + 1)

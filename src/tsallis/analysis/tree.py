@@ -1,4 +1,4 @@
-"""Hypotheses of a search as a tree of prefixes, with the probability of each step on its edge."""
+"""Arrange the hypotheses of a search in a tree of prefixes, whose edges have the probabilities of steps."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tsallis.symbols import BOS, EOS
 
 @dataclass(frozen=True)
 class Edge(Record):
-    """A step from one prefix to the next; node 0 is the empty prefix, and parents come before their children.
+    """Edge from a prefix to the same prefix with one more symbol. Node 0 is the empty prefix.
 
     Args:
-        parent: the node of the prefix.
-        node: the node of the prefix with one symbol more.
-        symbol: that symbol.
-        log_prob: of the symbol after the parent.
-        total: log-probability of the prefix with the symbol.
-        end: whether an output ends here.
+        parent: Node of the shorter prefix.
+        node: Node of the longer prefix.
+        symbol: Symbol that is added.
+        log_prob: Log-probability of the symbol after the shorter prefix.
+        total: Log-probability of the longer prefix.
+        end: Whether an output ends here.
 
     Example:
         >>> edge = Edge(parent=0, node=1, symbol="a", log_prob=math.log(0.25), total=math.log(0.25), end=False)
@@ -46,19 +46,19 @@ class Edge(Record):
 
     @property
     def prob(self) -> float:
-        """The probability of the symbol after the parent."""
+        """Return the probability of the symbol after the shorter prefix."""
         return math.exp(self.log_prob)
 
 
 @dataclass(frozen=True)
 class BeamTree(Record):
-    """The hypotheses of one source as a tree, and the certificate of their search.
+    """Hypotheses of one source as a tree, and the certificate of the search.
 
     Args:
-        edges: parents before their children.
-        mass: the probability of all hypotheses together.
-        certificate: its kind.
-        bound: log-probability of the best prefix that was dropped, None if none was.
+        edges: Edges, parents before their children.
+        mass: Total probability of the hypotheses.
+        certificate: Kind of the certificate.
+        bound: Bound of the certificate; None if no prefix was dropped.
 
     Example:
         >>> likely, unlikely = math.log(0.75), math.log(0.25)
@@ -73,11 +73,11 @@ class BeamTree(Record):
     bound: float | None
 
     def children(self, node: int) -> list[Edge]:
-        """Return the edges that start at a node, the most probable first."""
+        """Return the edges that start at a node, most probable first."""
         return sorted((edge for edge in self.edges if edge.parent == node), key=lambda edge: -edge.log_prob)
 
     def chain(self, edge: Edge) -> tuple[list[Edge], list[Edge]]:
-        """Return an edge with those that follow without a choice, and the edges that fork behind them."""
+        """Return an edge with its successors up to the next branch, and the edges of that branch."""
         chain, following = [edge], self.children(edge.node)
         while len(following) == 1:
             chain += following
@@ -87,7 +87,7 @@ class BeamTree(Record):
 
 @dataclass
 class _Level:
-    """Prefixes of one length: their nodes, the rows of the state they come from, and their log-probabilities."""
+    """Prefixes of one length, with their rows in the decoder state, nodes and log-probabilities."""
 
     prefixes: list[tuple[int, ...]]
     rows: list[int]
@@ -112,7 +112,7 @@ def beam_tree(model: Decoder, src: Tensor, result: Result, tgt_vocab: Symbols) -
         The tree. Node 0 is the empty prefix.
 
     Raises:
-        ValueError: a hypothesis that the model holds impossible: it is of another model or source.
+        ValueError: A hypothesis is impossible, because it comes from another model or source.
 
     Example:
         >>> from types import SimpleNamespace
@@ -147,7 +147,7 @@ def beam_tree(model: Decoder, src: Tensor, result: Result, tgt_vocab: Symbols) -
 def _grow(
     level: _Level, outputs: Sequence[tuple[int, ...]], log_probs: Tensor, edges: list[Edge], vocab: Symbols
 ) -> tuple[_Level, list[tuple[int, ...]]]:
-    """Add the edges from prefixes to those with one more symbol, and return these with their outputs."""
+    """Add the edges to prefixes with one more symbol; return these prefixes, and the outputs that continue."""
     longer = _Level([], [], [], [])
     length = len(level.prefixes[0])
     rows = {prefix: row for row, prefix in enumerate(level.prefixes)}

@@ -1,4 +1,4 @@
-"""Attention weights and tokens from a caller: checked, cut at the tokens, and apart for each layer and sentence."""
+"""Check attention weights and tokens from a caller, and split them by layer and sentence."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from tsallis.analysis.spelling import spell_tokens
 from tsallis.errors import describe
 
-Layers = Sequence[Tensor | None]  # [sentences, heads, queries, keys] of each; None for a layer that is left out
-Tokens = Sequence[str] | Sequence[Sequence[str]]  # of one sentence, or of each
-Pieces = list[tuple[str, ...]]  # of each sentence
+Layers = Sequence[Tensor | None]  # [sentences, heads, queries, keys] per layer; None: the layer is left out
+Tokens = Sequence[str] | Sequence[Sequence[str]]  # tokens of one sentence, or of each sentence
+Pieces = list[tuple[str, ...]]  # pieces of each sentence
 
 
 class LayerWeights(NamedTuple):
@@ -21,11 +21,11 @@ class LayerWeights(NamedTuple):
 
     name: str  # name of the tensor in errors, such as "attention[1]"
     number: int
-    sentences: list[Tensor]  # [heads, queries, keys] of each, without padding
+    sentences: list[Tensor]  # [heads, queries, keys] per sentence, without padding
 
     @property
     def heads(self) -> int:
-        """The number of heads."""
+        """Return the number of heads."""
         return len(self.sentences[0])
 
 
@@ -33,12 +33,12 @@ def read_tokens(argument: str, tokens: Tokens | None) -> Pieces:
     """Return the pieces of each sentence.
 
     Args:
-        argument: the name of `tokens`.
-        tokens: of one sentence, or of each.
+        argument: Name of the argument in errors.
+        tokens: Tokens of one sentence, or of each sentence.
 
     Raises:
-        TypeError: anything but strings.
-        ValueError: no tokens.
+        TypeError: A token is not a string.
+        ValueError: There are no tokens, or a sentence has none.
     """
     if tokens is None:
         raise ValueError(f"attention needs its tokens: {argument} must be given")
@@ -61,17 +61,17 @@ def _is_sequence(value: Any) -> bool:
 def split_layers(
     argument: str, attention: Any, queries: Pieces, keys: Pieces, tolerance: float = 0.01
 ) -> list[LayerWeights]:
-    """Return the weights of each layer that is not left out, cut at the tokens.
+    """Return the weights of each layer without padding; layers that are None are left out.
 
     Args:
-        argument: the name of `attention`.
-        attention: a tensor for each layer.
-        queries, keys: the pieces of each sentence.
-        tolerance: how far the weights of a query may sum from 1.
+        argument: Name of the argument in errors.
+        attention: One tensor or None per layer.
+        queries, keys: Pieces of each sentence.
+        tolerance: Maximum difference between the sum of a row and 1.
 
     Raises:
-        TypeError: anything but floating-point tensors.
-        ValueError: a shape that does not fit the tokens, or no layers.
+        TypeError: A layer is not a floating-point tensor.
+        ValueError: A shape does not match the tokens, or there are no layers.
     """
     if not _is_sequence(attention):
         raise TypeError(f"{argument} must be a sequence with a tensor for each layer, got {_describe(attention)}")
@@ -92,9 +92,10 @@ def split_layers(
 
 
 def _cut(weights: Tensor, queries: int, keys: int, tolerance: float) -> Tensor:
-    """Return the weights [heads, queries, keys] of a sentence without its padding, whose values may be anything.
+    """Return the weights [heads, queries, keys] of a sentence without its padding, which may have any values.
 
-    Padding is after the tokens or before them, for queries and keys separately, where more rows then sum to 1.
+    Padding is before or after the tokens, for queries and keys separately. The choice with the most rows that sum to 1
+    wins.
     """
 
     def num_rows(part: Tensor) -> int:
@@ -127,20 +128,20 @@ def _describe(value: Any) -> str:
 
 
 def attends_ahead(layers: Sequence[LayerWeights]) -> bool:
-    """Tell whether some query of self-attention has a weight on a later key."""
+    """Return whether any query of self-attention has a weight on a later key."""
     return any(bool(weights.triu(1).any()) for layer in layers for weights in layer.sentences)
 
 
 def check_values(layers: Sequence[LayerWeights], causal: bool, tolerance: float) -> None:
-    """Check that weights are no less than zero, and that those of each query sum to 1 or are all zero.
+    """Check that weights are at least 0, and that the weights of each query sum to 1 or are all 0.
 
     Args:
-        layers: their weights.
-        causal: whether a query may have none on a later key.
-        tolerance: how far a sum may lie from 1.
+        layers: Weights of each layer.
+        causal: Whether weights on later keys must be 0.
+        tolerance: Maximum difference between a sum and 1.
 
     Raises:
-        ValueError: the first weight or row that is otherwise.
+        ValueError: A weight or a sum is wrong; the error names the first one.
     """
     for layer in layers:
         for row, weights in enumerate(layer.sentences):
@@ -165,7 +166,7 @@ def _check_row(place: str, weights: Tensor, causal: bool, tolerance: float) -> N
 
 
 def _first(faults: Tensor) -> list[tuple[int, ...]]:
-    """Return the index of the first fault, if there is one."""
+    """Return a list with the index of the first True, or an empty list."""
     return [tuple(index) for index in faults.nonzero()[:1].tolist()]
 
 

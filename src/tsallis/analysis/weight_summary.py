@@ -1,4 +1,4 @@
-"""Summaries of weights that are already there: a report on the attention of any model, from tensors and tokens."""
+"""Summarize given attention weights of any model for a report."""
 
 from __future__ import annotations
 
@@ -39,38 +39,38 @@ def summarize_weights(
     sentences: int = SENTENCES,
     examples: int = EXAMPLES,
 ) -> RunSummary:
-    """Compute what heads do from the weights of any model, for the page of a report.
+    """Summarize the heads of any model for a report, from its attention weights.
 
-    Neither the model nor gradients are needed. The arguments are those of bertviz: `attention` and `tokens` of an
-    encoder or a decoder alone, or the attentions and tokens of an encoder-decoder, any of its three kinds. Weights that
-    are exactly zero count as zeros, all others as attention.
+    The model itself is not needed. The arguments are those of bertviz: `attention` and `tokens` for a model that is
+    only an encoder or only a decoder; the other attentions and tokens for an encoder-decoder, some or all of them. Only
+    weights that are exactly zero count as zeros.
 
     Args:
-        attention: for each layer a tensor [sentences, heads, queries, keys], or None for a layer that is left out.
-            Tensors may be larger than the longest sentence: the rest is padding, whose values are ignored. It lies
-            behind the tokens, or in front of them where the weights sum to 1 only there.
-        tokens: the strings of one sentence, or a sequence of strings for each. A word starts with `▁` or `Ġ`, or its
+        attention: One tensor [sentences, heads, queries, keys] per layer, or None for a layer that is left out. A
+            tensor may be larger than the longest sentence. The padding may have any values, and is after the tokens, or
+            before them if that makes more rows sum to 1.
+        tokens: Strings of one sentence, or a sequence of strings per sentence. A word starts with `▁` or `Ġ`, or its
             continuations start with `##`; without such marks each token is a word.
-        encoder_attention, decoder_attention: of the encoder to itself, and of the decoder to itself.
-        cross_attention: of the decoder's queries to the encoder's keys.
-        encoder_tokens, decoder_tokens: what both read, the decoder's start first. In attention to the encoder the page
-            names each query by the token that it predicts: the next one, and for the last `</s>`.
-        causal: whether a query of `attention` or `decoder_attention` sees no later key; by default, whether none has a
-            weight on one. `attention` that is causal is a decoder's.
-        tolerance: how far the sum of a row may lie from 1, at most 1; rows of zeros alone may be there, too. Weights
-            that need not sum to 1, such as those beside a sink, take more.
-        name: of the model, in the report.
-        corpus: the name of the texts.
-        sentences: Number of sentences that the page shows with all weights.
+        encoder_attention, decoder_attention: Self-attention of the encoder, and of the decoder.
+        cross_attention: Attention of the decoder's queries to the encoder's keys.
+        encoder_tokens, decoder_tokens: Tokens that the encoder and the decoder read, including the decoder's start. In
+            cross-attention the page labels each query with the token that it predicts, and the last with `</s>`.
+        causal: Whether queries of `attention` or `decoder_attention` can't see later keys; None: causal if no weight is
+            on a later key. Causal `attention` counts as that of a decoder.
+        tolerance: Maximum difference between the sum of a row and 1, from 0 to 1. Rows of zeros are always allowed. Use
+            1 for weights that need not sum to 1, for example because of an attention sink.
+        name: Name of the model in the report.
+        corpus: Name of the texts in the report.
+        sentences: Number of sentences that the page shows with all heads.
         examples: Number of sentences that show the role of a head.
 
     Returns:
-        The summary, for `tsallis.report.build_page`. Alphas are NaN, and the page leaves them out.
+        Summary for `tsallis.report.build_page`. Its alphas are NaN, and the page omits them.
 
     Raises:
-        TypeError: tokens that are not strings, weights that are not floating-point tensors.
-        ValueError: attention without its tokens, or of no layer; a shape that does not fit the tokens; weights that are
-            negative, not finite, on a later key in spite of `causal`, or do not sum to 1.
+        TypeError: Tokens are not strings, or weights are not floating-point tensors.
+        ValueError: Attention or its tokens are missing, or a shape does not match the tokens. Or weights are negative,
+            not finite, on a later key in spite of `causal`, or don't sum to 1.
 
     Example:
         >>> import torch
@@ -112,7 +112,7 @@ def summarize_weights(
 
 
 def _read_sides(kinds: Collection[str], source: Tokens | None, target: Tokens | None) -> dict[str, Pieces]:
-    """Return by side the pieces that attentions of some kinds need, of as many sentences each."""
+    """Return the pieces by side that some kinds of attention need; check that sides have as many sentences."""
     arguments = {"source": ("encoder_tokens", source), "target": ("decoder_tokens", target)}
     needs = {side for kind in kinds for side in SIDES[kind]}
     texts = {side: read_tokens(*argument) for side, argument in arguments.items() if side in needs}
@@ -125,7 +125,7 @@ def _read_sides(kinds: Collection[str], source: Tokens | None, target: Tokens | 
 
 
 class _WeightsReader:
-    """Adapter of given weights; a batch is the number of a sentence."""
+    """Adapter of given weights, whose batches are the numbers of sentences."""
 
     def __init__(self, parts: Mapping[str, Sequence[LayerWeights]], texts: Mapping[str, Pieces], causal: bool) -> None:
         self._texts = texts
@@ -142,6 +142,6 @@ class _WeightsReader:
         return [Text(batch, source, target)]
 
     def run(self, batch: int, receive: Callable[[int, Tensor], None]) -> None:
-        """Pass on the weights of each layer."""
+        """Pass the weights of each layer to `receive`."""
         for number, sentences in enumerate(self._weights):
             receive(number, sentences[batch][None])

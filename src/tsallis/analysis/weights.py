@@ -1,4 +1,4 @@
-"""Attention weights of one sentence, non-zeros only, and what they belong to."""
+"""Store the non-zero attention weights of sentences, with their texts and attention modules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# The text that queries and keys of each kind of attention stand for.
+# Side of the queries and side of the keys, for each kind of attention.
 SIDES = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("target", "source")}
 
 Floats = NDArray[np.float64]
@@ -18,16 +18,16 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """The heads of one attention module.
+    """Heads of one attention module.
 
     Args:
         kind: "encoder" or "decoder" for self-attention, "cross" for attention of the decoder to the source.
-        layer: number of its layer, counted from 0.
-        alphas: one for each head; NaN where it is not known.
-        causal: whether a query sees no later key.
+        layer: Number of the layer, from 0.
+        alphas: Alpha of each head; NaN if it is unknown.
+        causal: Whether queries can't see later keys.
 
     Raises:
-        ValueError: an unknown kind, no heads, or causal attention to another text.
+        ValueError: The kind is unknown, there are no heads, the layer is negative, or cross-attention is causal.
 
     Example:
         >>> layer = AttentionLayer("decoder", 2, (1.0, 1.5), causal=True)
@@ -50,36 +50,36 @@ class AttentionLayer:
 
     @property
     def heads(self) -> int:
-        """The number of heads."""
+        """Return the number of heads."""
         return len(self.alphas)
 
     @property
     def name(self) -> str:
-        """Its name for people, who count from 1."""
+        """Return the name of the module for people; layers count from 1."""
         return f"{self.kind} layer {self.layer + 1}"
 
     @property
     def to_itself(self) -> bool:
-        """True where queries and keys stand for the same text."""
+        """Return whether queries and keys are the same text."""
         one, other = SIDES[self.kind]
         return one == other
 
     def visible(self, queries: int, keys: int) -> NDArray[np.int64]:
-        """Return how many keys each query could attend to [queries]; they are the first ones."""
+        """Return the number of keys that each query can attend to [queries], counted from the first key."""
         return np.minimum(np.arange(1, queries + 1), keys) if self.causal else np.full(queries, keys)
 
 
 @dataclass(frozen=True, eq=False)
 class SparseWeights:
-    """The weights above zero of one attention module on one sentence, as CSR rows.
+    """Weights above zero of one attention module on one sentence, as CSR rows.
 
-    Row `head * queries + query` holds the columns and values from `offsets[row]` to `offsets[row + 1]`.
+    Row `head * queries + query` has the columns and values from `offsets[row]` to `offsets[row + 1]`.
 
     Args:
-        offsets: int64 [heads * queries + 1].
-        columns: int32 [non-zeros], ascending in each row.
-        values: float32 [non-zeros].
-        shape: heads, queries, keys.
+        offsets: First index of each row, int64 [heads * queries + 1].
+        columns: Keys, int32 [non-zeros], ascending in each row.
+        values: Weights, float32 [non-zeros].
+        shape: Numbers of heads, queries and keys.
 
     Example:
         >>> weights = SparseWeights.of(np.array([[[0.0, 1.0], [0.25, 0.75]]]))
@@ -106,7 +106,7 @@ class SparseWeights:
 
     @property
     def support(self) -> NDArray[np.int64]:
-        """The number of keys with a weight above zero [heads, queries]."""
+        """Return the number of keys with a weight above zero [heads, queries]."""
         return np.diff(self.offsets).reshape(self.shape[:2])
 
     def dense(self) -> Floats:
@@ -117,7 +117,7 @@ class SparseWeights:
         return rows.reshape(self.shape)
 
     def head(self, number: int) -> SparseWeights:
-        """Return the weights of one head, as weights [1, queries, keys]."""
+        """Return the weights of one head [1, queries, keys]."""
         _, queries, keys = self.shape
         offsets = self.offsets[number * queries : (number + 1) * queries + 1]
         part = slice(int(offsets[0]), int(offsets[-1]))
@@ -128,12 +128,12 @@ class SparseWeights:
 
 @dataclass(frozen=True)
 class Text:
-    """The pieces of a sentence that a model has read; a piece that begins a word begins with `▁`.
+    """Pieces of a sentence that a model has read; `▁` marks the first piece of a word.
 
     Args:
-        index: of the sentence in its corpus, from 0.
-        source: pieces that the encoder reads; empty where there is none.
-        target: pieces that the decoder reads, the start `<s>` first; empty where there is none.
+        index: Index of the sentence in its corpus, from 0.
+        source: Pieces that the encoder reads; empty without an encoder.
+        target: Pieces that the decoder reads, starting with `<s>`; empty without a decoder.
 
     Example:
         >>> text = Text(0, ("▁we", "▁saw"), ("<s>", "▁wir"))
@@ -146,18 +146,18 @@ class Text:
     target: tuple[str, ...]
 
     def sides(self, kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the pieces of the queries and of the keys of a kind of attention."""
+        """Return the pieces of the queries and the pieces of the keys for a kind of attention."""
         queries, keys = SIDES[kind]
         return getattr(self, queries), getattr(self, keys)
 
 
 @dataclass(frozen=True, eq=False)
 class Sentence:
-    """A sentence with the weights of every attention module.
+    """Sentence with the weights of every attention module.
 
     Args:
-        text: its pieces.
-        weights: in the order of the recording's layers.
+        text: Pieces of the sentence.
+        weights: Weights in the order of the recording's layers.
 
     Example:
         >>> sentence = Sentence.of([[[1, 0], [0.5, 0.5]]])
@@ -170,12 +170,12 @@ class Sentence:
 
     @classmethod
     def of(cls, *weights: ArrayLike, pieces: Sequence[str] | None = None, index: int = 0) -> Sentence:
-        """Return a sentence of an encoder, from the dense weights [heads, queries, keys] of each layer.
+        """Create a sentence of an encoder from the dense weights [heads, queries, keys] of each layer.
 
         Args:
-            weights: one array a layer.
-            pieces: of the sentence; without them words are numbered.
-            index: of the sentence in its corpus.
+            weights: One array per layer.
+            pieces: Pieces of the sentence; default: "▁1", "▁2" and so on.
+            index: Index of the sentence in its corpus.
 
         Example:
             >>> sentence = Sentence.of([[[1, 0], [0.5, 0.5]]])

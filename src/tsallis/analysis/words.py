@@ -1,4 +1,4 @@
-"""Words and symbols of a sentence, as pieces spell them."""
+"""Find words, punctuation and special symbols among the pieces of a sentence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-PieceCounts = Mapping[str, Mapping[str, int]]  # of the sides "source" and "target"
+PieceCounts = Mapping[str, Mapping[str, int]]  # counts of pieces by side, "source" and "target"
 
 WORD_START = "▁"
 STARTS = ("<s>", "[CLS]", "<bos>", "<|begin_of_text|>")
@@ -16,18 +16,18 @@ INTERROGATIVES = frozenset(("what", "who", "whom", "whose", "which", "when", "wh
 
 
 def spelling(piece: str) -> str:
-    """Return a piece without the mark of a word's beginning."""
+    """Return a piece without the mark `▁`."""
     return piece.removeprefix(WORD_START)
 
 
 def is_special(piece: str) -> bool:
-    """Tell whether a piece is the start or the end of a sentence."""
+    """Return whether a piece is the start or the end of a sentence."""
     return piece in STARTS or piece in ENDS
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def is_punctuation(piece: str) -> bool:
-    """Tell whether all characters of a piece are punctuation.
+    """Return whether all characters of a piece are punctuation.
 
     >>> [is_punctuation(piece) for piece in ("▁«", ".", "▁a.", "</s>", "▁")]
     [True, True, False, False, False]
@@ -37,21 +37,22 @@ def is_punctuation(piece: str) -> bool:
 
 
 def is_question_mark(piece: str) -> bool:
-    """Tell whether a piece is a question mark."""
+    """Return whether a piece is a question mark."""
     return spelling(piece) in QUESTION_MARKS
 
 
 def word_clusters(pieces: Sequence[str]) -> list[range]:
-    """Split pieces into words: from one that begins with `▁` to the next.
+    """Split pieces into words, each of which begins with `▁`.
 
-    Punctuation before and after a word is a cluster of its own, inside a word (as a hyphen is) it belongs to it, and so
-    is every start or end of a sentence. Where no piece begins with `▁`, every piece is a cluster.
+    A piece of punctuation before or after a word is a separate cluster, and so is the start or end of a sentence.
+    Punctuation inside a word, such as a hyphen, belongs to the word. If no piece begins with `▁`, every piece is a
+    cluster.
 
     Args:
-        pieces: of a sentence.
+        pieces: Pieces of a sentence.
 
     Returns:
-        The numbers of the pieces of each word.
+        Indices of the pieces of each word.
 
     Example:
         >>> [list(word) for word in word_clusters(["▁well", "-", "know", "n", "▁lam", "p", ".", "</s>"])]

@@ -11,7 +11,7 @@ from tsallis.huggingface.loading import from_pretrained
 from tsallis.huggingface.losses import lm_loss, trainer_loss
 from tsallis.huggingface.sparsify import densify, set_alpha, sparsify
 
-register()  # register at import, so that a model can be unpickled in another process
+register()  # register at import, because another process may unpickle a model
 
 __all__ = [
     "AnnealAlpha",

@@ -20,7 +20,7 @@ COMPILED = "_orig_mod"  # name of the original module inside one that `torch.com
 
 
 class AttentionAlpha(nn.Module):
-    """Base class of modules with the alphas of an attention, always in float32."""
+    """Base class of modules that store the alphas of an attention, always in float32."""
 
     meter: Any = None  # counts supports while densities are measured
     receive: Callable[[Tensor], None] | None = None  # called with all weights while a model is recorded
@@ -37,15 +37,15 @@ class AttentionAlpha(nn.Module):
 class FixedAlpha(AttentionAlpha):
     """Fixed alpha for all heads of an attention, or one per head.
 
-    It is saved with the model in the buffer `value`. A state dict without it, such as that of the original model, can
-    be loaded; the buffer then keeps its value.
+    The buffer `value` saves it with the model. A state dict without this buffer, such as that of the original model,
+    can be loaded; the buffer then keeps its value.
 
     Args:
         value: Alpha, or one alpha per head, at least 1.
         device: Device of the buffer.
 
     Raises:
-        ValueError: an alpha below 1 or not finite, an empty sequence.
+        ValueError: An alpha is below 1 or not finite, or the sequence is empty.
 
     Example:
         >>> FixedAlpha(1.5)()
@@ -55,7 +55,7 @@ class FixedAlpha(AttentionAlpha):
     """
 
     value: Tensor
-    # Buffer, its version and its number, to avoid reading it again.
+    # The buffer, its version and its value: without a change, the buffer is not read again.
     _number: tuple[Tensor, int, float] | None = None
 
     def __init__(self, value: float | Sequence[float] | Tensor, device: Any = None) -> None:
@@ -74,7 +74,7 @@ class FixedAlpha(AttentionAlpha):
         return self.value if traced() else self.read()
 
     def read(self) -> float | Tensor:
-        """Return the alpha as a number if there is only one; read it from a GPU only after a change."""
+        """Return the alpha as a number if there is only one; a GPU is read only after a change."""
         value, state = self.value, self._number
         if value.dim() or without_numbers(value) or value.is_inference():
             return value
@@ -106,7 +106,7 @@ def fixed_numbers(alpha: Any) -> float | list[float]:
     """Return a fixed alpha as a number, or one alpha per head as a list.
 
     Raises:
-        ValueError: an alpha below 1 or not finite, an empty sequence.
+        ValueError: An alpha is below 1 or not finite, or the sequence is empty.
         TypeError: The value is neither a number nor a sequence of numbers.
     """
     alpha = alpha.tolist() if hasattr(alpha, "tolist") else alpha
@@ -120,8 +120,8 @@ def fixed_numbers(alpha: Any) -> float | list[float]:
 class LearnedAlpha(AttentionAlpha, PerHeadAlpha):
     """Learned alpha per head, see :class:`tsallis.nn.PerHeadAlpha`, always in float32.
 
-    In bfloat16, rounding would remove an optimizer's small steps. Casting the model does not cast these parameters, but
-    moving it to another device moves them.
+    In bfloat16, rounding would remove an optimizer's small steps. Casting the model does not cast these parameters;
+    moving the model to another device moves them.
 
     Args:
         num_heads, low, high, initial, device, dtype: as in :class:`tsallis.nn.PerHeadAlpha`.
@@ -138,7 +138,7 @@ class LearnedAlpha(AttentionAlpha, PerHeadAlpha):
 
 
 def alpha_modules(model: nn.Module) -> Iterator[tuple[str, FixedAlpha | LearnedAlpha]]:
-    """Yield the name of every sparse attention of a model, and the module with its alphas."""
+    """Yield every sparse attention of a model: its name, and the module with its alphas."""
     for name, module in model.named_modules():
         alpha: Any = getattr(module, ALPHA, None)
         if hasattr(alpha, "modules_to_save"):  # PEFT trains a copy of the module
@@ -187,7 +187,7 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return three parameter groups for an optimizer: matrices, vectors and learned alphas.
 
-    Only matrices have weight decay. Alphas need a higher learning rate than pretrained weights. A warning is given if
+    Only matrices have weight decay. Alphas need a higher learning rate than pretrained weights. The function warns if
     learned alphas are frozen, for example by PEFT, whose configuration must name them.
 
     Args:
@@ -197,7 +197,7 @@ def parameter_groups(
         weight_decay: Weight decay of matrices.
 
     Returns:
-        Groups for `torch.optim`, without empty ones.
+        Groups for `torch.optim`; empty groups are left out.
 
     Example:
         >>> from transformers import BertConfig, BertModel

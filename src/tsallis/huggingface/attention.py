@@ -16,7 +16,7 @@ from tsallis.huggingface.alphas import ALPHA
 from tsallis.ops.transforms import traced
 
 NAME = "tsallis"
-FULL_MASKS = "tsallis_full_masks"  # implementation name for models that need every mask, like eager attention
+FULL_MASKS = "tsallis_full_masks"  # implementation for models that need explicit masks, like eager attention
 # Options of Transformers that change the scores in ways that entmax_attention does not support.
 UNSUPPORTED = {
     "softcap": "a soft cap of the scores",
@@ -29,7 +29,7 @@ UNSUPPORTED = {
 
 
 def register() -> None:
-    """Register the attention with Transformers, and its masks, which hide padding."""
+    """Register the attention function and its masks with Transformers."""
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     AttentionInterface.register(FULL_MASKS, full_mask_forward)
@@ -64,12 +64,12 @@ def attention_forward(
 
     Args:
         module: Calling attention module; its attribute `tsallis_alpha` returns the alphas.
-        query: [batch, heads, queries, size].
-        key, value: [batch, key heads, keys, size], not repeated for grouped queries.
-        attention_mask: [batch, 1 or heads, queries, keys], boolean (True: visible) or added to the scores; the lowest
-            number of its dtype hides a key like -inf. None means causal if the module is causal and there is more than
-            one query.
-        dropout: Dropout of weights, 0 outside training.
+        query: Queries [batch, heads, queries, size].
+        key, value: Keys and values [batch, key heads, keys, size], not repeated for grouped queries.
+        attention_mask: Mask [batch, 1 or heads, queries, keys]: boolean (True: visible), or numbers that are added to
+            the scores. The lowest number of the dtype hides a key like -inf. Without a mask, a causal module with
+            several queries hides later keys.
+        dropout: Dropout probability of weights, 0 outside training.
         scaling: Factor of the scores.
         is_causal: Overrides `module.is_causal`.
         position_bias: Bias added to the scores [1 or batch, heads, queries, keys] (T5).
@@ -107,14 +107,14 @@ def attention_forward(
 
 
 def _hide_lowest(mask: Tensor | None) -> Tensor | None:
-    """Replace the lowest numbers of a mask, by which Transformers hides keys, by -inf."""
+    """Replace the lowest numbers of a mask by -inf; Transformers hides keys with them."""
     if mask is None or not mask.is_floating_point():
         return mask
     return mask.masked_fill(mask < torch.finfo(mask.dtype).min / 2, -torch.inf)
 
 
 def _add_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """Return the sum of mask and bias, or the boolean mask without a bias."""
+    """Return the sum of a mask and a bias, either of which may be None."""
     if mask is None or bias is None:
         return bias if mask is None else mask
     return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else mask + bias

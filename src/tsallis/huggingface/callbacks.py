@@ -19,8 +19,8 @@ class AnnealAlpha(TrainerCallback):
 
     .. math:: \alpha_t = \mathrm{start} + (\mathrm{target} - \mathrm{start}) \, \min(1, t / (\mathrm{share} \cdot T))
 
-    at step :math:`t` of :math:`T`. A resumed training continues from its step. A checkpoint has the alpha of its step,
-    and so has the best model if Trainer loads it at the end.
+    at step :math:`t` of :math:`T`. A resumed training continues from its step. A checkpoint stores the alpha of its
+    step. If Trainer loads the best model at the end, that model keeps the alpha of its checkpoint.
 
     Args:
         target: Alpha at the end.
@@ -28,7 +28,7 @@ class AnnealAlpha(TrainerCallback):
         share: Share of all steps after which the target is reached.
 
     Raises:
-        ValueError: an alpha below 1, a share that is not above 0 and at most 1.
+        ValueError: An alpha is below 1, or the share is not above 0 and at most 1.
 
     Example:
         >>> callback = AnnealAlpha(target=1.5, share=0.5)
@@ -62,10 +62,11 @@ class AnnealAlpha(TrainerCallback):
 class AttentionLog(TrainerCallback):
     """Callback that logs alpha and density of every attention whenever the Trainer logs its loss.
 
-    The entries are `alpha/NAME` and `density/NAME`, means over the heads, and `alpha` and `density`, means over all
-    attentions. Densities are measured on the training batches of the step before the entry; a compiled model runs this
-    step uncompiled. The step follows from `logging_strategy`, `logging_steps` and `logging_first_step`. If it can't be
-    predicted, only alphas are logged: at the end of an epoch of unknown length, or if another callback requests a log.
+    The entries `alpha/NAME` and `density/NAME` are means over the heads of an attention. The entries `alpha` and
+    `density` are means over all attentions. Densities are measured on the training batches of the step before the
+    entry; a compiled model runs this step uncompiled. `logging_strategy`, `logging_steps` and `logging_first_step`
+    determine the step. Only alphas are logged if the step can't be predicted: at the end of an epoch of unknown length,
+    or if another callback requests a log.
 
     Args:
         trainer: Trainer to which the callback is added.
@@ -87,7 +88,7 @@ class AttentionLog(TrainerCallback):
         self._last_step = 0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start to measure at a step that will be logged."""
+        """Start measuring if this step will be logged."""
         self._densities = {}
         if _will_log(args, state, kwargs.get("train_dataloader")):
             self._meter = DensityMeter(kwargs["model"]).__enter__()
@@ -114,7 +115,7 @@ class AttentionLog(TrainerCallback):
             if means:
                 entries |= means | {title: sum(means.values()) / len(means)}
         self.trainer.log(entries)
-        control.should_log = True  # logging has reset the flag of the Trainer's entry, which comes later
+        control.should_log = True  # set the flag again for the Trainer's own entry, because logging has reset it
 
 
 def _will_log(args: Any, state: Any, loader: Any) -> bool:

@@ -27,7 +27,7 @@ from tsallis.symbols import BOS, EOS, PAD
 
 # Attention implementations that return weights.
 WITH_WEIGHTS = ("eager", NAME, FULL_MASKS)
-# Symbols of the search: padding, start and end. The symbol of a token is its id plus this number.
+# Number of symbols that searches reserve for padding, start and end. The symbol of a token is its id plus this number.
 RESERVED = 3
 IGNORE_INDEX = -100
 Pairs = tuple[tuple[Tensor, Tensor], ...]  # keys and values [rows, heads, length, size] of every layer
@@ -66,9 +66,9 @@ class TransformersDecoder(nn.Module):
             sparsified (:func:`sparsify`) or loaded with `attn_implementation="eager"`.
 
     Raises:
-        ValueError: an alpha below 1; a model that does not generate from `input_ids` token by token, or has no start
-            or end; ids that its output lacks; a start for a causal model, whose prompt is its start; attention of a
-            model that returns no weights.
+        ValueError: The alpha is below 1. The model does not generate from `input_ids` token by token, has no start or
+            end, or lacks an id. `start` is given for a causal model, whose prompt is its start. `attention` is
+            requested, but the model returns no weights.
 
     Example:
         >>> import torch
@@ -140,9 +140,9 @@ class TransformersDecoder(nn.Module):
                 side.
 
         Raises:
-            TypeError: ids that are not integers.
-            ValueError: ids or a mask of another shape, a row without any id, an id that the model lacks, an input that
-                is not text.
+            TypeError: The ids are not integers.
+            ValueError: The ids or the mask have another shape, a row has no id, the model lacks an id, or an input is
+                not text.
         """
         ids = batch["input_ids"]
         if not isinstance(ids, Tensor) or ids.dim() != 2:
@@ -178,7 +178,7 @@ class TransformersDecoder(nn.Module):
         """Return the symbols of ids, for `prefixes`.
 
         Raises:
-            ValueError: an end among them, an id that the vocabulary lacks.
+            ValueError: One of the ids is an end, or the vocabulary lacks an id.
         """
         self._check("the output", ids)
         if wrong := set(ids) & set(self.output.ends):
@@ -268,7 +268,7 @@ class TransformersDecoder(nn.Module):
     def _run(
         self, memory: _Memory, sources: Tensor, ids: Tensor, pairs: Pairs | None
     ) -> tuple[_Block, tuple[Tensor, Tensor]]:
-        """Read ids [rows, length] after the sources, or only the last one if `pairs` caches the others.
+        """Read ids [rows, length] after the sources; if `pairs` caches the earlier ids, read only the last id.
 
         Return the logits of the next token [rows, d_vocab] and attention weights [rows, src or 0].
 
@@ -293,7 +293,7 @@ class TransformersDecoder(nn.Module):
             logits = logits.index_fill(-1, logits.new_tensor(self.suppress, dtype=torch.long), -torch.inf)
         own, cross = _plain_pairs(outputs.get("past_key_values"))
         if self.is_encoder_decoder:
-            if ids.shape[1] == len(self.start_ids):  # rows and sources are the same
+            if ids.shape[1] == len(self.start_ids):  # at the start, there is one row per source
                 memory.cross = cross
             own = None if memory.cross is None else own
         return _Block(memory, sources, ids, own), (logits, self._weights(outputs, memory, sources, ids))
@@ -360,8 +360,8 @@ class TransformersOutput:
     def scores(self, logits: Tensor) -> Tensor:
         """Return scores [rows, d_vocab + 3] of symbols from logits [rows, d_vocab].
 
-        Symbols of the search itself are impossible, except its end if the model has one end. Several ends keep their
-        scores.
+        The symbols that searches reserve are impossible. However, the end of the search gets the score of the model's
+        end if the model has only one. Several ends keep their scores.
 
         Example:
             >>> TransformersOutput(2.0, ends=[1]).scores(torch.tensor([[0.5, 1.5, -3.0]]))
@@ -374,7 +374,7 @@ class TransformersOutput:
         return scores
 
     def log_probs(self, scores: Tensor) -> Tensor:
-        """Return log-probabilities [rows, d_vocab + 3] of such scores in float64; -inf if impossible."""
+        """Return log-probabilities [rows, d_vocab + 3] of scores in float64; -inf for impossible symbols."""
         each = log_entmax(scores, self.alpha)
         if len(self.ends) > 1:
             ends = torch.tensor(self.ends, device=each.device) + RESERVED
@@ -411,7 +411,7 @@ class _Memory:
         return outputs
 
     def cross_of(self, sources: Tensor) -> Pairs:
-        """Return keys and values of rows; reuse those of the last step if the sources are the same."""
+        """Return keys and values of rows; reuse the result of the last step if the sources are the same."""
         assert self.cross is not None
         numbers = sources.tolist()
         if self._last is None or self._last[0] != numbers:
@@ -426,12 +426,12 @@ class _Block:
     memory: _Memory
     sources: Tensor  # [rows]
     ids: Tensor  # [rows, length], including the start, without a prompt
-    pairs: Pairs | None  # None: no cache, prefixes are read again
-    step: tuple[Tensor, Tensor] | None = None  # logits and weights after the start, until they are used
+    pairs: Pairs | None  # None: nothing is cached, and prefixes are read again
+    step: tuple[Tensor, Tensor] | None = None  # logits and weights after the start; the first step uses them
 
 
 class _State:
-    """Rows of blocks, which are copied at the next step and may have different lengths."""
+    """State of a search: rows of blocks, which may have different lengths. The next step copies them."""
 
     def __init__(self, rows: list[tuple[_Block, int]]) -> None:
         self.rows = rows
@@ -473,7 +473,7 @@ def _gather(rows: list[tuple[_Block, int]], device: torch.device) -> _Block:
 
 
 def _reorder(parts: Sequence[Tensor], index: Tensor) -> Tensor:
-    """Concatenate rows [rows, any width], padded with zeros, in a given order."""
+    """Pad parts [rows, any width] with zeros to one width, and concatenate their rows in a given order."""
     if len(parts) == 1:
         return parts[0]
     width = max(part.shape[1] for part in parts)
@@ -488,7 +488,7 @@ def _cache(pairs: Pairs) -> DynamicCache:
 
 
 def _plain_pairs(cache: Any) -> tuple[Pairs | None, Pairs | None]:
-    """Return keys and values of a cache, and of the attention to the encoder; None if unsupported."""
+    """Return the keys and values of self-attention and cross-attention in a cache; None if unsupported."""
     if isinstance(cache, EncoderDecoderCache):
         own, cross = _layers(cache.self_attention_cache), _layers(cache.cross_attention_cache)
         return (own, cross) if own is not None and cross is not None else (None, None)

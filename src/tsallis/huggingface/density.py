@@ -17,10 +17,10 @@ from tsallis.nn.attention_masks import VisibleKeys, sum_support
 
 
 class DensityMeter:
-    """Measure the densities of a sparsified model over the forward passes inside a `with` block.
+    """Context manager that measures the densities of a sparsified model over the forward passes inside it.
 
-    No weights are stored. In self-attention, padding queries are skipped. Compiled models run uncompiled inside the
-    block. A warning is given if no sparse attention ran.
+    It stores no weights. In self-attention, padding queries are skipped. Compiled models run uncompiled inside the
+    context. The meter warns if no sparse attention ran.
 
     Args:
         model: Model that :func:`sparsify` has changed.
@@ -48,7 +48,7 @@ class DensityMeter:
         self._stance: Any = None
 
     def __enter__(self) -> DensityMeter:
-        if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and importing it is slow
+        if "torch._dynamo" in sys.modules:  # if it is not imported, nothing is compiled; importing it is slow
             self._stance = torch.compiler.set_stance("force_eager")
         for name, module in self._modules.items():
             module.meter = self._counts[name]
@@ -83,7 +83,7 @@ class _Counts:
         self._sums = torch.zeros(3, 1, dtype=torch.float64)  # attended keys, visible keys, queries with a visible key
 
     def add(self, record: Tensor, mask: Tensor | None, causal: bool, queries: int, keys: int) -> None:
-        """Add a pass; `record` has the numbers of keys [batch, heads, queries], or all weights."""
+        """Add a pass; `record` contains the numbers of attended keys [batch, heads, queries], or all weights."""
         support = count_support(record)
         visible = VisibleKeys(mask, None, causal, queries, keys).count_keys(support.device)
         active = None
@@ -91,7 +91,7 @@ class _Counts:
             allowed = mask if mask.dtype == torch.bool else mask > -torch.inf
             active = allowed.any(-2).expand(
                 -1, -1, queries
-            )  # a position that no query can see is padding, so it is ignored as a query too
+            )  # ignore queries at positions that no query can see: they are padding
         sums = sum_support(support, visible, active)
         self._sums = self._sums.to(sums.device) + sums
         self.passes += 1

@@ -13,8 +13,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogits
 from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number
 
-# Processors that `generate` runs after those of its caller, with the settings that disable them. The temperature is
-# undone instead.
+# Processors that `generate` runs after those of its caller, with the settings that disable them. A temperature needs no
+# setting, because it is undone.
 NEUTRAL = {
     "TopHLogitsWarper": "top_h=None",
     "TopKLogitsWarper": "top_k=0",
@@ -39,7 +39,7 @@ class EntmaxLogitsProcessor(LogitsProcessor):
     with them raises an error that names the setting and the value to pass. A temperature of `generate` or of the model
     is undone with a warning; use the argument below. :math:`z` are the scores after penalties and forbidden tokens.
 
-    `support_sizes` are those of the last call of `generate`. A call whose prompts are the output of the call before
+    `support_sizes` describe the last call of `generate`. A call whose prompts are the output of the previous call
     counts as the same call.
 
     Args:
@@ -47,7 +47,7 @@ class EntmaxLogitsProcessor(LogitsProcessor):
         temperature: Divides the scores; below 1 fewer tokens are possible.
 
     Raises:
-        ValueError: an alpha below 1, a temperature that is not above 0.
+        ValueError: The alpha is below 1, or the temperature is not above 0.
 
     Example:
         >>> processor = EntmaxLogitsProcessor(alpha=1.5)
@@ -80,7 +80,7 @@ class EntmaxLogitsProcessor(LogitsProcessor):
         return (log_probs * later).to(scores.dtype)
 
     def _check_followers(self, processors: Any, classes: int) -> float:
-        """Return the temperature that the calling list of processors applies after this one.
+        """Return the temperature that the calling list of processors applies after this processor.
 
         Raises:
             ValueError: The list changes the probabilities in another way.
@@ -104,7 +104,7 @@ class EntmaxLogitsProcessor(LogitsProcessor):
         return later
 
     def _continues(self, input_ids: Tensor) -> bool:
-        """Return whether every sentence extends one of the last step by a token, in any order."""
+        """Return whether every sentence extends a sentence of the last step by one token, in any order."""
         last, rest = self._ids, input_ids[:, :-1]
         if last is None or last.shape != rest.shape or last.device != rest.device:
             return False

@@ -17,16 +17,16 @@ from tsallis.huggingface.alphas import unwrap
 from tsallis.huggingface.attention import FULL_MASKS, NAME
 from tsallis.huggingface.modules import attention_modules, other_attentions, score_obstacle
 
-# Attribute of a model that stores each of its configurations with the original attention function.
+# Attribute of a model with its configurations, each with the name of the original attention function.
 DENSE = "_tsallis_dense_attention"
-# Functions to restore in a model that was made from the configuration of a sparsified one.
+# Functions to restore in a model that was created from the configuration of a sparsified model.
 DEFAULTS = {NAME: "sdpa", FULL_MASKS: "eager"}
 
 
 def implementation_name(model: nn.Module) -> str:
-    """Return the name of the implementation with the right masks for a model.
+    """Return the name of the implementation whose masks are right for a model.
 
-    `sdpa_mask` omits causal masks, because attentions with `is_causal` need none. That is right for models that support
+    `sdpa_mask` omits causal masks, because attentions with `is_causal` need none. This works for models that support
     PyTorch's scaled dot-product attention. Some decoders don't set `is_causal` (NLLB-MoE, PEGASUS-X), some pass the
     mask to attentions of their own (Informer, BigBird-Pegasus), and some treat the name "sdpa" specially (Gemma 4).
     These models get the masks of eager attention.
@@ -57,12 +57,12 @@ def calls_ours(attention: nn.Module, model: Any) -> bool:
 
 
 def switch_attention(model: Any, owner: nn.Module, attentions: Mapping[str, nn.Module]) -> None:
-    """Make attentions of a model call our function, and store the original one.
+    """Make attentions of a model call our function, and store the name of the original function.
 
-    The model gets a copy of its configuration, which other models may share. A failure changes nothing.
+    The model gets a copy of its configuration, because other models may share the original. An error changes nothing.
 
     Args:
-        model: a Transformers model.
+        model: Transformers model.
         owner: The model or its wrapper.
         attentions: Attentions that will call our function, by name.
 
@@ -92,12 +92,12 @@ def restore_attention(model: nn.Module) -> None:
     """Restore the original function of a model, and of each part that was sparsified separately."""
     for part in model_parts(model):
         for config, name in vars(part).pop(DENSE, ()):
-            # Not set_attn_implementation: it checks the old value, and ignores parts that are not built.
+            # Don't call set_attn_implementation: it checks the old value, and ignores parts that are not built.
             config._attn_implementation_internal = name
 
 
 def configurations(model: nn.Module) -> list[Any]:
-    """Return the configurations of a model and its parts, including nested ones, each once."""
+    """Return the configurations of a model and its parts, including nested configurations, each once."""
     configs: dict[int, Any] = {}
     queue: list[Any] = [part.config for part in model_parts(model)]
     while queue:
@@ -110,7 +110,7 @@ def configurations(model: nn.Module) -> list[Any]:
 
 
 def _dense_implementation(model: nn.Module, config: Any) -> str | None:
-    """Return the function name in a configuration, or the original one if it is ours."""
+    """Return the name of the original attention function of a configuration."""
     name: str | None = config._attn_implementation
     if name not in DEFAULTS:
         return name
@@ -119,7 +119,7 @@ def _dense_implementation(model: nn.Module, config: Any) -> str | None:
 
 
 def _copy_configurations(owner: nn.Module, configs: Iterable[Any]) -> dict[int, tuple[Any, Any]]:
-    """Copy configurations, including those of modules; return the copies by the original's id."""
+    """Copy configurations, also those of modules; return each original with its copy, by the original's id."""
     of_modules = [x for module in owner.modules() for x in vars(module).values() if isinstance(x, PreTrainedConfig)]
     memo: dict[int, Any] = {}
     return {id(config): (config, copy.deepcopy(config, memo)) for config in (*configs, *of_modules)}
@@ -139,7 +139,7 @@ def find_obstacles(model: nn.Module) -> dict[str, str]:
     sinks and key selections that appear only at run time are not found.
 
     Args:
-        model: a Transformers model.
+        model: Transformers model.
 
     Returns:
         Reasons by the name of the attention; "" if it can become sparse.

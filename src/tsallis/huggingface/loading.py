@@ -14,7 +14,7 @@ from tsallis.huggingface.sparsify import install_alphas
 
 # Options of `from_pretrained` that locate a model.
 LOCATION = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
-# Options of `from_pretrained` that are not options of the configuration, in spite of their names.
+# Options of `from_pretrained` that do not belong to the configuration, although it has attributes with these names.
 NOT_OF_CONFIG = ("attn_implementation", "dtype", "torch_dtype")
 
 
@@ -67,7 +67,7 @@ def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
         cls.__init__(self, *args, **kwargs)
         install_alphas(self, modules_of_settings(self, settings))
 
-    # Add alphas before weights are loaded, so that they are loaded like all other parameters.
+    # Add alphas before weights are loaded, so that the alphas are loaded like all other parameters.
     names = {"__init__": build, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
     sparse: Any = type(cls.__name__, (cls,), names)
     model, info = sparse.from_pretrained(path, config=config, output_loading_info=True, **options)
@@ -75,14 +75,14 @@ def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
     _check_alphas(model, path, settings, info["missing_keys"], info["unexpected_keys"])
     for _, alpha in alpha_modules(model):
         if isinstance(alpha, FixedAlpha):
-            alpha.read()  # read it now, because an export can't
+            alpha.read()  # read the alpha now, because an export can't
     return (model, info) if wants_info else model
 
 
 def _check_alphas(
     model: Any, path: Any, settings: Mapping[str, Setting], missing: Iterable[str], unexpected: Iterable[str]
 ) -> None:
-    """Raise a ValueError unless the saved alphas match those that the configuration names."""
+    """Raise a ValueError unless the saved alphas match the alphas that the configuration names."""
     absent_names = sorted(name for name in missing if f"{ALPHA}." in name)
     if absent_names:
         raise ValueError(f"{path} has no weights for {', '.join(absent_names)}")

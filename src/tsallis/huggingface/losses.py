@@ -17,7 +17,7 @@ from tsallis.ops.tracing import untraced
 
 # Settings that change logits after the projection, and their neutral values.
 SCALINGS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0, "mup_width_multiplier": None}
-# Transformers' names of losses that shift labels; None, as in GPT2LMHeadModel, means the first.
+# Names of Transformers' losses that shift labels. None, as in GPT2LMHeadModel, means the first name.
 CAUSAL = ("ForCausalLM", "ForConditionalGeneration", None)
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 
@@ -27,8 +27,8 @@ def trainer_loss(alpha: float = 1.5, *, shift: bool = False, label_smoothing: fl
 
     .. math:: L(z, y) = \max_p \big(p^\top z + H_\alpha(p)\big) - z_y
 
-    (Peters et al. 2019, eq. 10), the mean over all labels except -100. Predict with :func:`tsallis.entmax` and the same
-    alpha afterwards.
+    (Peters et al. 2019, eq. 10). The result is the mean over all labels except -100. For predictions, use
+    :func:`tsallis.entmax` with the same alpha.
 
     Args:
         alpha: Alpha, at least 1; 1 is cross-entropy.
@@ -83,9 +83,8 @@ def lm_loss(
         Loss [], a scalar tensor.
 
     Raises:
-        ValueError: There are no labels, or the model has no linear output layer, changes its logits after it, or
-            gives it another number of positions than there are labels, or it is unknown whether the model shifts
-            labels.
+        ValueError: There are no labels, the model has no linear output layer, or it changes the logits afterwards. Or
+            the numbers of labels and of projected positions differ, or it is unknown whether the model shifts labels.
         TypeError: The model is not a Transformers model.
 
     Example:
@@ -119,9 +118,9 @@ def lm_loss(
 
 def _language_model(model: Any) -> tuple[Any, nn.Linear]:
     """Return the Transformers model inside PEFT or torch.compile, and its head."""
-    lm = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT
+    lm = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
     lm = getattr(lm, COMPILED, lm)
-    if not isinstance(lm, PreTrainedModel):  # for example DistributedDataParallel, which must be called itself
+    if not isinstance(lm, PreTrainedModel):  # such as DistributedDataParallel, which must be called itself
         raise TypeError(f"model must be a Transformers model, got {type(lm).__name__}")
     head = lm.get_output_embeddings()
     if not isinstance(head, nn.Linear):
@@ -148,8 +147,8 @@ def _shifts(lm: Any) -> bool:
 def _run_to_head(lm: Any, head: nn.Linear, inputs: dict[str, Any]) -> Tensor:
     """Run a model and return the input of its head [batch, length, size].
 
-    The head returns made-up logits of the first position. If the model returns them unchanged, it does nothing after
-    the projection.
+    During the run, the head returns made-up logits for the first position. If the model returns these logits unchanged,
+    it does nothing after the projection.
 
     Raises:
         ValueError: The model changes the logits, or does not call the head exactly once.

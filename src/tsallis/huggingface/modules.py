@@ -30,8 +30,8 @@ def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def other_attentions(model: nn.Module) -> Iterator[str]:
     """Yield the names of attentions that do not use Transformers' `AttentionInterface`.
 
-    Attentions are recognized by their class names; for nested modules the innermost is named. Attentions that
-    `nn.sparsify_module` has replaced are skipped.
+    Attentions are recognized by their class names; of nested attentions, only the innermost is returned. Attentions
+    that `nn.sparsify_module` has replaced are skipped.
     """
     own = [name for name, _ in attention_modules(model)]
     own += [name for name, x in model.named_modules() if isinstance(x, MultiheadAttention)]
@@ -74,7 +74,8 @@ def choose_attentions(
         Attentions by name.
 
     Raises:
-        ValueError: a layer or pattern that no attention has, no layers, an unknown kind, no attention at all.
+        ValueError: A layer or pattern matches no attention, there are no layers, the kind is unknown, or the model has
+            no attention.
     """
     if kind not in (None, "self", "cross"):
         raise ValueError(f"kind must be 'self', 'cross' or None, got {kind!r}")
@@ -105,7 +106,7 @@ def _matches(name: str, layer: Layer) -> bool:
 
 
 def layer_number(name: str) -> int | None:
-    """Return the layer number of an attention: the first number in its name, because T5 also counts parts."""
+    """Return the layer number of an attention, the first number in its name: T5 also numbers parts of layers."""
     number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
     return None if number is None else int(number[1])
 
@@ -119,7 +120,7 @@ def count_heads(module: nn.Module) -> int:
     """Return the number of query heads of an attention.
 
     Raises:
-        ValueError: The module has no known attribute for it.
+        ValueError: The module has no known attribute for this number.
     """
     for owner in (module, getattr(module, "config", None)):
         for name in HEAD_COUNTS:
@@ -130,7 +131,7 @@ def count_heads(module: nn.Module) -> int:
 
 
 def score_obstacle(module: nn.Module) -> str:
-    """Return the unsupported change of scores in an attention, or ""."""
+    """Return how an attention changes its scores in an unsupported way, or ""."""
     config = getattr(module, "config", None)
     cap = getattr(module, "attn_logit_softcapping", None) or getattr(config, "attn_logit_softcapping", None)
     if cap is not None:

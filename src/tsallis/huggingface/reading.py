@@ -21,14 +21,14 @@ UNSUPPORTED = {
     "xlm": "predicts the token at a mask after the prefix",
     "xlnet": "predicts the token at a mask after the prefix",
 }
-# Model types whose results with a cache differ from those without.
+# Model types whose results differ with and without a cache.
 UNCACHED = {"fsmt", "prophetnet"}
 # Model types whose decoder masks the padding id without a cache.
 MASKS_PADDING = {"t5gemma"}
 
 
 def find_obstacle(model: Any, base: Any) -> str:
-    """Return why searches can't read a model's distribution of the next token, or "".
+    """Return why searches can't read the distribution of the next token from a model, or "".
 
     Args:
         model: Model that the user passed.
@@ -92,7 +92,7 @@ class Reading:
         # States other than keys and values are not cached.
         stateful = bool(getattr(model, "_is_stateful", False))
         self.reads_whole = model.config.model_type in UNCACHED or miscounted or stateful
-        # Recurrent states read padding, and without position_ids padding shifts the positions.
+        # Recurrent states read padding. Without position_ids, padding shifts the positions.
         self.skips_padding = is_encoder_decoder or (
             {"position_ids", "attention_mask"} <= set(accepted)
             and not stateful

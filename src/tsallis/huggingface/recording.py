@@ -69,16 +69,16 @@ def summarize_texts(
 class TransformersReader:
     """Adapter of a sparsified Transformers model for :func:`tsallis.analysis.record`.
 
-    Batches are the inputs of the model: `input_ids`, an `attention_mask` with padding at the end, `decoder_input_ids`
-    of an encoder-decoder, and optionally `index`, the numbers of the sentences (default: 0, 1, 2, ...). Keys outside a
-    sliding window count as visible.
+    Batches are the inputs of the model: `input_ids`, an `attention_mask` with padding at the end, and
+    `decoder_input_ids` for an encoder-decoder. The optional `index` contains the numbers of the sentences (default: 0,
+    1, 2, ...). Keys outside a sliding window count as visible.
 
     Args:
         model: Model that :func:`sparsify` has changed.
         tokenizer: Tokenizer of the model, with the method `convert_ids_to_tokens`.
 
     Raises:
-        ValueError: a model without sparse attention.
+        ValueError: The model has no sparse attention.
 
     Example:
         >>> from tsallis.analysis import density, record
@@ -132,7 +132,7 @@ class TransformersReader:
 
     @torch.no_grad()
     def run(self, batch: Mapping[str, Any], receive: Callable[[int, Tensor], None]) -> None:
-        """Run a batch, and pass on the weights of each attention as they are computed."""
+        """Run a batch, and pass the weights of each attention to `receive` when they are computed."""
         device = next(self.model.parameters()).device
         inputs = {name: x.to(device) for name, x in batch.items() if name != "index"}
         training = self.model.training

@@ -12,7 +12,7 @@ from tsallis.huggingface.alphas import COMPILED, FixedAlpha, LearnedAlpha, alpha
 from tsallis.huggingface.modules import choose_attentions, count_heads
 
 SETTINGS = "tsallis"  # name of the attribute of a configuration
-# Kinds of fixed alphas, whose numbers are saved with the weights. Learned ones have two bounds.
+# Kinds of fixed alphas, whose numbers are saved with the weights. The setting of learned alphas is their two bounds.
 FIXED, FIXED_PER_HEAD = "fixed", "fixed per head"
 Setting = str | list[float]
 
@@ -32,7 +32,7 @@ def _setting(alpha: FixedAlpha | LearnedAlpha) -> Setting:
 def modules_of_settings(
     model: Any, settings: Mapping[str, Setting]
 ) -> dict[str, tuple[nn.Module, FixedAlpha | LearnedAlpha]]:
-    """Return the attentions that the settings name, each with alphas to load.
+    """Return the attentions that the settings name, each with a module for its alphas.
 
     Raises:
         ValueError: The settings name no attention of the model, or an unknown kind.
@@ -54,5 +54,5 @@ def _alpha_module(name: str, attention: nn.Module, setting: Setting) -> FixedAlp
 
 
 def base_name(model: Any, name: str) -> str:
-    """Return a module's name in the model without its head, so that another head can be used."""
+    """Return a module's name inside the base model, which is the same for models with other heads."""
     return name.replace(f"{COMPILED}.", "").removeprefix(f"{model.base_model_prefix}.")

@@ -35,8 +35,8 @@ def sparsify(
     .. math:: p_i = \mathrm{entmax}_{\alpha_h}\big(\mathrm{scale} \cdot Q_i K^\top + \mathrm{mask}_i\big)
 
     replaces softmax (Correia et al. 2019, eq. 8). At alpha 1 the outputs don't change. Masks, caches and `generate`
-    keep working. `save_pretrained` saves the alphas, which are attributes `tsallis_alpha` of the attentions, and
-    :func:`from_pretrained` loads them. A second call changes only the attentions that it selects; `sparsify(model,
+    keep working. `save_pretrained` saves the alphas, and :func:`from_pretrained` loads them. They are the attributes
+    `tsallis_alpha` of the attentions. A second call changes only the attentions that it selects; `sparsify(model,
     alphas(model))` fixes learned alphas. A warning names attentions that can't be changed; see :func:`find_obstacles`.
 
     Args:
@@ -54,7 +54,8 @@ def sparsify(
         The model.
 
     Raises:
-        ValueError: an attention that cannot be replaced, a part of a sparsified model, a missing layer, a bad alpha.
+        ValueError: An attention can't be replaced, the model is part of a sparsified model, a layer is missing, or an
+            alpha is invalid.
         TypeError: The model is not a Transformers model.
 
     Example:
@@ -82,7 +83,7 @@ def sparsify(
 
 
 def _alphas_of_layers(alpha: Alpha | Mapping[Layer, Alpha], layers: Layers) -> list[tuple[Alpha, Layers]]:
-    """Return alphas with the layers that use them."""
+    """Return each alpha with its layers."""
     if not isinstance(alpha, Mapping):
         return [(alpha, layers)]
     if layers is not None or not alpha:
@@ -106,7 +107,7 @@ def densify(model: Model) -> Model:
         The model.
 
     Raises:
-        ValueError: The model is not sparsified, or is part of a sparsified one.
+        ValueError: The model is not sparsified, or is part of a sparsified model.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -129,7 +130,7 @@ def densify(model: Model) -> Model:
 
 
 def set_alpha(model: nn.Module, alpha: float) -> None:
-    """Set all fixed alphas of a sparsified model, including those per head; learned ones don't change.
+    """Set all fixed alphas of a sparsified model, also alphas per head; learned alphas don't change.
 
     Args:
         model: Model that :func:`sparsify` has changed.
@@ -171,7 +172,7 @@ def install_alphas(model: nn.Module, modules: Mapping[str, tuple[nn.Module, Fixe
     switch_attention(base, model, {name: attention for name, (attention, _) in modules.items()})
     for attention, alpha_module in modules.values():
         setattr(attention, ALPHA, alpha_module)
-    # Load alphas in float32 also from a checkpoint in half precision.
+    # Keep alphas in float32, also if a checkpoint is loaded in half precision.
     base._keep_in_fp32_modules_strict = set(base._keep_in_fp32_modules_strict or ()) | {ALPHA}
     write_settings(base)
 

@@ -84,7 +84,7 @@ def count_positions(model: Any) -> int | None:
 
 
 def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
-    """Return the decoder inputs [batch, length]: the start and the labels without the last one.
+    """Return the decoder inputs [batch, length]: the start, then the labels without the last.
 
     Args:
         model: Encoder-decoder of Transformers.

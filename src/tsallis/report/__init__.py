@@ -1,4 +1,4 @@
-"""Turn the results of an analysis into one HTML page; :func:`show` makes one from any model in one call."""
+"""Build the HTML page of a report from summaries, or from any PyTorch model in one call of :func:`show`."""
 
 from tsallis.report.page import build_page
 from tsallis.report.recording import show

@@ -1,4 +1,4 @@
-"""The offline page of a report: one HTML file with styles, scripts and data, which stores only non-zero weights."""
+"""Build the page of a report: one offline HTML file with styles, scripts, and data without zero weights."""
 
 from __future__ import annotations
 
@@ -140,7 +140,9 @@ def _render(**values: Any) -> Page:
 
 
 def sentences_that_fit(runs: Sequence[RunSummary]) -> int:
-    """Return how many sentences of runs fit on a page, at least one; the limit is on all weights together.
+    """Return the number of sentences that fit on a page, at least one.
+
+    The limit applies to the total number of non-zero weights of all runs.
 
     Args:
         runs: Summaries of the same sentences.
@@ -164,7 +166,7 @@ def _digest(script: str) -> str:
 
 
 def _tables() -> dict[str, Any]:
-    """Return the tables of sides, roles and scores for the page; scores have their names in logs."""
+    """Return the tables of sides, roles and scores for the page; scores have the same names as in logs."""
     roles = {name: {"threshold": role.threshold, "phrase": role.phrase} for name, role in ROLES.items()}
     scores = {name if name in VALUES else f"{ON_DEV}{name}": _score(score) for name, score in SCORES.items()}
     return {"sides": SIDES, "roles": roles, "scores": scores}
@@ -218,7 +220,7 @@ def embed_json(value: Any) -> str:
 
 
 def _round(value: Any) -> Any:
-    """Round floats to nine digits; non-finite ones become None, because JSON has none."""
+    """Round floats to nine digits; infinities and NaN become None, because JSON has neither."""
     if isinstance(value, float):
         return float(f"{value:.9g}") if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -227,7 +229,7 @@ def _round(value: Any) -> Any:
 
 
 def _thin(history: Any) -> Any:
-    """Return each list with at most `EVENTS` of its numbers, including the first and the last."""
+    """Shorten lists to at most `EVENTS` numbers, including the first and the last."""
     if isinstance(history, dict):
         return {name: _thin(values) for name, values in history.items()}
     if not isinstance(history, list) or len(history) <= EVENTS:

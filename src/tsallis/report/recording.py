@@ -40,13 +40,13 @@ def show(
 
     Args:
         model: Model to run, in eval mode.
-        inputs: Its input: a tensor, a sequence of positional arguments, or a mapping of keyword arguments, such as a
-            batch from a tokenizer.
+        inputs: Input of the model: a tensor, a sequence of positional arguments, or a mapping of keyword arguments,
+            such as a batch from a tokenizer.
         tokens: Strings of one text, or of each text of a batch, without padding; or the tokenizer that made the inputs.
-        target_tokens: The same for what the decoder of an encoder-decoder reads. A tokenizer in `tokens` also reads
-            `decoder_input_ids`.
+        target_tokens: Strings that the decoder of an encoder-decoder reads, in the form of `tokens`. A tokenizer in
+            `tokens` converts `decoder_input_ids` itself.
         name: Name of the model on the page; default: its class.
-        tolerance: How far the weights of a query may sum from 1. Attention with a sink needs 1.
+        tolerance: Maximum difference between the sum of a query's weights and 1. Attention with a sink needs 1.
 
     Returns:
         The page.
@@ -96,7 +96,7 @@ def _call(model: nn.Module, inputs: Any, **options: Any) -> Any:
 
 
 def _record_transformers(model: Any, inputs: Any) -> Layers:
-    """Return the weights that a Hugging Face model returns; only sparse and eager attention return some."""
+    """Return the weights of a Hugging Face model. Models that are not sparse run with eager attention."""
     implementation = model.config._attn_implementation
     returns_weights = "tsallis" in implementation
     if not returns_weights:
@@ -134,7 +134,7 @@ def _record_modules(model: nn.Module, inputs: Any, has_target: bool) -> Layers:
             stack.callback(handle.remove)
         stack.enter_context(capture_weights([*attentions.values()], lambda _, weights: receive(weights, kinds[-1])))
         stack.enter_context(_slow_path())
-        if not has_target:  # a call of the function doesn't show which side it attends to
+        if not has_target:  # a call of the function doesn't show which kind of attention it is
             stack.enter_context(_CapturedFunction(lambda weights: receive(weights, "attention")))
         _call(model, inputs)
     return layers
@@ -183,5 +183,5 @@ def _attention_weights(
     if attn_mask is not None:
         boolean = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, -torch.inf) if boolean else scores + attn_mask
-    weights = scores.softmax(-1).nan_to_num()  # a query without keys has no weights
+    weights = scores.softmax(-1).nan_to_num()  # a query without visible keys gets zeros
     return weights.unsqueeze(1) if weights.dim() == 3 else weights

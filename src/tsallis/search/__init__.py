@@ -1,7 +1,7 @@
 """Search with certificates: beam, exhaustive and exact search, scores, samples, completion and ensembles.
 
-Names are loaded at the first use, because all except those of `tsallis.search.options` need torch, and the help of the
-commands needs only the options.
+Names are loaded at first use: most of them need torch, but the help of the commands needs only
+`tsallis.search.options`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run beam search, which skips impossible prefixes and bounds the dropped ones."""
+"""Run beam search, which skips impossible prefixes and bounds the probability of dropped prefixes."""
 
 from __future__ import annotations
 
@@ -40,31 +40,31 @@ def beam_search(
     r"""Find the most probable outputs of every source, with a certificate of what is proved about them.
 
     A beam holds the `beam_size` most probable unfinished prefixes of each source. Every finished output is kept, unless
-    endings compete as in other toolkits. `bound` is the largest log-probability of a dropped prefix. A prefix is at
-    least as probable as its continuations, so an output at least as probable as `bound` is the exact argmax. If no
-    prefix was dropped, the list is the whole distribution (Peters et al. 2019, sec. 4.1).
+    `end_rule` is "competing". `bound` is the largest log-probability of a dropped prefix. A prefix is at least as
+    probable as its continuations, so an output at least as probable as `bound` is the exact argmax. If no prefix was
+    dropped, the list is the whole distribution (Peters et al. 2019, sec. 4.1).
 
-    While no prefix has been dropped, the search continues until none is left, which proves completeness. Afterwards,
-    prefixes that can't beat the `n_best` (or `beam_size`) best outputs leave the beam. This also applies to values that
-    are not normalized (alpha-ReLU), although their continuations might exceed these outputs.
+    If no prefix is dropped, the search continues until no prefix is left, and the result is complete. After the first
+    dropped prefix, prefixes that can't beat the `n_best` (or `beam_size`) best outputs leave the beam. This rule also
+    applies to values that are not normalized (alpha-ReLU), although continuations might then exceed these outputs.
 
     Args:
         model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
-        src, src_lengths: Symbols of the sources [batch, src] and their counts [batch].
+        src, src_lengths: Symbols of the sources [batch, src], and number of symbols per source [batch].
         beam_size: Number of prefixes kept per source.
         n_best: Number of outputs returned per source; None: all that were finished.
         prefixes: Tokens that all outputs of a source start with.
         min_length: Minimum length of an output, without its end.
-        max_length: Maximum length of an output, without its end; None: twice the source's length plus 20 after its
-            prefix.
+        max_length: Maximum length of an output, without its end; None: the prefix's length, plus twice the source's
+            length, plus 20.
         length_penalty: Exponent a; outputs are ranked by log-probability / length**a, counting the end (Wu et al. 2016,
             eq. 14, simplified). 0 ranks by probability, 1 by the mean log-probability of a symbol.
-        end_rule: "every" keeps all finished outputs. "competing" keeps only outputs whose end is among the `beam_size`
-            most probable continuations of its step, ends included; the certificate counts the others as dropped
-            prefixes. With a beam of 1 that is greedy search.
+        end_rule: "every" keeps all finished outputs. "competing" is the rule of other toolkits: it keeps an output only
+            if its end is among the `beam_size` most probable continuations of the step, ends included. The certificate
+            counts other outputs as dropped prefixes. With `beam_size` 1, this rule gives greedy search.
         keep_attention: Whether hypotheses contain their attention weights.
-        text: Spells the tokens of an output, for vocabularies in which several sequences may spell one text. Results
-            are then about texts: see :func:`tsallis.search.texts.merge_texts`.
+        text: Function that spells tokens, for vocabularies in which several sequences may spell one text. Hypotheses
+            are then texts, see :func:`tsallis.search.texts.merge_texts`.
 
     Returns:
         One :class:`Result` per source. Its certificate is about the outputs that these options allow.
@@ -93,7 +93,7 @@ def beam_search(
     options = BeamOptions(
         size=beam_size,
         n_best=max(beam_size, n_best or 1) if text is not None else n_best or beam_size,
-        # Record one more than is returned, to bound a list that is cut. Texts need every segmentation.
+        # Record one output more than is returned: it bounds the outputs that are cut. Texts need every segmentation.
         num_recorded=0 if n_best is None or text is not None else n_best + 1,
         length_penalty=float(length_penalty),
         competing_ends=end_rule == "competing",
@@ -127,7 +127,7 @@ def _search(model: Decoder, state: Any, beams: Any, keep_attention: bool, device
         while searching:
             only = beams.forced()
             only = only if only is None else only.to(device)
-            # Request one symbol more than the beam can hold: its probability bounds those of all dropped prefixes.
+            # Request one symbol more than the beam can hold: it bounds the probabilities of all dropped prefixes.
             step = _advance(model, state, beams.tokens().to(device), beams.size + 1, only, keep_attention)
             if keep_attention and step.attention is not None:
                 weights.append(step.attention)
@@ -174,7 +174,7 @@ def copy_to_cpu(best: BestSymbols, num_attended: Tensor) -> tuple[BestSymbols, T
 
 
 def _best_ends(ends: list[tuple[float, int]], n_best: int | None, length_penalty: float) -> list[tuple[float, int]]:
-    """Return the `n_best` outputs, plus one more and ties to bound the list."""
+    """Return the `n_best` best outputs, and the next best with its ties, which bounds all others."""
     if n_best is None or length_penalty or len(ends) <= n_best + 1:
         return ends
     least = heapq.nlargest(n_best + 1, (log_prob for log_prob, _ in ends))[-1]

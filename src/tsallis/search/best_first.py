@@ -1,4 +1,4 @@
-"""Find all possible outputs of a model, most probable first, or the best ones with a proof."""
+"""Find all possible outputs of a model, most probable first, or the best outputs with a proof."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tsallis.search.options import EXPANSIONS
 from tsallis.search.step import Expansion, Limits, Prefix, Search, checked_log_probs, eval_mode, make_limits
 from tsallis.search.texts import Text, missing_probability
 
-CHUNK = 16  # prefixes expanded together per source; constant, so that results don't depend on the batch
-WINDOW = 16  # sources searched together: each may store the states of `budget` prefixes
+CHUNK = 16  # prefixes to expand together per source; constant, so that results don't depend on the batch
+WINDOW = 16  # sources to search together; few, because each may store the states of `budget` prefixes
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Goal:
         normalized: Whether continuations are at most as probable as their prefix.
         budget: Maximum number of prefixes to expand.
         deadline: Time of the monotonic clock at which the search ends; None: no limit.
-        mass: Total probability of outputs, which no open prefix can beat, that ends the search; None: no limit.
+        mass: The search ends once the outputs that no open prefix can beat have this probability; None: no limit.
         n_best: Number of outputs to prove; None: all.
-        text: Spells outputs if the search is for texts; None: it is for sequences.
+        text: Function that spells outputs, for a search for texts; None: the search is for sequences.
     """
 
     normalized: bool
@@ -67,7 +67,7 @@ class _Queue(Search):
     known: set[tuple[int, ...]]  # outputs that are known from another search
     mass: float  # total probability of finished outputs
     sums: dict[str, float] = field(default_factory=dict)  # probabilities of finished texts
-    reason: Stop = "length"  # why promising prefixes were dropped last
+    reason: Stop = "length"  # why promising prefixes were dropped most recently
 
     def result(self, normalized: bool, n_best: int | None, text: Text | None = None) -> Result:
         spent = self.goal.budget - self.budget
@@ -198,13 +198,13 @@ def exhaustive(
 
     Args:
         model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
-        src, src_lengths: Symbols of the sources [batch, src] and their counts [batch].
+        src, src_lengths: Symbols of the sources [batch, src], and number of symbols per source [batch].
         budget: Maximum number of prefixes to expand per source.
         time_limit: Seconds per source, checked between expansions; sources are then searched one after the other.
         mass: Stop once the outputs that no open prefix can beat have this total probability, between 0 and 1.
         n_best: Number of outputs returned per source; None: all.
-        known: Results of another search for the same outputs. They count as found here; with `n_best`, prefixes that
-            can't beat the best of them are skipped, and no bound exceeds theirs.
+        known: Results of another search with the same limits, whose outputs count as found. With `n_best`, prefixes
+            that can't beat the best of these outputs are skipped. No bound exceeds the bound in `known`.
         prefixes, min_length, max_length, length_penalty, keep_attention, text: see :func:`beam_search`.
 
     Returns:
@@ -308,10 +308,10 @@ def _push(
     state: Any,
     numbers: itertools.count[int],
 ) -> None:
-    """Add prefixes with one more token to the queue; totals [prefixes, d_vocab] start at row `first`."""
+    """Add prefixes with one more token to the queue; `totals` [prefixes, d_vocab] are their log-probabilities."""
     for parent, prefix in enumerate(prefixes):
         if prefix.length + 2 > queue.limits.steps and totals[parent].max() > -math.inf:
-            queue.cut(float(totals[parent].max()))  # with one more token it could no longer end
+            queue.cut(float(totals[parent].max()))  # one more token would leave no room for the end
             totals[parent] = -torch.inf
     flat, width = totals.flatten(), totals.shape[-1]
     chance = queue.limits.score_bound(flat) > queue.threshold()
@@ -319,7 +319,7 @@ def _push(
     if hopeless > -math.inf:
         queue.give_up(hopeless)
     index = chance.nonzero().squeeze(-1)
-    if len(index) > queue.budget:  # more than the remaining budget
+    if len(index) > queue.budget:  # more prefixes than the remaining budget
         index = index[flat[index].sort(descending=True, stable=True).indices]
         queue.give_up_for_budget(float(flat[index[queue.budget]]))
         index = index[: queue.budget]
@@ -366,9 +366,9 @@ def exact_search(
 ) -> list[Result]:
     r"""Find the `n_best` most probable outputs of every source with a proof, also for softmax.
 
-    A beam search runs first. If its certificate does not prove the outputs, the most probable prefixes that could beat
-    them are expanded (Stahlberg and Byrne 2019, in the order of Peters et al. 2019, sec. 4.1), until no prefix of a
-    normalized model is more probable than the answer
+    A beam search runs first. If its certificate does not prove the outputs, a second search expands the prefixes that
+    could beat them (Stahlberg and Byrne 2019), most probable first (Peters et al. 2019, sec. 4.1). With a normalized
+    model, it ends when no prefix is more probable than the best output
 
     .. math:: \hat y = \arg\max_y \, p(y \mid x)
 
@@ -376,7 +376,7 @@ def exact_search(
 
     Args:
         model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
-        src, src_lengths: Symbols of the sources [batch, src] and their counts [batch].
+        src, src_lengths: Symbols of the sources [batch, src], and number of symbols per source [batch].
         n_best: Number of outputs to prove and return.
         beam_size: Beam size of the beam search, at least `n_best`.
         budget, mass: Limits of the second search, see :func:`exhaustive`.
@@ -421,7 +421,7 @@ def _prove(
     n_best: int,
     **options: Any,
 ) -> list[Result]:
-    """Replace results that don't prove `n_best` outputs by those of an exhaustive search."""
+    """Replace results that don't prove `n_best` outputs by results of an exhaustive search."""
     doubtful = [i for i, x in enumerate(results) if x.certificate.kind != "complete" and len(x.proven) < n_best]
     if doubtful:
         index = torch.tensor(doubtful, device=src.device)

@@ -27,9 +27,9 @@ class Hypothesis:
         log_prob: Natural logarithm of the probability, including the end.
         support: Number of possible symbols per step, including the step of the end.
         num_attended: Number of source positions with non-zero weight per step.
-        attention: Weights [steps, src length], with `keep_attention`.
-        segmentations: For a text, the sequences found that spell it, the most probable first. `log_prob` is the
-            logarithm of the sum of their probabilities; the other fields belong to the first. Empty for a sequence.
+        attention: Attention weights [steps, src length]; None without `keep_attention`.
+        segmentations: For a text, the found sequences that spell it, most probable first. `log_prob` is then the
+            logarithm of the sum of their probabilities; the other fields describe the first sequence. Empty otherwise.
 
     Example:
         >>> hypothesis = Hypothesis(tokens=(7, 8), log_prob=math.log(0.9), support=(2, 1, 1), num_attended=(1, 1, 1))
@@ -46,7 +46,7 @@ class Hypothesis:
 
     @property
     def prob(self) -> float:
-        """Return the probability; unnormalized values are at most the largest float."""
+        """Return the probability; larger unnormalized values are limited to the largest float."""
         return math.exp(min(self.log_prob, LARGEST_LOG))
 
     def score(self, length_penalty: float = 0.0) -> float:
@@ -61,27 +61,27 @@ class Certificate:
     - `complete`: no possible output is missing; the hypotheses are the whole distribution.
     - `optimal`: outputs may be missing, but none is more probable than the best hypothesis.
     - `bounded`: no missing output is more probable than `exp(bound)`, which exceeds the best hypothesis.
-    - `none`: nothing is proved, because no output was found, the values are not probabilities, or for `reason`.
+    - `none`: nothing is proved, because no output was found, the values are not probabilities, or there is a `reason`.
 
-    For normalized models, no missing output is more probable than `exp(bound)`, for every kind. With the dropped
-    prefixes D,
+    For normalized models, every kind means that no missing output is more probable than `exp(bound)`. If D is the set
+    of dropped prefixes,
 
     .. math:: \mathrm{bound} = \max_{y \in D} \log p(y \mid x) \ge \max_{y \in D} \max_{y'} \log p(y y' \mid x)
 
-    The certificate is about the outputs that the options allow, for example those with a prefix or a minimum length.
-    With a length penalty, "optimal" and "bounded" are about scores instead of probabilities, of outputs within the
-    maximum length. The bound is then the best score that a missing output could have:
+    The certificate is about the outputs that the options allow, for example only outputs with a required prefix.
+    With a length penalty, "optimal" and "bounded" compare scores instead of probabilities, and only among outputs
+    within the maximum length. The bound is then the best score that a missing output could have:
 
     .. math:: \mathrm{bound} = \max_{y \in D} \log p(y \mid x) / n_{\max}^a
 
     Args:
         kind: "complete", "optimal", "bounded" or "none".
-        bound: Largest log-probability of a dropped prefix or output, or with a length penalty the best score that one
-            could have; -inf if none was dropped.
-        reason: Why nothing is proved although outputs were found, if the model's numbers don't allow a proof: the
-            largest score of a step is so large that its dtype has whole numbers only (from 2^23 in float32, 2^52 in
-            float64, 2^10 in float16 and 2^7 in bfloat16). Scores that differ by less than 1 may then be equal, which is
-            a factor of e in probability. The bound is that of the rounded numbers.
+        bound: Largest log-probability of a dropped prefix or output; -inf if none was dropped. With a length penalty,
+            the best score that a dropped prefix or output could have.
+        reason: Why nothing is proved although outputs were found; otherwise None. A step's largest score is then so
+            large that its dtype contains only whole numbers (from 2^23 in float32, 2^52 in float64, 2^10 in float16 and
+            2^7 in bfloat16). Scores that differ by less than 1 may be rounded to the same number, which is a factor of
+            e in probability. The bound is computed from the rounded scores.
 
     Example:
         >>> Certificate("optimal", bound=-2.3).proves_best, Certificate("bounded", bound=-0.2).proves_best
@@ -105,15 +105,15 @@ class Result:
     Args:
         hypotheses: Outputs, best first.
         certificate: What is proved about the outputs.
-        length_penalty: Exponent of the length in the scores that rank outputs; 0: they are ranked by probability.
+        length_penalty: Exponent of the length in the scores that rank outputs; 0 ranks by probability.
         stopped_by: Why an exhaustive search ended without the requested proof: "budget", "time", "mass" or "length";
-            None: it has the proof, or the search was not exhaustive.
+            None: the proof was found, or the search was not exhaustive.
         expanded: Number of prefixes that an exhaustive search expanded.
-        scope: Outputs that the certificate is about: "all", or "limited" to those with a prefix or a minimum length of
-            at least two symbols.
+        scope: "all" if the certificate is about all outputs; "limited" if the search required a prefix, or a minimum
+            length of at least two symbols.
         normalized: Whether the probabilities of all outputs sum to at most 1.
-        missing: For texts, an upper bound on the probability of all sequences that were not found, and so on the
-            missing probability of any text.
+        missing: For texts, an upper bound on the total probability of the sequences that were not found. It also bounds
+            the missing probability of each text.
 
     Example:
         >>> drew = Hypothesis((7, 8), -0.105, (2, 1, 1), (1, 1, 1))
@@ -153,7 +153,7 @@ class Result:
         return tuple(h for h in self.hypotheses if h.score(self.length_penalty) >= least)
 
     def truncated(self, n_best: int | None) -> Result:
-        """Return a result with the `n_best` best hypotheses (None: all); a list that is cut is not complete."""
+        """Return a result with the `n_best` best hypotheses (None: all); a shortened list is not complete."""
         if n_best is None or len(self.hypotheses) <= n_best:
             return self
         dropped = self.hypotheses[n_best]
@@ -193,7 +193,7 @@ def certify(
     Args:
         hypotheses: All finished outputs.
         bound: Largest log-probability of a dropped, cut or open prefix, or the best score that it could reach.
-        gave_up: Whether there was such a prefix.
+        gave_up: Whether any prefix was dropped, cut or left open.
         normalized: Whether continuations are at most as probable as their prefix.
         length_penalty: Exponent of the length in scores.
         scope: Scope of the search, see :class:`Result`.

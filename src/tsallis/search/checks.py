@@ -18,7 +18,7 @@ LARGEST_SEED = 2**64 - 1
 
 
 def check_at_least_one(**sizes: Any) -> None:
-    """Raise unless sizes are integers of at least 1 or None.
+    """Raise unless every size is None or an integer of at least 1.
 
     Raises:
         TypeError: An argument is not an integer.
@@ -113,7 +113,7 @@ def check_sources(model: Any, src: Any, src_lengths: Any) -> list[int]:
     for member in getattr(model, "models", (model,)):
         table = getattr(member, "src_embedding", None) or getattr(member, "embedding", None)
         if (size := getattr(table, "num_embeddings", None)) is not None:
-            size += len(getattr(member.output, "unknown", ()))  # symbols that only copying knows
+            size += len(getattr(member.output, "unknown", ()))  # symbols that can only be copied from the source
             _check_symbols("src", src, size)
     return lengths
 

@@ -47,13 +47,13 @@ class Completions:
 
     Args:
         log_prob: Log-probability of the typed text; -inf if the model excludes it.
-        certain: Tokens that spell the typed text, and those that must follow it, without the end; empty if nothing is
+        certain: Tokens that spell the typed text, and tokens that must follow it, without the end; empty if nothing is
             certain.
-        choices: Continuations after the certain tokens, most probable first. A single one without tokens is the end.
+        choices: Continuations after the certain tokens, most probable first. A choice without tokens is the end.
         support: Number of all choices.
         mass: Probability of all choices, listed or not; 1 for a normalised model.
-        missing: Upper bound on the probability of choices that were not searched because the typed text has too many
-            spellings; 0 otherwise.
+        missing: Upper bound on the probability of choices that were not searched; 0 unless the typed text has too many
+            spellings to follow.
 
     Example:
         >>> completions = Completions(-0.5, (7,), (Choice((8,), 0.9, False), Choice((), 0.1, True)), 2, 1.0, 0.0)
@@ -106,11 +106,12 @@ def complete(
     n_best: int = 10,
     longest: int = 100,
 ) -> Completions:
-    """Find the continuations of a partly typed output, and take steps while only one is possible.
+    """Find the possible continuations of a partly typed output, and the tokens that are certain.
 
     A sparse model often leaves a single continuation, which is then certain (Peters et al. 2019, fig. 2). Every choice
-    includes the tokens that are certain after it. The search covers all spellings of the typed text, also those whose
-    last token extends beyond it. Probabilities are given the typed text. Choices with the same text are merged.
+    includes the tokens that are certain after it. The search covers all spellings of the typed text, also spellings
+    whose last token extends beyond the text. Probabilities are conditional on the typed text. Choices with the same
+    text are merged.
 
     Args:
         model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
@@ -123,7 +124,7 @@ def complete(
         longest: Maximum number of certain tokens.
 
     Returns:
-        The completions. Their tokens include those that spell the typed text.
+        The completions. Their tokens include the tokens that spell the typed text.
 
     Raises:
         ValueError: If there are several sources, a number is below 1, or a probability is NaN.
@@ -164,7 +165,7 @@ def complete(
         for node in nodes:
             groups.setdefault((text([*certain, *node.spelled]), node.ends), []).append(node)
         ranked = sorted(groups.values(), key=_total, reverse=True)[:n_best]
-        # Follow only choices with a single spelling: tokens certain after one spelling may not be after another.
+        # Follow only choices with a single spelling: tokens that are certain after one may not be after another.
         alone = iter(steps.follow([group[0] for group in ranked if len(group) == 1], longest))
     choices: dict[tuple[str, bool], Choice] = {}
     for group in ranked:
@@ -208,7 +209,7 @@ class _Steps:
         ]
 
     def run_ahead(self, nodes: list[_Node], longest: int) -> tuple[int, ...]:
-        """Replace a single node by its extensions, in place, while it is the only one; return its tokens."""
+        """While there is only one node, replace it by its extensions in place; return the certain tokens."""
         certain = tuple[int, ...]()
         while len(nodes) == 1 and not nodes[0].ends and len(certain) < longest:
             certain += nodes[0].tokens

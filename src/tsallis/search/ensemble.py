@@ -1,4 +1,4 @@
-"""Several models as one: probabilities are averaged, so that supports unite and no zero kills a word."""
+"""Combine models by averaging their probabilities: a symbol is possible if any model allows it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class _States:
 
 
 class EnsembleOutput(NamedTuple):
-    """All steps of an ensemble at once, with teacher forcing."""
+    """Results of an ensemble for all steps, with teacher forcing."""
 
-    hidden: Tensor  # [batch, tgt, size]: those of the models side by side
-    attention: Tensor | None  # [batch, tgt, src]: the mean, where every model gives weights
-    parts: tuple[DecoderOutput, ...]  # of each model
+    hidden: Tensor  # [batch, tgt, size]: hidden states of the models, concatenated
+    attention: Tensor | None  # [batch, tgt, src]: mean of the models; None if a model returns no weights
+    parts: tuple[DecoderOutput, ...]  # results of each model
 
 
 class AveragedOutput:
-    """The output of an ensemble: its scores are log-probabilities already, those of the models' mean probabilities.
+    """Output of an ensemble, whose scores are the logarithms of the models' mean probabilities.
 
     Args:
-        outputs: of the models.
+        outputs: Output layers of the models.
     """
 
     def __init__(self, outputs: Sequence[Any]) -> None:
@@ -40,19 +40,19 @@ class AveragedOutput:
 
     @property
     def normalized(self) -> bool:
-        """True where the probabilities of every model sum to 1."""
+        """Return whether the probabilities of every model sum to 1."""
         return all(output.normalized for output in self.outputs)
 
     @property
     def d_model(self) -> int:
-        """Size of the models' hidden states side by side."""
+        """Return the total size of the models' hidden states."""
         return sum(self._sizes())
 
     def _sizes(self) -> list[int]:
         return [output.d_model for output in self.outputs]
 
     def scores(self, hidden: Tensor) -> Tensor:
-        """Map states [..., size] of the models side by side to logarithms [..., d_vocab] of the mean probabilities."""
+        """Return log-probabilities [..., d_vocab] of the mean, from concatenated hidden states [..., size]."""
         parts = zip(self.outputs, hidden.split(self._sizes(), -1), strict=True)
         return mean_log_probs([output.log_probs(output.scores(part)) for output, part in parts])
 
@@ -63,16 +63,16 @@ class AveragedOutput:
         return scores
 
     def loss(self, hidden: Tensor, target: Tensor, **options: Any) -> Tensor:
-        """Average the models' losses: that of the mean probabilities may be infinite, and belongs to no map."""
+        """Return the mean of the models' losses, because the loss of the mean probabilities may be infinite."""
         parts = zip(self.outputs, hidden.split(self._sizes(), -1), strict=True)
         return torch.stack([output.loss(part, target, **options) for output, part in parts]).mean(0)
 
 
 def mean_log_probs(each: Sequence[Tensor]) -> Tensor:
-    """Return the logarithms of the mean of probabilities, from logarithms [..., d_vocab] of each.
+    """Return the logarithms of mean probabilities, from log-probabilities [..., d_vocab] of each model.
 
     Raises:
-        ValueError: different numbers of symbols.
+        ValueError: The models have different numbers of symbols.
     """
     sizes = {log_probs.shape[-1] for log_probs in each}
     if len(sizes) > 1:
@@ -80,7 +80,7 @@ def mean_log_probs(each: Sequence[Tensor]) -> Tensor:
     members = torch.stack(list(each))
     largest = members.amax(0)
     finite = torch.where(largest == -torch.inf, 0, largest)
-    # In differences, so that near 1 the mean has the digits of its parts, and is never above the largest of them.
+    # Average differences from the largest: this is accurate near probability 1, and never exceeds the largest.
     return largest + (members - finite).expm1().mean(0).log1p()
 
 
@@ -92,19 +92,20 @@ def _mean_attention(each: Sequence[Tensor]) -> Tensor:
 
 
 class Ensemble(nn.Module):
-    r"""Models of one vocabulary that decode together, by the mean of their probabilities at every step.
+    r"""Ensemble of models with one vocabulary, which averages their probabilities at every step.
 
     .. math:: p(y_t \mid y_{<t}, x) = \frac{1}{M} \sum_{m=1}^{M} p_m(y_t \mid y_{<t}, x)
 
-    It follows the decoder protocol itself, so that every search takes it, and so does another ensemble. The mean of
-    logarithms instead would let one model's zero forbid what all others expect.
+    The ensemble implements the decoder protocol, so all searches and other ensembles accept it. It does not average
+    logarithms, because one model's zero would then exclude symbols that all other models expect.
 
     Args:
-        models: at least one, each with the decoder protocol; their maps and sizes may differ, their vocabularies not.
+        models: At least one model, each with the decoder protocol. Models may differ in their mappings and sizes, but
+            not in their vocabularies.
 
     Raises:
-        ValueError: no models, or at the first step, models with different numbers of symbols or, as for images cut into
-            other grids, of positions that are attended to.
+        ValueError: There are no models. The first step raises it if the models differ in their numbers of symbols, or
+            in their numbers of attended positions, for example because of different image grids.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -124,19 +125,19 @@ class Ensemble(nn.Module):
         self.output = AveragedOutput([model.output for model in self.models])
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> EnsembleOutput:
-        """Decode all steps with the target, of models that have such a pass themselves."""
+        """Decode all steps with teacher forcing; every model needs this method."""
         parts = tuple(model(src, src_lengths, tgt_in, need_attention=need_attention) for model in self.models)
         weights = [part.attention for part in parts if part.attention is not None]
         attention = _mean_attention(weights) if len(weights) == len(parts) else None
         return EnsembleOutput(torch.cat([part.hidden for part in parts], -1), attention, parts)
 
     def num_attended(self, decoded: EnsembleOutput) -> Tensor:
-        """Count source positions with a weight at each step [batch, tgt]: the mean of the models' counts."""
+        """Return the number of attended source positions per step [batch, tgt], averaged over the models."""
         return torch.stack([m.num_attended(part) for m, part in zip(self.models, decoded.parts, strict=True)]).mean(0)
 
     @property
     def image_store(self) -> Any:
-        """The images that sources name by number, of models for questions: every model's."""
+        """Return the images that sources refer to by number, if the models answer questions about images."""
         return getattr(self.models[0], "image_store", None)
 
     @image_store.setter
@@ -151,7 +152,7 @@ class Ensemble(nn.Module):
         return _States(tuple(model.start(part) for model, part in zip(self.models, memory, strict=True)))
 
     def step(self, state: _States, token: Tensor) -> Step:
-        """Make a step: scores are logarithms [batch, d_vocab] of mean probabilities, attention [batch, src] is mean."""
+        """Run one step; scores [batch, d_vocab] are logarithms of mean probabilities, attention is also averaged."""
         steps = [model.step(part, token) for model, part in zip(self.models, state.parts, strict=True)]
         each = [model.output.log_probs(step.scores) for model, step in zip(self.models, steps, strict=True)]
         attention = _mean_attention([step.attention for step in steps])

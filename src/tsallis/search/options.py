@@ -56,7 +56,7 @@ def _option(help: str, *modes: Mode, unset: Any = None, **details: Any) -> Any:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Store the options of a search; None means not given: the run or the search decides.
+    """Options of a search. None means that an option is not given: the run or the search then sets it.
 
     Equal options are equal objects, and can be keys of dictionaries.
 
@@ -181,7 +181,7 @@ class SearchOptions:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Return the options that are set, by name: those that differ from the values of `SearchOptions()`."""
+        """Return the options that are set, by name: their values differ from the values of `SearchOptions()`."""
         return {x.name: value for x in fields(self) if (value := getattr(self, x.name)) != x.default}
 
     @property

@@ -15,8 +15,8 @@ class RiskChoice:
 
     Args:
         index: Index of the text.
-        expected_utility: Mean utility over the texts, weighted.
-        proved: Whether the missing weight can't make another text better.
+        expected_utility: Weighted mean of the text's utility over all references.
+        proved: Whether no other text could be better if the missing references were known.
 
     Example:
         >>> RiskChoice(0, expected_utility=0.8, proved=True).index
@@ -35,9 +35,9 @@ def minimum_risk(
 
     .. math:: \hat y = \arg\max_{c \in C} \sum_{r \in C} p(r \mid x) \, u(c, r)
 
-    (Kumar and Byrne 2004, eq. 1; Eikema and Aziz 2020 with samples.) If the texts are a complete list, the sum is over
-    all outputs. If outputs with the total probability `missing` are absent, the choice is proved if it leads by that
-    much, because utilities are between 0 and 1.
+    (Kumar and Byrne 2004, eq. 1; Eikema and Aziz 2020 with samples.) If the list of texts is complete, the sum is
+    over all outputs. If outputs with the total probability `missing` are absent, the choice is proved if it leads by at
+    least `missing`, because utilities are between 0 and 1.
 
     References are processed in the order of their weights, and candidates that can't win any more are dropped. This
     does not change the choice.

@@ -1,4 +1,4 @@
-"""Sample outputs from a model, or texts token by token, including texts that are cut."""
+"""Sample complete outputs from a model, or texts that may be cut at a maximum length."""
 
 from __future__ import annotations
 
@@ -37,21 +37,22 @@ def sample(
 
     Values that don't sum to 1 (alpha-ReLU) are normalized at every step. A temperature T divides the scores,
     :math:`p = \mathrm{entmax}_\alpha(z / T)`. Below 1, probable tokens become more probable and the support shrinks;
-    above 1, it grows. Log-probabilities and supports of the hypotheses are those at this temperature.
+    above 1, it grows. Hypotheses have the log-probabilities and supports at this temperature.
 
     Args:
         model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
-        src, src_lengths: Symbols of the sources [batch, src] and their counts [batch].
+        src, src_lengths: Symbols of the sources [batch, src], and number of symbols per source [batch].
         num_samples: Number of draws per source.
         prefixes: Tokens that all outputs of a source start with.
-        max_length: Maximum length of an output, without its end; None: twice the source's length plus 20 after its
-            prefix.
+        max_length: Maximum length of an output, without its end; None: the prefix's length, plus twice the source's
+            length, plus 20.
         seeds: One seed per source, so that draws don't depend on other sources or the device; None: random.
         temperature: Divisor of the scores, above 0.
 
     Returns:
-        `num_samples` outputs per source, in the order of the draws. An output is None if a draw reached a dead end or
-        the length limit, or if the prefix is impossible, so that the frequencies of the others are those of the model.
+        `num_samples` outputs per source, in the order of the draws. An output is None if the draw reached a dead end or
+        the length limit, or if the prefix is impossible. Such draws are not repeated, so that the frequencies of the
+        other outputs match the model.
 
     Raises:
         ValueError: A size is below 1, the number of seeds or prefixes is wrong, probabilities are NaN, or the
@@ -77,7 +78,7 @@ def draw_outputs(
     num_samples: int,
     seeds: Sequence[int] | None,
 ) -> list[list[Draw]]:
-    """Make `num_samples` draws per source, token by token, until each has ended or can't go on."""
+    """Make `num_samples` draws per source, token by token, until each has ended or can't continue."""
     check_at_least_one(num_samples=num_samples)
     lengths = src_lengths.tolist()
     generators = make_generators(len(lengths), seeds)
@@ -115,7 +116,7 @@ class Draw:
         return self.prefix.length < len(self.limits.prefix)
 
     def append(self, expansion: Expansion, row: int, token: int, log_prob: float) -> bool:
-        """Append the symbol drawn in a row; return whether another one follows."""
+        """Append the symbol drawn in a row; return whether another symbol follows."""
         total = self.prefix.log_prob + log_prob
         if log_prob == -torch.inf or (token != EOS and self.prefix.length + 2 > self.limits.steps):
             return False
@@ -127,7 +128,7 @@ class Draw:
 
 
 def _draw_step(draws: list[Draw], log_probs: Tensor, normalized: bool, uniform: Tensor) -> list[tuple[int, float]]:
-    """Return the next symbol of each output, and its log-probability; prefixes determine their symbols."""
+    """Return the next symbol of each output, and its log-probability; inside a prefix the symbol is fixed."""
     dead = dead_share(log_probs, normalized)
     dead[torch.tensor([draw.restrict(log_probs[i]) for i, draw in enumerate(draws)])] = 0
     tokens, steps = draw_tokens(log_probs.cpu(), uniform, dead)  # on the CPU, because a GPU sums in another order
@@ -153,7 +154,7 @@ def make_generators(sources: int, seeds: Sequence[int] | None) -> list[torch.Gen
 
 
 def dead_share(log_probs: Tensor, normalized: bool) -> Tensor:
-    """Return the probability [rows] that nothing can follow, 1 minus the sum of a normalized model's row.
+    """Return the probability [rows] that no symbol can follow: 1 minus the sum of a row if `normalized`, else 0.
 
     It is positive if a member of an ensemble is at a dead end. The result is on the CPU.
     """
@@ -167,10 +168,10 @@ def draw_tokens(log_probs: Tensor, uniform: Tensor, dead: Tensor) -> tuple[Tenso
     Args:
         log_probs: Log-probabilities [rows, d_vocab].
         uniform: Random numbers [rows].
-        dead: Probability that nothing follows [rows].
+        dead: Probability that no symbol follows [rows].
 
     Returns:
-        The tokens [rows] and their log-probabilities [rows], -inf if nothing follows.
+        The tokens [rows] and their log-probabilities [rows], -inf if no symbol follows.
     """
     weights = (log_probs - log_probs.amax(-1, keepdim=True)).exp().nan_to_num(0)  # rows of -inf get weight 0
     sums = weights.cumsum(-1)  # [rows, d_vocab]
@@ -178,7 +179,7 @@ def draw_tokens(log_probs: Tensor, uniform: Tensor, dead: Tensor) -> tuple[Tenso
     share = uniform / (1 - dead).clamp(min=ROUNDED)
     token = torch.searchsorted(sums, (share * sums[:, -1]).unsqueeze(-1), right=True)
     last = log_probs.shape[-1] - 1 - (weights.flip(-1) > 0).int().argmax(-1, keepdim=True)
-    token = token.minimum(last).squeeze(-1)  # the product may round up to the sum
+    token = token.minimum(last).squeeze(-1)  # rounding may raise the product to the total sum
     log_prob = log_probs.gather(-1, token.unsqueeze(-1)).squeeze(-1)
     return token, log_prob.masked_fill((dead > 0) & (uniform >= 1 - dead), -torch.inf)
 
@@ -191,7 +192,7 @@ class GeneratedText:
         tokens: Tokens without the prompt and the end.
         log_prob: Log-probability of the draws, including the end.
         support: Number of possible tokens per draw.
-        ended: Whether the end was drawn; otherwise the text was cut at the maximum length, or nothing was possible.
+        ended: Whether the end was drawn; otherwise the text was cut at the maximum length, or no symbol was possible.
 
     Example:
         >>> GeneratedText((7, 8), -1.5, (3, 1, 2), True).tokens
@@ -205,7 +206,7 @@ class GeneratedText:
 
     @property
     def prob(self) -> float:
-        """Return the probability; unnormalized values are at most the largest float."""
+        """Return the probability; larger unnormalized values are limited to the largest float."""
         return math.exp(min(self.log_prob, LARGEST_LOG))
 
 
@@ -231,7 +232,7 @@ def generate(
         num_samples: Number of texts per prompt.
         max_length: Maximum number of symbols per text, without its prompt and its end.
         seeds: One random seed per prompt; None: random.
-        temperature: Divisor of the scores before the map, see :func:`tsallis.search.sample`.
+        temperature: Divisor of the scores, see :func:`tsallis.search.sample`.
 
     Returns:
         `num_samples` texts per prompt, in the order of the draws.
@@ -254,7 +255,7 @@ def generate(
 
 
 def _text(draw: Draw) -> GeneratedText:
-    """Return a text as far as it was drawn."""
+    """Return the text that was drawn, complete or cut."""
     if draw.output is not None:
         return GeneratedText(draw.output.tokens, draw.output.log_prob, draw.output.support, True)
     chain = draw.prefix.chain()

@@ -20,7 +20,7 @@ from tsallis.symbols import IGNORE_INDEX
 def score(model: Decoder, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
     """Compute the log-probabilities of given outputs.
 
-    The score of an output of a search equals the log-probability that the search returned.
+    For an output that a search found, the result equals the log-probability that the search returned.
 
     Args:
         model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
@@ -64,10 +64,10 @@ class Exclusion:
     Args:
         step: Position in the output, from 0.
         token: Number of the token.
-        gap: Distance of its score below the threshold of possible symbols; infinite for a symbol that is never
+        gap: How far the token's score is below the threshold of possible symbols; infinite for a symbol that is never
             generated; None if there is no single threshold, as in an ensemble.
         support: Number of possible tokens at this position.
-        alternatives: Most probable of them with their probabilities, best first.
+        alternatives: Most probable tokens at this position with their probabilities, best first.
 
     Example:
         >>> Exclusion(step=1, token=7, gap=0.3, support=1, alternatives=((5, 1.0),)).alternatives[0]
@@ -83,13 +83,13 @@ class Exclusion:
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Log-probabilities of an output per token, including its end, up to an impossible token.
+    """Log-probabilities of the tokens of an output, including the end, up to the first impossible token.
 
     Args:
-        tokens: Tokens up to the first impossible one.
-        log_probs: Log-probability of each token given the tokens before it; -inf for an impossible one.
+        tokens: Tokens up to and including the first impossible token.
+        log_probs: Log-probability of each token given the tokens before it; -inf for an impossible token.
         support: Number of possible tokens per step.
-        exclusion: Impossible token; None if the whole output is possible.
+        exclusion: First impossible token; None if the whole output is possible.
 
     Example:
         >>> TokenScores((7, 2), (-0.5, -0.25), (3, 2), None).log_prob
@@ -174,7 +174,7 @@ def _gap(model: Any, scores: Tensor, token: int) -> float | None:
     output = model.output
     if not hasattr(output, "thresholds") or isinstance(output, CopyOutput):
         return None
-    if output.normalized:  # only differences matter, and a threshold of large scores has few digits
+    if output.normalized:  # subtract the largest score, because a threshold of large scores has few digits
         scores = scores.double() - scores.amax()
     threshold = output.thresholds(scores, output.log_probs(scores).exp())
     if scores[token] == -torch.inf or threshold is None:

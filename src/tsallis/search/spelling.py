@@ -22,8 +22,8 @@ from tsallis.symbols import EOS
 SPELLED = 2_000  # maximum number of prefixes to follow for the segmentations of a text
 ROWS = 64  # prefixes of a text per step
 WINDOW = 16  # texts per batch
-# Prefixes below this share of the best prefix's probability at the same position are postponed. If they matter, they
-# are followed later, with the next smaller share.
+# Minimum probabilities of prefixes, as shares of the best prefix's probability at the same position. Less probable
+# prefixes are postponed; if they matter, they are followed later, with the next smaller share.
 PARTS = tuple(math.log(part) for part in (1e-6, 1e-9, 1e-12, 1e-15))
 
 
@@ -43,7 +43,7 @@ class Beginning(NamedTuple):
         prefix: Tokens and log-probability.
         state: State before the last token is read.
         row: Row in the state.
-        exact: Whether it spells no more than the text.
+        exact: Whether the tokens spell exactly the text, and no more.
     """
 
     prefix: Prefix
@@ -54,15 +54,15 @@ class Beginning(NamedTuple):
 
 @dataclass
 class _Lattice:
-    """Prefixes that spell parts of one text, in the order of their lengths in the text."""
+    """Prefixes that spell the beginning of one text, by their positions in the text."""
 
     source: int
     src_length: int
     text: bytes
     spellings: Spellings
-    complete: bool  # whether all spellings were found
+    complete: bool  # whether `spellings` contains every spelling of the text
     budget: int
-    beginnings: list[Beginning] | None = None  # for outputs that start with the text; None: outputs end after it
+    beginnings: list[Beginning] | None = None  # found sequences; None: outputs end after the text
     waiting: dict[int, list[_Item]] = field(default_factory=dict)  # prefixes by position
     best: dict[int, float] = field(default_factory=dict)  # largest log-probability at each position
     found: list[Hypothesis] = field(default_factory=list)
@@ -101,7 +101,7 @@ class _Lattice:
         width = max(1, self.budget // (len(self.text) - position + 1)) if self.budget > 0 else 1
         least = self.best[position] + PARTS[self.passes - 1]
         kept = [item for item in items[:width] if item.prefix.log_prob >= least]
-        if self.budget <= -len(self.text):  # symbols that spell nothing could repeat forever
+        if self.budget <= -len(self.text):  # stop here, because symbols that spell nothing could repeat forever
             kept = []
         self.dropped += items[len(kept) :]
         if kept[ROWS:]:
@@ -148,8 +148,9 @@ def score_texts(
 
     .. math:: p(t \mid x) = \sum_{y: \mathrm{text}(y) = t} p(y \mid x)
 
-    Prefixes are followed in the order of their length in the text. A sparse model excludes most of them, so all can be
-    followed. Beyond the budget, only the most probable ones are, and `missing` bounds the probability of the others.
+    Prefixes are followed in the order of their length in the text. A sparse model excludes most of them, so all others
+    can be followed. Beyond the budget, only the most probable prefixes are followed, and `missing` bounds the
+    probability of the others.
 
     Args:
         model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
@@ -207,10 +208,11 @@ def spell_beginning(
 ) -> tuple[list[Beginning], float]:
     """Return the token sequences that spell a text at the start of outputs of one source.
 
-    A sequence spells the text, or more than the text with its last token. After a prompt, the place has started.
+    The last token of a sequence may extend beyond the text. `place` is where the text begins: at the start of an
+    output, or after a prompt.
 
     Returns:
-        The sequences, and an upper bound on the probability of those that were not followed.
+        The sequences, and an upper bound on the probability of sequences that were not followed.
     """
     state = model.start(model.encode(src, src_lengths))
     lattice = _Lattice(0, int(src_lengths[0]), text.encode(), spellings, spellings.are_all_of(text), SPELLED, [])

@@ -44,13 +44,13 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on the outputs of a source, and how they are ranked.
+    """Limits on the outputs of a source, and the length penalty of their scores.
 
     Args:
         steps: Maximum length, including the end.
         min_length: Minimum length, without the end.
         prefix: Tokens that every output starts with.
-        length_penalty: Exponent of the length that divides a log-probability.
+        length_penalty: Exponent a of scores, which are log-probabilities divided by length**a.
     """
 
     steps: int
@@ -60,7 +60,7 @@ class Limits:
 
     @property
     def free_from(self) -> int:
-        """Return the length from which a prefix may be followed by any symbol."""
+        """Return the minimum length at which a prefix may end; from there on, any symbol may follow."""
         return max(len(self.prefix), self.min_length)
 
     @property
@@ -71,11 +71,11 @@ class Limits:
     def score_bound(self, log_prob: Any) -> Any:
         """Return the best score of an output that starts with a prefix of this log-probability.
 
-        For a normalized model, that is an output of maximum length that is as probable as the prefix."""
+        With a normalized model, the best output has the maximum length, and is as probable as the prefix."""
         return log_prob / self.steps**self.length_penalty
 
     def restrict(self, totals: Tensor, length: int) -> None:
-        """Exclude symbols, except the end, that may not follow a prefix: totals [d_vocab], in place."""
+        """Set totals [d_vocab] to -inf, in place, for symbols that the required prefix excludes at this length."""
         if length < len(self.prefix):
             token = self.prefix[length]
             if token >= len(totals):
@@ -125,9 +125,9 @@ class Expansion:
         self.attention = attention if keep else None
 
     def totals(self, prefixes: Sequence[Prefix], limits: Sequence[Limits]) -> tuple[Tensor, list[float]]:
-        """Return log-probabilities of prefixes with one more token [rows, d_vocab], and those of their ends.
+        """Return log-probabilities of prefixes with one more token [rows, d_vocab], and of prefixes that end.
 
-        The limits of a row exclude symbols. Ends are -inf in the first result.
+        The first result is -inf for the end, and for symbols that the limits exclude.
         """
         before = torch.tensor([p.log_prob for p in prefixes], dtype=torch.float64, device=self.log_probs.device)
         totals = before.unsqueeze(-1) + self.log_probs
@@ -192,7 +192,7 @@ def make_limits(
 ) -> list[Limits]:
     """Return the limits of each source.
 
-    The default of `max_length` is twice the source's length plus 20, after its prefix.
+    By default, `max_length` is the length of the prefix, plus twice the source's length, plus 20.
 
     Raises:
         TypeError: An argument is not a number or symbols.
@@ -217,7 +217,7 @@ def make_limits(
 
 
 def _parts(model: Any) -> list[nn.Module]:
-    """Return a model's modules, some perhaps twice; read from dictionaries for speed."""
+    """Return all modules of a model; shared modules may occur twice. Reading dictionaries is fast."""
     modules = [model] if isinstance(model, nn.Module) else []
     for module in modules:
         modules += [part for part in module.__dict__["_modules"].values() if part is not None]

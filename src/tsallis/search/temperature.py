@@ -13,17 +13,18 @@ from tsallis.search.ensemble import Ensemble
 
 
 def with_temperature(model: Any, temperature: float) -> Any:
-    r"""Return a model whose scores are divided by a temperature; at 1 it is the model itself.
+    r"""Return a model whose scores are divided by a temperature; temperature 1 returns the model itself.
 
     .. math:: p = \mathrm{entmax}_\alpha(z / T)
 
-    A symbol i has non-zero probability if, summed over the symbols with larger scores,
+    A symbol i has non-zero probability if the symbols j with larger scores satisfy
 
     .. math:: \sum_{z_j > z_i} (z_j - z_i)^{1/(\alpha-1)} < (T / (\alpha-1))^{1/(\alpha-1)}
 
-    The support of a lower temperature is therefore a subset of that of a higher one. It shrinks to the largest scores
-    as T decreases, and grows to all symbols that are not forbidden as T increases, with equal probabilities in the
-    limits. For softmax (:math:`\alpha = 1`) it does not change. In an ensemble, the scores of each model are divided.
+    Therefore, the support at a lower temperature is a subset of the support at a higher temperature. As T decreases,
+    the support shrinks to the largest scores. As T increases, the support grows to all symbols that are not forbidden.
+    In both limits, these symbols have equal probabilities. For softmax (:math:`\alpha = 1`) the support does not
+    change. In an ensemble, the scores of each model are divided.
 
     Args:
         model: Model with the decoder protocol.
@@ -50,7 +51,7 @@ def with_temperature(model: Any, temperature: float) -> Any:
 
 
 def divide_scores(scores: Tensor, temperature: float) -> Tensor:
-    """Divide scores [..., d_vocab] by a temperature, in float64 relative to the largest, without overflow."""
+    """Subtract the largest score, then divide by a temperature in float64, which avoids overflow."""
     scores = scores.double()
     top = scores.amax(-1, keepdim=True)
     return (scores - torch.where(top.isfinite(), top, 0)) / temperature

@@ -1,4 +1,4 @@
-"""Convert results about token sequences to results about texts."""
+"""Convert results about token sequences to results about texts, which several sequences may spell."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ROUNDING = 1e-6  # rounding error of a sum of probabilities in float32
 
 
 def merge_texts(result: Result, text: Text, normalized: bool, limited: bool = False) -> Result:
-    r"""Return a result about texts: one hypothesis per text, with the sum of its segmentations' probabilities.
+    r"""Return a result about texts: the probability of a text is the sum over the sequences that spell it.
 
-    Let m bound the probability of all sequences that were not found. A listed text has at most its listed probability
-    plus m, and a text that is not listed has at most m. The best text is therefore optimal if it leads the second one,
-    and zero, by m:
+    Let m bound the probability of all sequences that were not found. The probability of a listed text is at most its
+    listed probability plus m. The probability of any other text is at most m. The best text is therefore optimal if it
+    is at least m, and leads the second text by m:
 
     .. math:: p(t_1) \ge \max(p(t_2), 0) + m, \qquad m = 1 - \sum_y p(y)
 
@@ -26,7 +26,7 @@ def merge_texts(result: Result, text: Text, normalized: bool, limited: bool = Fa
 
     Args:
         result: Result of a search with all its hypotheses.
-        text: Spells a sequence of tokens.
+        text: Function that spells a sequence of tokens.
         normalized: Whether the probabilities of all sequences sum to at most 1.
         limited: Whether a prefix or minimum length excluded sequences, which may spell listed texts.
 
@@ -108,7 +108,7 @@ class TextProbability:
 
     Args:
         segmentations: Possible sequences that spell the text, the most probable first.
-        missing: Upper bound on the probability of those that were not followed; 0 if all were.
+        missing: Upper bound on the probability of sequences that were not followed; 0 if all were followed.
 
     Example:
         >>> both = [Hypothesis((number,), math.log(prob), (2, 1), (1, 1)) for number, prob in ((5, 0.5), (6, 0.25))]
@@ -121,7 +121,7 @@ class TextProbability:
 
     @property
     def log_prob(self) -> float:
-        """Return the log-probability of the text, a lower bound unless it is exact."""
+        """Return the log-probability of the found sequences, a lower bound unless `exact` is True."""
         return join_segmentations(self.segmentations).log_prob if self.segmentations else -math.inf
 
     @property
@@ -135,7 +135,7 @@ class TextProbability:
         return True if self.segmentations else None if self.missing else False
 
     def including(self, sequence: Hypothesis) -> TextProbability:
-        """Return the probability including a sequence that is known to be possible."""
+        """Return a copy that includes another possible sequence."""
         if any(known.tokens == sequence.tokens for known in self.segmentations):
             return self
         ranked = join_segmentations((*self.segmentations, sequence)).segmentations
@@ -143,12 +143,12 @@ class TextProbability:
 
 
 def missing_probability(mass: float) -> float:
-    """Return the missing probability, 1 minus a sum, with a margin for rounding."""
+    """Return 1 minus the probability that was found, plus a margin for rounding."""
     return max(0.0, 1 - mass) + ROUNDING
 
 
 def join_segmentations(sequences: Iterable[Hypothesis]) -> Hypothesis:
-    """Join sequences that spell a text: the most probable one, with the total probability."""
+    """Merge sequences that spell one text: return the most probable, with the sum of all probabilities."""
     ranked = tuple(sorted(sequences, key=lambda h: (-h.log_prob, h.tokens)))
     best = ranked[0]
     total = best.log_prob

@@ -16,7 +16,7 @@ function label(value) {
   return String(+value.toPrecision(4));
 }
 
-// The axes of a chart; x and y are [low, high]. Return the drawing and the functions from values to coordinates.
+// Draw the axes of a chart; x and y are [low, high]. Return the drawing, and functions from values to coordinates.
 function axes({ width = 340, height = 190, x, y, xName = "", yName = "", xTicks = 4, yTicks = 4, left = 44,
   xMarks = null }) {
   const [top, right, bottom] = [10, 10, 38];
@@ -38,7 +38,7 @@ function axes({ width = 340, height = 190, x, y, xName = "", yName = "", xTicks 
   return { svg, toX, toY, width, height, left, right, bottom, top };
 }
 
-// The minimum and the maximum. `Math.min(...values)` would fail on long arrays: a function takes limited arguments.
+// The minimum and the maximum. `Math.min(...values)` fails on long arrays: the number of arguments is limited.
 function bounds(values) {
   return values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
 }
@@ -139,8 +139,8 @@ function headCell(head, measure, high, x, y, size) {
     signOf(head) ? s("text", { x: x + size / 2, y: y + size / 2 + 4.5, "text-anchor": "middle" }, signOf(head)) : null);
 }
 
-// The sign on a cell changes its colour where the other colour has more contrast with the tone: at a share of 0.75 in
-// the light theme and 0.62 in the dark one.
+// The sign on a cell has the colour with more contrast to the cell. The colour changes at a share of 0.75 in the light
+// theme, and of 0.62 in the dark theme.
 function signShade(share) {
   return share > 0.75 ? "cell deep" : share > 0.62 ? "cell middling" : "cell";
 }
@@ -170,9 +170,9 @@ function opacity(value) {
 }
 
 const SHADES = 16; // a row has at most one path per shade, however many weights it has
-const LONG = 100; // words; from here on cells have no gaps, and lines would overlap too much
+const LONG = 100; // words per side; larger drawings have no gaps between cells, and no lines, which would overlap
 
-// Group the weights of a row by shade, as [the shade's weight, its keys].
+// Group the weights of a row by shade. Each group is [weight of the shade, keys].
 function byShade(cells) {
   const groups = Array.from({ length: SHADES }, () => []);
   for (const [key, value] of cells) groups[Math.round(Math.sqrt(Math.min(value, 1)) * (SHADES - 1))].push(key);

@@ -4,8 +4,8 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs;
 const OUTPUT_RUNS = RUNS.filter((run) => run.outputs); // for the other runs only attention was analysed
 const TRAINED = RUNS.some((run) => run.step !== null); // false if all models come without a training run
-const TARGET_RUN = RUNS.length ? RUNS[0].corpus.target_run : null; // its answers are the targets; null: references
-// The position of the example that the overview shows, with which other views start.
+const TARGET_RUN = RUNS.length ? RUNS[0].corpus.target_run : null; // run whose answers are the targets, or null
+// The position of the example in the overview. Other views start with the same example.
 const FIRST_SHOWN = RUNS.length ? Math.max(0, RUNS[0].sentences.findIndex((sentence) => sentence.index === RUNS[0].example)) : 0;
 const KINDS = Object.keys(DATA.sides).filter((kind) => RUNS.some((run) => run.layers.some((l) => l.kind === kind)));
 const KIND_NAMES = { encoder: "Encoder", decoder: "Decoder", cross: "Cross-attention" };
@@ -74,7 +74,7 @@ function roleOf(head) {
   return head.tendency ? `no role, nearest: ${DATA.roles[head.tendency].phrase}` : "no role";
 }
 
-// How close a head without a role is to its closest role; 1 is the role's threshold.
+// The score of a head's closest role as a share of the role's threshold; 0 if no role is close.
 function nearness(head) {
   return head.tendency ? head.scores[head.tendency] / DATA.roles[head.tendency].threshold : 0;
 }

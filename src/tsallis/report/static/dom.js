@@ -53,7 +53,7 @@ function weight(value) {
   return value < 1.5 / DATA.units ? "<.002" : value.toFixed(3).replace(/^0/, "");
 }
 
-// A probability, "0" only if it is exactly zero. `log` is its logarithm, needed when the probability underflows to 0.
+// Format a probability: "0" means exactly zero. `log` is its logarithm, for probabilities that underflow to 0.
 function probability(value, log = Math.log(value)) {
   if (value === null) return "–";
   if (value === 0) return Number.isFinite(log) && log !== null ? "<.001" : "0";

@@ -1,6 +1,6 @@
 // Choose the view from the address.
 
-const PAIRS = RUNS.length > 1 || (RUNS.length && RUNS[0].corpus.sentences > 1); // of runs or sentences to compare
+const PAIRS = RUNS.length > 1 || (RUNS.length && RUNS[0].corpus.sentences > 1); // whether a comparison is possible
 const RUN_VIEWS = [
   ["overview", "Overview", viewOverview],
   ...(OUTPUT_RUNS.length ? [["outputs", "Outputs", viewOutputs]] : []),
@@ -41,7 +41,7 @@ function show(focus) {
   let parts;
   try {
     parts = viewParts(view, rest);
-  } catch (error) { // replace the previous view, which would look like this one
+  } catch (error) { // replace the previous view, which could be mistaken for this one
     console.error(error);
     parts = [h("h1", { tabindex: "-1" }, "This view can’t be drawn"),
       h("p", { class: "hint", role: "alert" }, String(error))];

@@ -35,8 +35,8 @@ function outputsOf(run) {
   ];
 }
 
-// Describe how many steps exclude the target's symbol. A run never excludes the symbols of its own answer, so that
-// number is left out.
+// Describe how many steps exclude the target's symbol. A run never excludes symbols of its own answer, so its number is
+// left out.
 function excludedSteps(run, steps) {
   const count = `${steps.length} ${steps.length === 1 ? "step" : "steps"}`;
   if (run.name === TARGET_RUN) return `${count}.`;

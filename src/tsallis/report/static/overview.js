@@ -50,7 +50,7 @@ function exampleOf(run) {
   return run.sentences.find((sentence) => sentence.index === run.example && sentence.tree && sentence.tree.edges.length);
 }
 
-// The numbers that matter most, each with an explanation. Those that no run has are left out.
+// The numbers that matter most, each with an explanation. Numbers that no run has are left out.
 function numberRows() {
   const best = DEV_SCORES.find((key) => key !== "dev_loss" && RUNS.some((run) => key in run.metrics));
   const ofDev = (key, text) => [[scoreTitle(key), text], (run) => (key in run.metrics ? showScore(key, run.metrics[key]) : null)];

@@ -5,7 +5,7 @@ let shownHeads = null;
 let shownForm = "both";
 let shownQuery = null;
 const PANELS = 6;
-const contents = new WeakMap(); // the head last chosen per place; weights that load too late are ignored
+const contents = new WeakMap(); // last chosen head per place; weights of earlier choices are ignored
 
 function firstHeads() {
   const run = RUNS[0];
