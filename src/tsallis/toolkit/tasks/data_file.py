@@ -13,6 +13,7 @@ from tsallis.toolkit.data.io import read_lines
 
 EXPECTED = "source<TAB>target or source<TAB>target<TAB>features"
 READ = 10_000  # lines that are looked at
+FEW = 5_000  # examples below which a model overfits easily
 # Column names that mark a header.
 NAMES = {
     "source": ("source", "src", "input", "lemma", "word", "graphemes", "grapheme", "orthography", "spelling"),
@@ -89,5 +90,14 @@ def _has_symbols_between_spaces(texts: Sequence[str]) -> bool:
 
 
 def settings_for(count: int) -> dict[str, Any]:
-    """Return the sections `model` and `training` for a number of examples."""
-    return {}
+    """Return the sections `model` and `training` for a number of examples.
+
+    The fewer examples there are, the smaller is the model, and the higher are dropout and the number of epochs.
+    """
+    few = count < FEW
+    epochs = min(100, max(8, round(60 * (800 / count) ** 0.5)))
+    model = {"d_model": 256, "layers": 1 if few else 2, "dropout": 0.5 if few else 0.3}
+    training: dict[str, Any] = {"epochs": epochs, "validate_every": max(1, epochs // 20)}
+    if few:
+        training |= {"batch_size": 32, "learning_rate": 0.002, "schedule": "constant"}
+    return {"model": model, "training": training}
