@@ -7,7 +7,7 @@ from typing import Any
 
 
 def constructor_arguments(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an `__init__` from its `locals()`; call this before `__init__` sets other variables.
+    """Return the arguments of an `__init__` from its `locals()`; call this before `__init__` sets local variables.
 
     >>> class Model:
     ...     def __init__(self, d_model, layers=2):

@@ -38,8 +38,8 @@ class CopyOutput(OutputLayer):
 
     The second loss is a proper scoring rule, and is finite at :math:`p_y = 0`, where :math:`-\log p_y` is infinite. At
     :math:`g = 0` both losses are equal if the map makes the target possible; for softmax, the second loss is
-    :math:`-\log p_y`. The second loss alone has no gradient at :math:`p_y = 0`, and teaches the map little if copying is
-    easy. The first loss has a gradient everywhere.
+    :math:`-\log p_y`. The second loss alone has no gradient at :math:`p_y = 0`, and teaches the map little if copying
+    is easy. The first loss has a gradient everywhere.
 
     Hidden states are larger than `d_model` of the constructor: they also contain the attention to each target symbol,
     and to positions without a target symbol (see :meth:`attend`). Scores are log-probabilities in float64. Only

@@ -101,9 +101,8 @@ def combine_masks(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 class VisibleKeys(NamedTuple):
     """Keys that each query may attend to, in the form that kernels read."""
 
-    mask: (
-        Tensor | None
-    )  # broadcastable to [batch, heads, queries, keys]: boolean (True: visible) or added to the scores
+    # Mask broadcastable to [batch, heads, queries, keys]: boolean (True: visible), or numbers added to the scores.
+    mask: Tensor | None
     lengths: Tensor | None  # [batch]: number of valid keys
     causal: bool
     queries: int

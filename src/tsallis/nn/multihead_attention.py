@@ -69,8 +69,8 @@ class MultiheadAttention(ConstantBuffers):
 
     (Correia et al. 2019, eq. 8). It replaces PyTorch's module: arguments, parameter names, shapes and masks are the
     same, and state dicts can be loaded. As in PyTorch, True in a boolean mask hides a key. A query without a visible
-    key returns the output's bias, where PyTorch returns NaN. Weights are stored only with `need_weights`; they are
-    those before dropout.
+    key returns the output's bias, where PyTorch returns NaN. Weights are stored and returned only with
+    `need_weights`; they do not include dropout.
 
     Args:
         embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn: as in `torch.nn.MultiheadAttention`.
@@ -266,7 +266,7 @@ class MultiheadAttention(ConstantBuffers):
         Args:
             query, key, value: [length, batch, size], [batch, length, size] with `batch_first`, or [length, size].
             key_padding_mask: [batch, keys] or [keys]: True (or -inf) where a key is padding.
-            need_weights: also return the weights; this stores all of them.
+            need_weights: also return the weights, which must then be stored.
             attn_mask: [queries, keys] or [batch * heads, queries, keys], or [batch, heads, queries, keys] with
                 size 1 to broadcast: True hides a key; numbers are added to the scores.
             average_attn_weights: return the mean of the weights over the heads [batch, queries, keys].
@@ -354,7 +354,7 @@ class MultiheadAttention(ConstantBuffers):
 
     @property
     def _plain(self) -> bool:
-        """Return whether this module adds no extra keys. Every query sees extra keys, despite lengths and order."""
+        """Return whether this module adds no extra keys, which would be visible regardless of length and order."""
         return self.bias_k is None and not self.add_zero_attn
 
     def _queries_keys_values(

@@ -52,8 +52,8 @@ class OutputLayer(ConstantBuffers):
         forbidden: symbols that never get a probability (padding, start): their scores are -inf.
 
     Raises:
-        ValueError: an unknown transform, a bad alpha, a forbidden symbol outside the vocabulary, or no symbol
-            that is not forbidden.
+        ValueError: an unknown transform, a bad alpha, a forbidden symbol outside the vocabulary, a vocabulary in which
+            every symbol is forbidden.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -184,7 +184,7 @@ class OutputLayer(ConstantBuffers):
         return None if self.alpha == 1 else thresholds_of_probs(scores, probs, self.alpha)
 
     def best_symbols(self, scores: Tensor, count: int, end: int, only: Tensor | None = None) -> BestSymbols:
-        """Return the most probable symbols per row of scores, with log-probabilities, also of the end symbol.
+        """Return the most probable symbols of each row and the end symbol, with their log-probabilities.
 
         Args:
             scores: Scores [rows, d_vocab].

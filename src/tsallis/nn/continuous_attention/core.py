@@ -69,7 +69,7 @@ def map_alpha(transform: str | float) -> float:
 
 
 def basis_of(basis: str | int | Basis, dims: int) -> Basis:
-    """Return the basis for a name, a size (:func:`text_basis`) or a side (:func:`image_basis`); keep a basis."""
+    """Return a basis itself, or the basis for a name, a size (:func:`text_basis`) or a side (:func:`image_basis`)."""
     if isinstance(basis, str):
         if basis not in BASES[dims]:
             raise ValueError(f"basis must be one of {', '.join(BASES[dims])}, a size or a Basis, got {basis!r}")

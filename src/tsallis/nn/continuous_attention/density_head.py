@@ -111,7 +111,7 @@ class DensityKind(nn.Module):
     def spread(self, mean: Tensor, root: Tensor, components: int) -> Elliptical:
         """Return the density with a mean and a root: a standard deviation or lower triangular factor.
 
-        The root is that of the covariance, or with matching "scale" that of the scale.
+        The root belongs to the covariance, or with matching "scale" to the scale.
         """
         shape = self.shape(components)
         if self.matching == "covariance":
@@ -166,9 +166,8 @@ class DensityHead(nn.Module):
         index = torch.arange(components) * heads + torch.arange(heads).unsqueeze(1)  # [heads, components]
         bias[..., 0] = torch.logit((index + 0.5) / (heads * components))
         if dims == 2:
-            bias[..., 1] = torch.logit(
-                (0.5 + index * GOLDEN) % 1
-            )  # golden-ratio steps spread any number of means evenly over the square
+            # Steps of the golden ratio distribute any number of means evenly over the square.
+            bias[..., 1] = torch.logit((0.5 + index * GOLDEN) % 1)
         start = kind.initial_root(heads, components).squeeze(1)
         start = start.square() - kind.floor if dims == 1 else start - math.sqrt(kind.floor)
         inverse = start + torch.log(-torch.expm1(-start))  # inverse of softplus
