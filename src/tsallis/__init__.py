@@ -57,7 +57,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load public names, and torch, at the first use, so that `tsallis --help` starts quickly."""
+    """Load public names and torch on first use, so that `tsallis --help` starts quickly."""
     if name not in __all__:
         raise AttributeError(f"module 'tsallis' has no attribute {name!r}")
     import importlib

@@ -19,12 +19,12 @@ __all__ = ["EntmaxCategorical", "Support", "kl_divergence"]
 
 
 class Support(constraints.Constraint):
-    """Constraint of the classes with non-zero probability, per row.
+    """Constraint that a value is a class with non-zero probability in its row.
 
-    `check(value)` returns which values satisfy it, as for every constraint of `torch.distributions`.
+    `check(value)` returns which values satisfy the constraint, as always in `torch.distributions`.
 
     Args:
-        mask: Whether a class has non-zero probability [..., classes].
+        mask: Boolean mask [..., classes], True for classes with non-zero probability.
 
     Example:
         >>> import tsallis
@@ -60,9 +60,9 @@ class EntmaxCategorical(Categorical):
 
     .. math:: P(k) = [(\alpha - 1) z_k - \tau]_+^{1/(\alpha-1)}
 
-    (Peters et al. 2019, eq. 13). It also has the `support`, the `threshold` below which classes get probability 0, and
-    the non-zero probabilities as `indices` and `values`. Train it with :meth:`loss`, because log-probabilities may be
-    -inf. As a `Categorical`, it can select the components of a `torch.distributions.MixtureSameFamily`.
+    (Peters et al. 2019, eq. 13.) The attribute `threshold` is :math:`\tau`; `indices` and `values` are the classes of
+    the `support` and their probabilities. Train with :meth:`loss`, because log-probabilities may be -inf. Like any
+    `Categorical`, this distribution can select the components of a `torch.distributions.MixtureSameFamily`.
 
     Args:
         scores: [..., classes], any floating dtype; -inf excludes a class.
@@ -114,7 +114,7 @@ class EntmaxCategorical(Categorical):
 
     @property
     def support(self) -> Support:
-        """Return the classes with non-zero probability, including those that underflow."""
+        """Return the classes with non-zero probability, even if the probability underflows to 0."""
         return Support(self._log_probs.detach() > -torch.inf)
 
     @property
@@ -130,7 +130,7 @@ class EntmaxCategorical(Categorical):
 
     @lazy_property
     def indices(self) -> Tensor:
-        """Return the classes in the support, most probable first [..., width], padded with -1."""
+        """Return the classes in the support [..., width], most probable first, padded with -1."""
         if transforms_active():
             raise RuntimeError("indices and values have a width that depends on the scores: take probs in torch.func")
         width = max(int(self.support_size.amax()), 1) if self.scores.numel() else 1
@@ -143,7 +143,7 @@ class EntmaxCategorical(Categorical):
         return self.probs.gather(-1, self.indices.clamp(min=0)).masked_fill(self.indices < 0, 0)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return log-probabilities; outside the support -inf with zero gradients.
+        """Return log-probabilities of values; outside the support they are -inf with zero gradients.
 
         Raises:
             ValueError: A value is not a class.
@@ -193,9 +193,8 @@ class EntmaxCategorical(Categorical):
         device = self.scores.device
         draws = torch.rand(len(cumulative), count, dtype=torch.float64, device=device, generator=generator)
         slot = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True)  # [rows, count]
-        slot = slot.minimum(
-            (cumulative < cumulative[:, -1:]).sum(-1, keepdim=True)
-        )  # the product may round up to the sum
+        # The product may round up to the sum: limit the slot to the last class with probability above 0.
+        slot = slot.minimum((cumulative < cumulative[:, -1:]).sum(-1, keepdim=True))
         return self.indices.reshape(-1, width).gather(-1, slot).T.reshape(shape)
 
     def _sample_transformed(self, sample_shape: Any, generator: torch.Generator | None) -> Tensor:
@@ -206,7 +205,8 @@ class EntmaxCategorical(Categorical):
         drawn = (cumulative <= (draws * cumulative[..., -1]).unsqueeze(-1)).sum(-1)
         places = torch.arange(self._num_events, device=self.scores.device)
         last = torch.where(self.probs > 0, places, 0).amax(-1)
-        return torch.minimum(drawn, last)  # the product may round up to the sum
+        # The product may round up to the sum: limit the draw to the last class with probability above 0.
+        return torch.minimum(drawn, last)
 
     def entropy(self) -> Tensor:
         """Return the Shannon entropy in nats [...]."""
@@ -214,7 +214,7 @@ class EntmaxCategorical(Categorical):
         return -(log_p.exp() * log_p.masked_fill(log_p == -torch.inf, 0)).sum(-1).to(self.scores.dtype)
 
     def tsallis_entropy(self) -> Tensor:
-        """Return the Tsallis entropy [...], which entmax maximizes, see :func:`tsallis.tsallis_entropy`."""
+        """Return the Tsallis entropy [...], see :func:`tsallis.tsallis_entropy`."""
         return functional.tsallis_entropy(self.probs, self._row_alpha)
 
     def expand(self, batch_shape: Any, _instance: EntmaxCategorical | None = None) -> EntmaxCategorical:
@@ -254,7 +254,7 @@ def _checked_alpha(alpha: Alpha, shape: torch.Size) -> Alpha:
 
 
 def _align(value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Expand values [..., 1] and rows [..., classes] to one batch shape."""
+    """Expand values [...] and rows [..., classes] to one batch shape; return values as [..., 1]."""
     shape = torch.broadcast_shapes(value.shape, rows.shape[:-1])
     return savable(value).expand(shape).unsqueeze(-1), rows.expand(*shape, rows.shape[-1])
 
@@ -263,7 +263,7 @@ def _align(value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 @register_kl(EntmaxCategorical, Categorical)  # type: ignore[untyped-decorator]
 @register_kl(Categorical, EntmaxCategorical)  # type: ignore[untyped-decorator]
 def _kl(p: EntmaxCategorical | Categorical, q: EntmaxCategorical | Categorical) -> Tensor:
-    """Return the divergence; infinite if q is zero where p is not."""
+    """Return the Kullback-Leibler divergence; it is infinite if q is zero where p is not."""
     log_p, log_q = _logarithms(p), _logarithms(q)
     inside = log_p > -torch.inf
     difference = torch.where(inside, log_p, 0) - torch.where(inside, log_q, 0)
@@ -276,5 +276,5 @@ def _logarithms(d: EntmaxCategorical | Categorical) -> Tensor:
     if isinstance(d, EntmaxCategorical):
         return d._log_probs
     logits = d.logits.double()
-    # In a Categorical made from probabilities, zeros have the logit of a small number.
+    # Correct the logits of a Categorical made from probabilities: they replace zeros by a small number.
     return logits.masked_fill((d.probs == 0) & (d.logits.exp() > 0), -torch.inf)

@@ -1,4 +1,4 @@
-"""Define errors that users can cause; each message is one line with the value and what is valid."""
+"""Define errors for invalid input; each message is one line with the value and what is valid."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class InputError(ValueError):
 
 
 class OptionError(InputError):
-    """Raised for an option that cannot be used; each interface can spell the option's name its way.
+    """Raised for an option that cannot be used; each interface can spell the option's name in its style.
 
-    The text of the error has the names of Python and of the JSON API. Commands print `spelled(flag)`.
+    The text of the error contains option names as Python and the JSON API spell them. Commands print `spelled(flag)`.
 
     Args:
-        message: Returns the message, given a function that spells the name of an option.
+        message: Function that returns the message; its argument is a function that spells the name of an option.
         where: Start of the message, such as the folder of a run.
 
     >>> error = OptionError(lambda spell: f"{spell('beam_size')} must be at least 1, got 0", "runs/verbs")
@@ -58,7 +58,7 @@ class OptionError(InputError):
         return self.message(str)
 
     def spelled(self, spell: Callable[[str], str]) -> str:
-        """Return the message with the names of options as `spell` returns them."""
+        """Return the message in which `spell` spells the names of options."""
         return self.message(spell) if self.where is None else f"{self.where}: {self.message(spell)}"
 
 
@@ -72,7 +72,7 @@ def one_line(message: str) -> str:
     >>> print(one_line("no\nkey '\x1b[2J'"))
     no key '\x1b[2J'
     """
-    # Skip the text that is cut off anyway.
+    # Do not convert text that is cut off anyway.
     text = "".join(map(_visible, " ".join(message[: 8 * LONGEST_MESSAGE].split("\n"))))
     return truncate(text, LONGEST_MESSAGE)
 
@@ -93,7 +93,7 @@ def without_controls(text: str) -> str:
 
 
 def truncate(text: str, longest: int) -> str:
-    """Return a text of at most `longest` characters; replace the end of a longer one by three dots.
+    """Cut a text to at most `longest` characters; if it is cut, it ends in three dots.
 
     >>> truncate("a lovely film", 8)
     'a lov...'
@@ -111,7 +111,7 @@ def shorten(line: str) -> str:
 
 
 def describe(value: Any) -> str:
-    """Return the start of a value's representation; the cost does not grow with the value.
+    """Return the start of a value's representation, at a cost that does not grow with the value.
 
     >>> describe("none"), describe(1 << 5000), describe([[[0]] * 1000] * 1000)
     ("'none'", 'an integer of 5001 bits', '[[[...], [...], [...], [...], ...], [[...], [...], [...],...')
@@ -131,7 +131,7 @@ def _describe(value: Any, levels: int) -> str:
 
 
 def _parts(values: Any, levels: int) -> Iterator[str]:
-    """Yield the first few parts of a container."""
+    """Yield descriptions of the first few parts of a container."""
     for number, part in enumerate(values):
         if number == 4 or not levels:
             yield "..."
@@ -164,7 +164,7 @@ def check_whole(name: str, value: Any, least: int, most: int | None = None) -> i
 
 
 def whole_fault(value: Any, least: int, most: int | None = None) -> str:
-    """Return the error message, without the name, for a value that is not an integer in a range; else an empty text.
+    """Describe why a value is not an integer in a range; return an empty text if the value is valid.
 
     >>> whole_fault(0, 1)
     'must be at least 1, got 0'
@@ -210,7 +210,7 @@ def check_real(name: str, value: Any, least: float = 0, most: float = math.inf, 
 
 
 def real_fault(value: Any, least: float = 0, most: float = math.inf, *, inside: bool = False) -> str:
-    """Return the error message, without the name, for a value that is not a finite number in a range; else "".
+    """Describe why a value is not a finite number in a range; return an empty text if the value is valid.
 
     >>> real_fault(1, 0, 1, inside=True)
     'must be above 0 and below 1, got 1'
@@ -245,7 +245,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
 
 
 def choice_fault(value: Any, choices: Sequence[str]) -> str:
-    """Return the error message, without the name, for a value that is not one of the choices; else an empty text."""
+    """Describe why a value is not one of the choices; return an empty text if the value is valid."""
     if isinstance(value, str) and value in choices:
         return ""
     *others, last = map(repr, choices)

@@ -1,4 +1,4 @@
-"""The names of `entmax.activations`: the functions that the package computes by sorting."""
+"""Provide the names of `entmax.activations`: the functions that the package `entmax` computes by sorting."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Entmax15", "Entmax15Function", "Sparsemax", "SparsemaxFunction", "en
 
 
 def sparsemax(X: Tensor, dim: int = -1, k: int | None = None, return_support_size: bool = False) -> MapResult:
-    """Return :func:`tsallis.sparsemax` of scores, under the package's name.
+    """Return :func:`tsallis.sparsemax` of scores, with the arguments of the package `entmax`.
 
     Args:
         X: Scores of any shape.
@@ -20,7 +20,7 @@ def sparsemax(X: Tensor, dim: int = -1, k: int | None = None, return_support_siz
         return_support_size: Whether to also return the number of positive entries.
 
     Returns:
-        Probabilities, or a pair of them and of support sizes with size 1 along `dim`.
+        Probabilities; with `return_support_size`, a pair of probabilities and support sizes (size 1 along `dim`).
 
     Example:
         >>> probs, size = sparsemax(torch.tensor([[1.0, 0.6, -1.0]]), return_support_size=True)
@@ -31,7 +31,7 @@ def sparsemax(X: Tensor, dim: int = -1, k: int | None = None, return_support_siz
 
 
 def entmax15(X: Tensor, dim: int = -1, k: int | None = None, return_support_size: bool = False) -> MapResult:
-    """Return :func:`tsallis.entmax15` of scores, under the package's name.
+    """Return :func:`tsallis.entmax15` of scores, with the arguments of the package `entmax`.
 
     Args:
         X: Scores of any shape.
@@ -40,7 +40,7 @@ def entmax15(X: Tensor, dim: int = -1, k: int | None = None, return_support_size
         return_support_size: Whether to also return the number of positive entries.
 
     Returns:
-        Probabilities, or a pair of them and of support sizes with size 1 along `dim`.
+        Probabilities; with `return_support_size`, a pair of probabilities and support sizes (size 1 along `dim`).
 
     Example:
         >>> entmax15(torch.tensor([3.0, 0.0]))
@@ -92,7 +92,7 @@ class Entmax15(_SortingMap):
 
 
 class SparsemaxFunction:
-    """The package's autograd function; `apply` is :func:`sparsemax`, differentiable to any order.
+    """Autograd function of `entmax`; its `apply` is :func:`sparsemax`, differentiable to any order.
 
     Example:
         >>> SparsemaxFunction.apply(torch.tensor([1.0, 0.6, -1.0]), -1)
@@ -106,7 +106,7 @@ class SparsemaxFunction:
 
 
 class Entmax15Function:
-    """The package's autograd function; `apply` is :func:`entmax15`, differentiable to any order.
+    """Autograd function of `entmax`; its `apply` is :func:`entmax15`, differentiable to any order.
 
     Example:
         >>> Entmax15Function.apply(torch.tensor([3.0, 0.0]), -1)

@@ -1,4 +1,4 @@
-"""Base class of modules with an alpha or a budget, and support sizes."""
+"""Define a base class of modules with an alpha or a budget, and functions for support sizes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def support_size(probs: Tensor, dim: int) -> Tensor:
 
 
 def with_size(probs: Tensor, dim: int, return_size: bool) -> MapResult:
-    """Return probabilities, together with their support sizes if `return_size`."""
+    """Return probabilities, or with `return_size` a pair of probabilities and support sizes."""
     return (probs, support_size(probs, dim)) if return_size else probs
 
 
 class Map(ConstantBuffers):
-    """Module with arguments; a tensor argument moves with the module, but is not in its state dict."""
+    """Base class of modules; tensor arguments move with the module, but are not in its state dict."""
 
     def _keep(self, name: str, value: Alpha) -> None:
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):

@@ -1,4 +1,4 @@
-"""The names of `entmax.losses`: losses as functions and as modules with a reduction."""
+"""Provide the names of `entmax.losses`: losses as functions and as modules with a reduction."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ REDUCTIONS = (MEAN, "mean", "sum", "none")
 def sparsemax_loss(
     X: Tensor, target: Tensor, k: int | None = None, return_support_size: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return :func:`tsallis.entmax_loss` of alpha 2, one value per target.
+    """Return :func:`tsallis.entmax_loss` with alpha 2, one value per target.
 
     Args:
         X: Scores [..., classes].
@@ -51,7 +51,7 @@ def sparsemax_loss(
         return_support_size: Whether to also return the number of positive entries.
 
     Returns:
-        Losses [...], or a pair of them and of support sizes [..., 1].
+        Losses [...]; with `return_support_size`, a pair of losses and support sizes [..., 1].
 
     Example:
         >>> sparsemax_loss(torch.tensor([[2.0, 0.5]]), torch.tensor([0]))
@@ -64,7 +64,7 @@ def sparsemax_loss(
 def entmax15_loss(
     X: Tensor, target: Tensor, k: int | None = None, return_support_size: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return :func:`tsallis.entmax_loss` of alpha 1.5, one value per target.
+    """Return :func:`tsallis.entmax_loss` with alpha 1.5, one value per target.
 
     Args:
         X: Scores [..., classes].
@@ -73,7 +73,7 @@ def entmax15_loss(
         return_support_size: Whether to also return the number of positive entries.
 
     Returns:
-        Losses [...], or a pair of them and of support sizes [..., 1].
+        Losses [...]; with `return_support_size`, a pair of losses and support sizes [..., 1].
 
     Example:
         >>> entmax15_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
@@ -89,7 +89,7 @@ def entmax_bisect_loss(X: Tensor, target: Tensor, alpha: Alpha = 1.5, n_iter: in
     Args:
         X: Scores [..., classes].
         target: Classes [...], or probabilities [..., classes].
-        alpha: Positive number, or tensor with last dimension 1, which may require a gradient.
+        alpha: Positive number, or tensor with last size 1; the tensor may require a gradient.
         n_iter: Ignored.
 
     Returns:
@@ -103,7 +103,7 @@ def entmax_bisect_loss(X: Tensor, target: Tensor, alpha: Alpha = 1.5, n_iter: in
 
 
 def sparsemax_bisect_loss(X: Tensor, target: Tensor, n_iter: int | None = 50) -> Tensor:
-    """Return :func:`tsallis.entmax_loss` of alpha 2, one value per target.
+    """Return :func:`tsallis.entmax_loss` with alpha 2, one value per target.
 
     Args:
         X: Scores [..., classes].
@@ -130,7 +130,7 @@ def normmax_bisect_loss(X: Tensor, target: Tensor, alpha: Alpha = 2, n_iter: int
     Args:
         X: Scores [..., classes].
         target: Classes [...]; targets of -100 have loss 0.
-        alpha: Number above 1, or tensor with last dimension 1.
+        alpha: Number above 1, or tensor with last size 1.
         n_iter: Ignored.
 
     Returns:
@@ -149,7 +149,7 @@ def _normmax_loss(X: Tensor, target: Tensor, alpha: Alpha, ignore_index: int) ->
         raise ValueError("scores must have a dimension of classes, got a single number")
     rows = class_rows(X.shape, X.device, target, ignore_index).reshape(target.shape).unsqueeze(-1)
     wide = upcast(X)
-    # torch.jit.trace and functionalize don't support autograd functions, so they get the formula.
+    # Call the formula directly under torch.jit.trace and functionalize, which don't support autograd functions.
     compute = _NormmaxLoss.forward if jit_tracing() or functionalized() else _NormmaxLoss.apply
     loss, _ = compute(wide, rows.clamp(min=0), rows >= 0, alpha)
     result: Tensor = loss.squeeze(-1).to(result_dtype(X))
@@ -157,14 +157,14 @@ def _normmax_loss(X: Tensor, target: Tensor, alpha: Alpha, ignore_index: int) ->
 
 
 class _NormmaxLoss(Function):
-    """Loss with the gradient `p - e_y`, so its second derivative is the Jacobian of normmax."""
+    """Autograd function with the gradient `p - e_y`, so that the second derivative is the Jacobian of normmax."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(scores: Tensor, gold: Tensor, mask: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
         probs = normmax_bisect(scores, alpha)
-        inside = probs != 0  # not `> 0`, so that NaN stays NaN
+        inside = probs != 0  # not `> 0`: a NaN must stay NaN
         lead = torch.where(inside, scores - scores.gather(-1, gold), 0)
         power = torch.where(inside, torch.where(inside, probs, 1) ** alpha, 0).sum(-1, keepdim=True)
         value = (probs * lead).sum(-1, keepdim=True) + 1 - power ** (1 / alpha)
@@ -339,7 +339,7 @@ class NormmaxBisectLoss(_Loss):
 
 
 class SparsemaxLossFunction:
-    """The package's autograd function; `apply` is :func:`sparsemax_loss`, differentiable to any order.
+    """Autograd function of `entmax`; its `apply` is :func:`sparsemax_loss`, differentiable to any order.
 
     Example:
         >>> SparsemaxLossFunction.apply(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))
@@ -353,7 +353,7 @@ class SparsemaxLossFunction:
 
 
 class Entmax15LossFunction:
-    """The package's autograd function; `apply` is :func:`entmax15_loss`, differentiable to any order.
+    """Autograd function of `entmax`; its `apply` is :func:`entmax15_loss`, differentiable to any order.
 
     Example:
         >>> Entmax15LossFunction.apply(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
@@ -367,7 +367,7 @@ class Entmax15LossFunction:
 
 
 class SparsemaxBisectLossFunction:
-    """The package's autograd function; `apply` is :func:`sparsemax_bisect_loss`, differentiable to any order.
+    """Autograd function of `entmax`; its `apply` is :func:`sparsemax_bisect_loss`, differentiable to any order.
 
     Example:
         >>> SparsemaxBisectLossFunction.apply(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))
@@ -378,7 +378,7 @@ class SparsemaxBisectLossFunction:
 
 
 class EntmaxBisectLossFunction:
-    """The package's autograd function; `apply` is :func:`entmax_bisect_loss`, differentiable to any order.
+    """Autograd function of `entmax`; its `apply` is :func:`entmax_bisect_loss`, differentiable to any order.
 
     Example:
         >>> EntmaxBisectLossFunction.apply(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
@@ -389,7 +389,7 @@ class EntmaxBisectLossFunction:
 
 
 class NormmaxBisectLossFunction:
-    """The package's autograd function; `apply` is :func:`normmax_bisect_loss`, differentiable to any order.
+    """Autograd function of `entmax`; its `apply` is :func:`normmax_bisect_loss`, differentiable to any order.
 
     Example:
         >>> NormmaxBisectLossFunction.apply(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))

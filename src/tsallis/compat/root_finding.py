@@ -1,4 +1,4 @@
-"""The names of `entmax.root_finding`: the functions that the package computes by bisection."""
+"""Provide the names of `entmax.root_finding`: the functions that the package `entmax` computes by bisection."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 def entmax_bisect(
     X: Tensor, alpha: Alpha = 1.5, dim: int = -1, n_iter: int | None = 50, ensure_sum_one: bool = True
 ) -> Tensor:
-    """Return :func:`tsallis.entmax` of scores, under the package's name.
+    """Return :func:`tsallis.entmax` of scores, with the arguments of the package `entmax`.
 
     Args:
         X: Scores of any shape.
@@ -49,7 +49,7 @@ def entmax_bisect(
 
 
 def sparsemax_bisect(X: Tensor, dim: int = -1, n_iter: int | None = 50, ensure_sum_one: bool = True) -> Tensor:
-    """Return :func:`tsallis.sparsemax` of scores, under the package's name.
+    """Return :func:`tsallis.sparsemax` of scores, with the arguments of the package `entmax`.
 
     Args:
         X: Scores of any shape.
@@ -67,7 +67,7 @@ def sparsemax_bisect(X: Tensor, dim: int = -1, n_iter: int | None = 50, ensure_s
 
 
 def normmax_bisect(X: Tensor, alpha: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
-    """Return :func:`tsallis.normmax` of scores, under the package's name.
+    """Return :func:`tsallis.normmax` of scores, with the arguments of the package `entmax`.
 
     Args:
         X: Scores of any shape.
@@ -87,7 +87,7 @@ def normmax_bisect(X: Tensor, alpha: Alpha = 2, dim: int = -1, n_iter: int | Non
 
 
 def budget_bisect(X: Tensor, budget: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
-    """Return :func:`tsallis.budgeted_entmax` of scores with alpha 2, under the package's name.
+    """Return :func:`tsallis.budgeted_entmax` of scores for alpha 2, with the arguments of the package `entmax`.
 
     Args:
         X: Scores of any shape.
@@ -113,7 +113,7 @@ def refuse_learned(name: str, value: Alpha) -> None:
 
 
 def _by_value(apply: Callable[[Tensor, float], Tensor], X: Tensor, values: Alpha, dim: int) -> Tensor:
-    """Return `apply(rows, value)` along `dim`, called once per distinct value of a tensor."""
+    """Call `apply(rows, value)` once per distinct value of a tensor; return the results along `dim`."""
     if not isinstance(values, Tensor):
         return apply(X.transpose(dim, -1), values).transpose(dim, -1) if X.dim() else apply(X, values)
     if values.numel() == 1:
@@ -223,7 +223,7 @@ class BudgetBisect(Map):
 
 
 class EntmaxBisectFunction:
-    """The package's autograd function; `apply` is :func:`entmax_bisect`, differentiable to any order.
+    """Autograd function of `entmax`; its `apply` is :func:`entmax_bisect`, differentiable to any order.
 
     Example:
         >>> EntmaxBisectFunction.apply(torch.tensor([1.0, 0.6, -1.0]), 2.0)
@@ -234,7 +234,7 @@ class EntmaxBisectFunction:
 
 
 class SparsemaxBisectFunction:
-    """The package's autograd function; `apply` is :func:`sparsemax_bisect`, differentiable to any order.
+    """Autograd function of `entmax`; its `apply` is :func:`sparsemax_bisect`, differentiable to any order.
 
     Example:
         >>> SparsemaxBisectFunction.apply(torch.tensor([1.0, 0.6, -1.0]))
@@ -245,7 +245,7 @@ class SparsemaxBisectFunction:
 
 
 class NormmaxBisectFunction:
-    """The package's autograd function; `apply` is :func:`normmax_bisect`, differentiable to any order.
+    """Autograd function of `entmax`; its `apply` is :func:`normmax_bisect`, differentiable to any order.
 
     Example:
         >>> NormmaxBisectFunction.apply(torch.tensor([1.0, 0.8, -1.0]))
@@ -256,7 +256,7 @@ class NormmaxBisectFunction:
 
 
 class BudgetBisectFunction:
-    """The package's autograd function; `apply` is :func:`budget_bisect`, differentiable to any order.
+    """Autograd function of `entmax`; its `apply` is :func:`budget_bisect`, differentiable to any order.
 
     Example:
         >>> BudgetBisectFunction.apply(torch.tensor([3.0, 1.0, 1.0, -4.0]))

@@ -16,9 +16,10 @@ from tsallis.ops.transforms import forward_mode, traced, without_numbers
 class Basis(nn.Module):
     r"""Base class of a set of basis functions :math:`\psi`, which are evaluated together.
 
-    A module, so that its tensors move with the model that holds it and are saved with it. A density computes from
-    `width`, the standard deviation of the narrowest Gaussian, how many nodes its quadrature rule needs. Without a width
-    it assumes a tenth of half the support, or of the density's standard deviation if the support is infinite.
+    A basis is a module, so its tensors move with the model and are saved. The attribute `width` is the standard
+    deviation of the narrowest Gaussian; densities compute the size of their quadrature rule from this width. For a
+    basis without a width, a density assumes a tenth of half its support, or a tenth of its standard deviation if the
+    support is infinite.
 
     Example:
         >>> class Cubes(Basis):
@@ -52,14 +53,14 @@ class Basis(nn.Module):
         raise NotImplementedError
 
     def weighted_sum(self, weights: Tensor, *coordinates: Tensor) -> Tensor:
-        """Sum the functions over weighted points; weights and coordinates are [..., points], the sums [..., size]."""
+        """Return weighted sums of the functions [..., size] over points; weights and coordinates are [..., points]."""
         values = self.at(*coordinates)  # [..., points, size]
         if weights.dim() == 1:
             return torch.einsum("q,...qn->...n", weights, values)
         return (weights.unsqueeze(-2) @ values).squeeze(-2)
 
     def gaussians(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return centres [size, dims] and covariances [size, dims, dims] of normal densities, else None."""
+        """Return centres [size, dims] and covariances [size, dims, dims] if all functions are normal densities."""
         return None
 
     @property
@@ -119,7 +120,7 @@ class GaussianBasis(Basis):
 
     @property
     def width(self) -> float:  # type: ignore[override]
-        """Return the standard deviation of the narrowest function; changed variances are measured again."""
+        """Return the standard deviation of the narrowest function; it is updated if the variances change."""
         if traced() or without_numbers(self.covs) or self.covs.is_inference():  # changes can't be detected
             return self._measured[1]
         version = self.covs.data_ptr(), self.covs._version
@@ -167,7 +168,8 @@ class GaussianBasis(Basis):
 class ProductBasis(Basis):
     r"""Products of a basis in x and a basis in y, :math:`\psi_{ij}(x, y) = a_i(x) b_j(y)`; y varies fastest.
 
-    An expectation evaluates the two bases at every node, not their products, and takes one batched matrix product.
+    An expectation evaluates the two bases at every node instead of their products, and takes one batched matrix
+    product.
 
     Args:
         first: Basis on the line, for x.
@@ -187,7 +189,7 @@ class ProductBasis(Basis):
     def __init__(self, first: Basis, second: Basis | None = None) -> None:
         super().__init__()
         self.first = first
-        # Register a shared basis once: otherwise the state dict would hold its tensors under two names.
+        # Register a shared basis once: otherwise the state dict would contain its tensors under two names.
         self.other = second if second is not first else None
         for basis in (self.first, self.second):
             if basis.dims != 1:
@@ -237,7 +239,7 @@ class ProductBasis(Basis):
 
 
 def gaussian_grid(size: int, widths: float | Sequence[float]) -> GaussianBasis:
-    """Return Gaussians on the line with evenly spaced centres from 0 to 1, equally many for each width.
+    """Return Gaussians on the line: for each width, equally many with evenly spaced centres from 0 to 1.
 
     Args:
         size: Number of functions; a multiple of the number of widths.

@@ -1,13 +1,13 @@
-r"""Expectations of Gaussian functions under beta-Gaussians in the plane, by Fourier transforms.
+r"""Compute expectations of Gaussian functions under beta-Gaussians in the plane by Fourier transforms.
 
 .. math:: E_p[\psi_j] = \frac{1}{4\pi^2} \int \varphi(B^\top k)\, e^{-\frac12 k^\top \Sigma_j k}\,
           e^{i k \cdot (\mu - c_j)} \, dk
 
 Here :math:`\varphi` is the characteristic function of the density on the unit disk, and B maps the disk to the support.
 The functions are smooth, so high frequencies contribute nothing and the integral can be truncated. A sum over a lattice
-of frequencies is then exact, except that it adds images of the density one period away. The period is so long that the
-functions vanish at the images. All densities share the lattice, so the functions enter as one matrix, and a density
-needs no exponential per function.
+of frequencies then replaces the integral. Its only error is that it adds images of the density one period away. The
+period is so long that the functions vanish at the images. All densities share the lattice, so one matrix represents the
+functions, and a density needs no exponential per function.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tsallis.continuous.bases import Basis
 from tsallis.continuous.quadrature import gauss_jacobi
 from tsallis.ops.transforms import differentiable
 
-# Elements of one intermediate result: the first number fits in a core's cache, the second fills a GPU.
+# Number of elements of an intermediate result: the first number fits in a core's cache, the second fills a GPU.
 CHUNK, DEVICE_CHUNK = 1 << 17, 1 << 24
-LARGEST = 1 << 23  # elements of a matrix of frequencies and functions
-CACHE_NUMBERS = 1 << 25  # elements of all cached matrices of a basis
-GROUPS, GROUP = 4, 64  # number of groups that densities are sorted into by size, and the least size of a group
-STEPS = 16  # steps per octave that periods are rounded up to, so that few matrices are computed
+LARGEST = 1 << 23  # largest number of elements of a matrix of frequencies and functions
+CACHE_NUMBERS = 1 << 25  # largest number of elements of all cached matrices of a basis
+GROUPS, GROUP = 4, 64  # largest number of groups by size of the densities; smallest number of densities per group
+STEPS = 16  # periods are rounded up to this many steps per octave, so that few matrices are computed
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-14}
 
 
 class FourierGrid(NamedTuple):
-    """Lattice of frequencies with the Fourier coefficients of the functions; of k and -k only one is kept."""
+    """Lattice of frequencies and Fourier coefficients of the functions; only one of k and -k is stored."""
 
     k: Tensor  # [2, frequencies]
     functions: Tensor  # [2 frequencies, functions], cosines and sines around the origin
@@ -67,7 +67,7 @@ def largest(factor: Tensor) -> Tensor:
 
 
 def extent(factor: Tensor) -> Extent:
-    """Return the extent of the ellipses `factor @ u`, |u| <= 1; the shortest axis ignores points."""
+    """Return the extent of the ellipses `factor @ u`, |u| <= 1; the shortest axis ignores ellipses of size 0."""
     f = factor.detach()
     longest = largest(f).sqrt()
     shortest = torch.where(longest > 0, (f[..., 0, 0] * f[..., 1, 1]).abs() / longest, math.inf)
@@ -75,7 +75,7 @@ def extent(factor: Tensor) -> Extent:
 
 
 def _half(factor: Tensor) -> Tensor:
-    """Return half the side of a square around the ellipse [...]."""
+    """Return half the side of the bounding square of each ellipse [...]."""
     return factor.square().sum(-1).amax(-1).sqrt()
 
 
@@ -106,7 +106,7 @@ class _BasisCache:
         origin = (self.centres.amin(0) + self.centres.amax(0)) / 2
         phase = (self.centres - origin) @ k  # [functions, frequencies]
         damping = torch.einsum("fij,ik,jk->fk", self.covs, k, k) / 2
-        alone = (k == 0).all(0).to(k) / 2  # halve the weight of frequency 0, which has no opposite
+        alone = (k == 0).all(0).to(k) / 2  # 1/2 at frequency 0, which has no opposite; else 0
         weight = (1 - alone) * (2 * (spacing / (2 * math.pi)) ** 2) * torch.exp(-damping)
         functions = torch.cat([weight * phase.cos(), weight * phase.sin()], -1).mT
         half = math.pi / spacing
@@ -116,7 +116,7 @@ class _BasisCache:
 
 
 def _lattice(radius: float) -> Tensor:
-    """Return the integer points in a circle [2, points], with one of each opposite pair."""
+    """Return the integer points in a circle [2, points], but only one of each pair of opposite points."""
     n = math.floor(radius)
     x, y = torch.meshgrid(torch.arange(n + 1), torch.arange(-n, n + 1), indexing="ij")
     keep = (x * x + y * y <= radius * radius) & ((x > 0) | (y >= 0))
@@ -172,7 +172,7 @@ def _grid_for(entry: _BasisCache, factor: Tensor, order: float) -> FourierGrid |
 
 
 def wave_expectation(basis: Basis, mean: Tensor, factor: Tensor, order: float) -> Tensor | None:
-    r"""Return expectations of Gaussian functions of :math:`\mu + B u` under :math:`\propto (1 - |u|^2)_+^{b-2}`.
+    r"""Return expectations of Gaussian functions at :math:`\mu + B u` for u with density :math:`(1 - |u|^2)_+^{b-2}`.
 
     Ellipses of similar size share a lattice.
 
@@ -193,7 +193,8 @@ def wave_expectation(basis: Basis, mean: Tensor, factor: Tensor, order: float) -
     """
     entry = _knowledge(basis, factor)
     finite = factor.detach().isfinite().all(-1).all(-1)
-    apart = torch.where(finite.unsqueeze(-1), mean, math.nan).reshape(-1, 2)  # the table has no value at NaN
+    # Move NaN and infinity from the factor to the mean: the table can't be read at NaN.
+    apart = torch.where(finite.unsqueeze(-1), mean, math.nan).reshape(-1, 2)
     spread = torch.where(finite[..., None, None], factor, 0).reshape(-1, 2, 2)
     groups = max(1, min(GROUPS, len(apart) // GROUP))
     by_size = _half(spread.detach()).argsort()
@@ -204,9 +205,8 @@ def wave_expectation(basis: Basis, mean: Tensor, factor: Tensor, order: float) -
             return None
         centre = apart.index_select(0, some)
         expectations = cast(Tensor, _Expectation.apply(centre - grid.origin, spread.index_select(0, some), grid))
-        elsewhere = ((centre.detach().unsqueeze(-2) - grid.centres).abs() > grid.half).any(
-            -1
-        )  # there an image of the density would count
+        # Set expectations of far functions to 0: an image of the density would reach these functions.
+        elsewhere = ((centre.detach().unsqueeze(-2) - grid.centres).abs() > grid.half).any(-1)
         values.append(expectations * (~elsewhere).to(expectations))
     whole = torch.cat(values).index_select(0, by_size.argsort())
     return whole.view(*mean.shape[:-1], -1)
@@ -279,7 +279,7 @@ CELLS_PER_UNIT, DEGREE = 8, 7  # for polynomials of this degree in float64
 class Table(NamedTuple):
     """Piecewise polynomial approximation of a function of z >= 0, on cells of equal length."""
 
-    coefficients: tuple[Tensor, ...]  # each [cells]; by rising power of the position in a cell, from 0 to 1
+    coefficients: tuple[Tensor, ...]  # [cells] per power of the position in a cell (0 to 1), lowest power first
     per_unit: int
 
     def __call__(self, z: Tensor) -> Tensor:
@@ -320,7 +320,7 @@ def table(order: float, end: float, dtype: torch.dtype, device: torch.device) ->
         panels, cells = math.ceil(end / PANEL), int(PANEL) * per_unit
         nodes, places = _nodes(PANEL_POINTS, degree)
         z = (torch.arange(panels, dtype=torch.float64, device="cpu").unsqueeze(-1) + nodes) * PANEL
-        # The expectation of cos(z t) under the density of t, proportional to (1 - t²)^(b - 3/2).
+        # Compute the expectation of cos(z t), where the density of t is proportional to (1 - t²)^(b - 3/2).
         # With n points the error is about the Bessel function of order 2n at z: 1e-16 if 2n = z + 12 z^(1/3).
         t, w = gauss_jacobi(math.ceil(end / 2 + 6 * end ** (1 / 3)) + 8, order - 1.5, order - 1.5)
         values = torch.cos(z.unsqueeze(-1) * t) @ w  # [panels, nodes]
@@ -335,7 +335,7 @@ def characteristic(squared: Tensor, order: float, end: float) -> Tensor:
     r"""Compute the characteristic function of a beta-Gaussian, :math:`{}_0F_1(; b; -x/4)`.
 
     The density is :math:`\propto (1 - |u|^2)_+^{b-1-n/2}` in n dimensions, and :math:`x = |k|^2` for a frequency k.
-    Differentiable to any order.
+    The result is differentiable to any order.
 
     Args:
         squared: x [...], not negative and not NaN.

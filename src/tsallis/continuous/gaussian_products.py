@@ -1,4 +1,4 @@
-"""Weighted sums, over the nodes of a quadrature rule, of products of Gaussians in x and in y."""
+"""Compute weighted sums of products of Gaussians in x and in y over the nodes of a quadrature rule."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.autograd import Function
 
 from tsallis.ops.transforms import differentiable
 
-# Elements of one intermediate result, which fits in a core's cache.
+# Number of elements of an intermediate result that fits in a core's cache.
 CHUNK = 1 << 17
-# Clamp exponents: exp(-40) is below the rounding of float64, and exponentials that underflow in float32 take many times
-# as long.
+# Clamp exponents: exp(-40) is below the rounding of float64, and exponentials that underflow in float32 are many times
+# slower.
 DEEPEST = 40.0
 
 
@@ -40,7 +40,7 @@ def peaks(variance: Tensor) -> Tensor:
 
 
 def plane_sum(weights: Tensor, x: Tensor, y: Tensor, first: Bells, second: Bells) -> Tensor:
-    """Return weighted sums of products of Gaussians in x and y; differentiable in the points only, to any order.
+    """Return weighted sums of products of Gaussians in x and y, differentiable to any order in the points only.
 
     Args:
         weights: Weights [points], without a gradient.
@@ -64,7 +64,7 @@ def plane_sum(weights: Tensor, x: Tensor, y: Tensor, first: Bells, second: Bells
 
 
 class _PlaneSum(Function):
-    """Autograd function that saves only the points: recomputing exponentials is faster than storing them."""
+    """Autograd function that saves only the points, because recomputing exponentials is faster than storing them."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, x: Tensor, y: Tensor, *shapes: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The mass of a density in each cell of a grid: the weight that continuous attention gives to a region of an image."""
+"""Compute the mass of a density in each cell of a grid: the attention weight of a region of an image."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
     densities use a second rule. Elsewhere the mass is that of a marginal density on the line.
 
     Args:
-        density: Density in the plane with any batch shape [...]; positions are (x, y), x to the right and y down.
+        density: Density in the plane with any batch shape [...]; positions are (x, y); x points right, y down.
         height: Number of rows of the grid.
         width: Number of columns of the grid.
 
@@ -83,7 +83,7 @@ def _grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
     for left, right, crosses in ((low, start, False), (start, end, True), (end, high, False)):
         some = right > left
         if not crosses:
-            some = some & (edges > b * (left + right) / 2)  # edges above the whole density
+            some = some & (edges > b * (left + right) / 2)  # select edges above the whole density
         bounds = left.expand_as(start)[some], right.expand_as(start)[some]
         of_some = family if family.number is not None else BetaGaussian(alpha[some], 2)
         if crosses:
@@ -97,7 +97,7 @@ def _grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
 
 
 def _marginal_masses(family: BetaGaussian, low: Tensor, high: Tensor) -> Tensor:
-    """Return the masses of the marginal of one coordinate, between bounds [cells]."""
+    """Return the masses of one coordinate's marginal density between bounds [cells]."""
     if family.number != 2:
         return standard_masses(family.marginal(), low, high)
     left, right = (
@@ -116,7 +116,7 @@ def _mass_across(
         steepness = float(((end - start) / 2 * (1 + (b / c).square()).sqrt()).amax())
         points = quadrature_sizes.least_points(quadrature_sizes.WeightedRule(1.0), steepness, start.dtype)
     x, weights = (n.unsqueeze(-1) for n in gauss_legendre(points).to(start))
-    if family.number != 1:  # crowd points at the ends, where a power of the distance vanishes
+    if family.number != 1:  # crowd points at the ends, where the density vanishes like a power of the distance
         turn = x * (math.pi / 2)
         x, weights = torch.sin(turn), weights * torch.cos(turn) * (math.pi / 2)
     u = start + (end - start) * (1 + x) / 2  # [points, cells]

@@ -1,4 +1,4 @@
-"""The masses of a density in intervals: the weight that continuous attention gives to each word."""
+"""Compute the masses of a density in intervals: the attention weight of each word."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def standard_masses(family: Family, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _split(u: Tensor) -> tuple[Tensor, Tensor]:
-    """Split a bound into its part below the mean and its part above, because the density has a kink there.
+    """Split a bound into the parts below and above the mean, because the density has a kink at the mean.
 
-    At the mean only one part gets the gradient; two clamps would both pass it on.
+    For a bound at the mean, only one part gets the gradient; with two clamps, both parts would get it.
     """
     below = u < 0
     return torch.where(below, u, 0), torch.where(below, 0, u)
@@ -133,7 +133,7 @@ def _integrate(family: Family, low: Tensor, high: Tensor) -> Tensor:
 
 
 class Sines(NamedTuple):
-    r"""Substitution u = reach sin f, f from `start` to `end`; with `twice`, also f = pi/2 sin g for steep ends."""
+    r"""Substitution u = reach sin f for f from `start` to `end`; with `twice`, also f = pi/2 sin g for steep ends."""
 
     reach: Tensor
     start: Tensor
@@ -149,7 +149,7 @@ class Sines(NamedTuple):
 
 
 class Straight(NamedTuple):
-    """Substitution by a linear function of x, u from `start` to `end`."""
+    """Linear substitution: u is a linear function of x and goes from `start` to `end`."""
 
     start: Tensor
     end: Tensor
@@ -177,10 +177,10 @@ def substitution(
 ) -> Sines | Straight | Either:
     r"""Return the substitution from x in [-1, 1] to u from `low` to `high` [...], at most `reach` from 0.
 
-    It is linear if the density vanishes at its ends with a power of at least 5, so if it reaches at least
-    :data:`SMOOTH` standard deviations. Then the Gauss-Legendre rule needs 39 points for 1e-12
-    (:class:`~tsallis.continuous.quadrature_sizes.Normal`). Otherwise a sine smooths the ends of the support, and for
-    powers below 1 a second one.
+    The substitution is linear if the support reaches at least :data:`SMOOTH` standard deviations: the density then
+    vanishes at its ends with a power of at least 5, and the Gauss-Legendre rule needs 39 points for an error of 1e-12
+    (:class:`~tsallis.continuous.quadrature_sizes.Normal`). Otherwise a sine smooths the ends of the support; powers
+    below 1 need a second sine.
     """
     ends = torch.as_tensor(reach, dtype=low.dtype, device=low.device).clamp(max=SPAN)
     ends = ends if least is None else torch.minimum(ends, least)

@@ -1,4 +1,4 @@
-"""Densities from discrete attention, by the mean and covariance of weights over positions."""
+"""Create densities that have the mean and covariance of discrete attention weights over positions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def moments(weights: Tensor, positions: Tensor, dims: int = 1) -> tuple[Tensor, 
     (Martins et al. 2020, sec. 4.)
 
     Args:
-        weights: Weights [..., length], summing to 1. A position of weight 0 affects only the gradient in that weight; a
-            NaN or infinite one doesn't even affect that.
+        weights: Weights [..., length], summing to 1. A position of weight 0 affects only the gradient in this weight; a
+            NaN or infinite position of weight 0 has no effect at all.
         positions: Positions [length] or [..., length], or [..., length, dims] if `dims` is above 1.
         dims: Number of dimensions of the space.
 
@@ -71,12 +71,12 @@ def match_moments(
     dims: int | None = None,
     **shape: Any,
 ) -> Kind:
-    r"""Return the density of a class with the mean and covariance of discrete attention weights.
+    r"""Return a density of class `kind` with the mean and covariance of discrete attention weights.
 
-    For the truncated paraboloid in the plane the scale is :math:`\Sigma = 9\pi\sqrt{\det C}\,C`, for the truncated
-    parabola :math:`\sigma^2 = \frac23 (5 C)^{3/2}`. `matching="scale"` uses the covariance as the *scale* instead, like
-    the paper's text classifiers (:math:`\sigma^2 = C`; Martins et al. 2020, sec. 4). Below a variance of 0.018 this
-    gives the wider density.
+    For a covariance C, the scale of the truncated paraboloid in the plane is :math:`\Sigma = 9\pi\sqrt{\det C}\,C`, and
+    the scale of the truncated parabola is :math:`\sigma^2 = \frac23 (5 C)^{3/2}`. `matching="scale"` uses the
+    covariance as the *scale* instead, like the paper's text classifiers (:math:`\sigma^2 = C`; Martins et al. 2020,
+    sec. 4). For variances below 0.018, this makes the density wider.
 
     Args:
         kind: Class of the density.

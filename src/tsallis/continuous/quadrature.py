@@ -1,4 +1,4 @@
-"""Expectations under continuous densities: quadrature rules in float64, and ridge regression onto basis functions."""
+"""Define quadrature rules in float64 for continuous densities, and ridge regression onto basis functions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tsallis.ops.transforms import outside_tracers
 T = TypeVar("T")
 # Truncate densities at exp(-39) of their peak, which is below the rounding of float64.
 TAIL = 39.0
-# Limit of (alpha - 1) / (alpha + 1). Above it, a rule that is differentiable in alpha covers the whole support; below
-# it, the rule omits the tail.
+# Limit of (alpha - 1) / (alpha + 1) for rules that are differentiable in alpha. Above this limit, a rule covers the
+# whole support; below the limit, it omits the tail.
 WHOLE = 0.1
 
 
@@ -46,9 +46,9 @@ def _range(n: int) -> Tensor:
 
 
 def constant(function: Callable[..., T]) -> Callable[..., T]:
-    """Cache a function's results by arguments, as plain tensors under any transformation of torch.
+    """Cache a function's results by arguments; results are plain tensors even inside transformations of torch.
 
-    The compiler treats the results as constants.
+    The compiler treats these results as constants.
     """
 
     @lru_cache(maxsize=512)
@@ -153,7 +153,7 @@ def beta_line(points: int, alpha: float) -> Rule:
 def beta_disk(radial: int, angular: int, alpha: float) -> Rule:
     r"""Return the rule for the density :math:`\propto (1 - |u|^2/c^2)_+^{1/(\alpha-1)}` in the plane, covariance I.
 
-    It combines Gauss-Jacobi in the squared radius with equal angles; every other ring is turned by half a step.
+    The rule combines Gauss-Jacobi in the squared radius with equal angles; every other ring is turned by half a step.
 
     >>> rule = beta_disk(6, 12, 2.0)
     >>> (rule.weights * rule.nodes[:, 0] ** 2).sum().round(decimals=12), rule.nodes.shape
@@ -174,10 +174,10 @@ def _circles(rings: int, angular: int) -> Tensor:
 
 @constant
 def gaussian_line(points: int) -> Rule:
-    """Return a rule with uniform density of points for the standard normal distribution and narrow functions.
+    """Return a rule with evenly distributed points for narrow functions under the standard normal distribution.
 
-    It is Gauss-Legendre on the interval where the density is above exp(-39) of its peak. The number of points needed is
-    proportional to 1 / width of the functions; for :func:`gauss_hermite` it is 1 / width².
+    The rule is Gauss-Legendre on the interval where the density is above exp(-39) of its peak. For functions of a given
+    width, the number of points needed is proportional to 1 / width; for :func:`gauss_hermite`, to 1 / width².
 
     >>> rule = gaussian_line(64)
     >>> round(float(rule.weights @ rule.nodes**2), 12)
@@ -203,9 +203,9 @@ def laplace_line(points: int) -> Rule:
 
 @constant
 def laplace_narrow_line(points: int) -> Rule:
-    """Return a quadrature rule for the Laplace density of variance 1 times a function narrower than the density.
+    """Return a rule for the Laplace density of variance 1 and functions that are narrower than the density.
 
-    It is Gauss-Legendre in the square root of the distance, which makes points dense on both sides of the peak.
+    The rule is Gauss-Legendre in the square root of the distance, so that points are dense on both sides of the peak.
 
     >>> rule = laplace_narrow_line(40)
     >>> round(float(rule.weights @ rule.nodes**2), 10)
@@ -248,10 +248,10 @@ def plane_of(rule: Callable[[int], Rule], points: int) -> Rule:
 
 
 def sine_line(points: int, alpha: Tensor) -> Rule:
-    r"""Return a rule for :func:`beta_line`'s density that is differentiable in alpha >= 1, to every order.
+    r"""Return a rule, differentiable in alpha >= 1 to every order, for the density of :func:`beta_line`.
 
-    It is Gauss-Legendre after substituting :math:`u = c \sin f`, with weight :math:`\cos^{2/(\alpha-1)+1} f`. Above
-    alpha 2, where that power is below 3, it also substitutes :math:`f = \frac\pi2 \sin g`.
+    The rule is Gauss-Legendre after substituting :math:`u = c \sin f`, with weight :math:`\cos^{2/(\alpha-1)+1} f`.
+    Above alpha 2, this power is below 3, and the rule also substitutes :math:`f = \frac\pi2 \sin g`.
 
     Args:
         points: Number of points.
@@ -274,7 +274,7 @@ def sine_line(points: int, alpha: Tensor) -> Rule:
 
 
 def sine_disk(radial: int, angular: int, alpha: Tensor) -> Rule:
-    """Return a rule for :func:`beta_disk`'s density that is differentiable in alphas >= 1 [...].
+    """Return a rule, differentiable in alphas >= 1 [...], for the density of :func:`beta_disk`.
 
     The nodes are [..., radial * angular, 2].
 
@@ -293,7 +293,7 @@ def sine_disk(radial: int, angular: int, alpha: Tensor) -> Rule:
 
 
 def _crowd(rule: Rule, alpha: Tensor) -> Rule:
-    """Move the nodes of a rule closer to 1 if alpha is above 2, because the weight ends steeply there."""
+    """Move the nodes of a rule closer to 1 if alpha is above 2, because the weight then falls steeply at 1."""
     steep, turn = alpha.detach() > 2, rule.nodes * (math.pi / 2)
     slope = torch.where(steep, torch.cos(turn) * (math.pi / 2), 1)
     return Rule(torch.where(steep, torch.sin(turn), rule.nodes), rule.weights * slope)
@@ -370,7 +370,7 @@ def expm1_ratio(x: Tensor) -> Tensor:
 def gaussian_overlap(mean: Tensor, cov: Tensor, centres: Tensor, covs: Tensor) -> Tensor:
     r"""Return the integral of the product of two normal densities, :math:`N(\mu; \mu_j, \Sigma + \Sigma_j)`.
 
-    It is the expectation of a Gaussian basis function under a Gaussian density (Martins et al. 2020, eq. 46).
+    This is the expectation of a Gaussian basis function under a Gaussian density (Martins et al. 2020, eq. 46).
 
     Args:
         mean: Mean of the density [..., n].
@@ -413,18 +413,17 @@ def tril_2x2(cov: Tensor) -> Tensor:
 
 
 def ridge_regression(features: Tensor, ridge: float, mask: Tensor | None = None) -> Tensor:
-    r"""Return the matrix G of a ridge regression, which gives the coefficients :math:`B^\top = G^\top H^\top`.
+    r"""Return the matrix G of a ridge regression; the coefficients are :math:`B^\top = G^\top H^\top`.
 
     .. math:: \min_B \lVert B F - H \rVert_F^2 + \lambda \lVert B \rVert_F^2, \qquad
               G = M F^\top (F M F^\top + \lambda I)^{-1}
 
-    (Martins et al. 2020, eq. 16, with a 0/1 mask M). It is solved in float64, because the system is
-    ill-conditioned.
+    (Martins et al. 2020, eq. 16, with a 0/1 mask M.) The system is solved in float64, because it is ill-conditioned.
 
     Args:
         features: Basis functions at the positions, :math:`F^\top` [..., length, functions].
         ridge: Penalty :math:`\lambda`, above 0.
-        mask: Boolean mask [..., length], True for observations to use. Others have no effect, even if NaN.
+        mask: Boolean mask [..., length], True for observations to use. Other observations have no effect, even if NaN.
 
     Returns:
         :math:`G` [..., length, functions] in float64, zeros where the mask is False.

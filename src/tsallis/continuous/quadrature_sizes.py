@@ -1,21 +1,21 @@
-r"""The number of nodes that a quadrature rule needs, from bounds on functions in the complex plane.
+r"""Compute the number of nodes that a quadrature rule needs from bounds on functions in the complex plane.
 
 A rule on [-1, 1] integrates the function times the part of the density that is not in the rule's weight. This
 integrand is analytic within the Bernstein ellipse of parameter :math:`e^\eta`, whose half-height is
-:math:`\sinh\eta`. If it is at most :math:`M(\eta)` there, its Chebyshev coefficients are at most
-:math:`2 M e^{-k\eta}`. A rule of n points with positive weights that sum to 1 is exact up to degree N - 1 (N = 2n for a
-Gauss rule), so
+:math:`\sinh\eta`. If the integrand is at most :math:`M(\eta)` in the ellipse, its Chebyshev coefficients are at most
+:math:`2 M e^{-k\eta}`. Let a rule of n points with positive weights that sum to 1 be exact up to degree N - 1 (N = 2n
+for a Gauss rule). Then
 
 .. math:: |\mathrm{error}| \le \frac{4\, M(\eta)}{1 - e^{-2\eta}}\, e^{-N\eta} \qquad\text{for every } \eta > 0.
 
-A function with :math:`|\psi(t + iy)| \le e^{(\kappa y)^2/2}` times its peak, where :math:`\kappa` is its sharpness, on
-a support of half-width a has :math:`\log M = (\kappa a \sinh\eta)^2 / 2`, and N grows like :math:`\kappa a`. A Gaussian
-has the sharpness 1 / width. In the plane the same bound holds along a radius, where a rule of n rings is exact up to
-degree 4n - 1, and for Fourier coefficients in the angle, where N is the number of angles.
+A function has the sharpness :math:`\kappa` if :math:`|\psi(t + iy)| \le e^{(\kappa y)^2/2}` times its peak. On a
+support of half-width a, :math:`\log M = (\kappa a \sinh\eta)^2 / 2`, so N grows like :math:`\kappa a`. A Gaussian has
+the sharpness 1 / width. In the plane, the same bound holds along a radius, where a rule of n rings is exact up to
+degree 4n - 1. It also holds for Fourier coefficients in the angle, where N is the number of angles.
 
-The number of nodes is the smallest whose bound is below 1e-6 of the function's peak in float32, or 1e-12 in float64.
-Functions wider than the density vary only by about :math:`(\kappa a)^2` over it. The tolerance shrinks by this factor,
-so that derivatives in the variance are as accurate.
+The chosen number of nodes is the smallest with a bound below 1e-6 of the function's peak in float32, or 1e-12 in
+float64. A function wider than the density varies only by about :math:`(\kappa a)^2` over the support. The tolerance
+shrinks by this factor, so that derivatives in the variance are as accurate.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LARGEST = 1024  # points on the line
 LARGEST_RADIAL, LARGEST_ANGULAR = 96, 384
 TOLERANCE = {torch.float64: 1e-12}
 SINGLE_TOLERANCE = 1e-6
-STEPS = 16  # steps per octave that sharpnesses are rounded up to, so that few bounds are computed
+STEPS = 16  # sharpnesses are rounded up to this many steps per octave, so that few bounds are computed
 SPAN = math.sqrt(2 * TAIL)  # standard deviations at which a normal density is exp(-TAIL) of its peak
 ETAS = tuple(0.004 * 1.2**k for k in range(42))  # each gives a bound; the smallest bound counts
 _warnings: set[tuple[str, int]] = set()
@@ -45,8 +45,8 @@ class Error:
     """Error bound for a kind of rule.
 
     Attributes:
-        exact: How many degrees of polynomials each point makes exact; 0 for a rule that is exact for none.
-        span: Half the interval that the rule covers, or one standard deviation if it is infinite.
+        exact: Number of polynomial degrees per point for which the rule is exact; 0 if it is exact for none.
+        span: Half the length of the interval that the rule covers; one standard deviation if the interval is infinite.
     """
 
     exact: int = 0
@@ -63,12 +63,12 @@ def _log_size(sharpness: float, y: float) -> float:
 
 
 def _known(sharpness: float, span: float) -> float:
-    """Return the sharpness; if unknown, that of Gaussians a tenth as wide as the span."""
+    """Return the sharpness; if it is unknown, assume Gaussians a tenth as wide as the span."""
     return sharpness if math.isfinite(sharpness) else 10 / span
 
 
 def _least(log_size: list[float], order: int) -> float:
-    """Return the smallest log-bound over the ellipses, from the log of the largest value on each."""
+    """Return the smallest log-bound over the ellipses, given the log of the largest value on each ellipse."""
     return min(
         size - order * eta + math.log(4 / -math.expm1(-2 * eta)) for size, eta in zip(log_size, ETAS, strict=False)
     )
@@ -78,7 +78,7 @@ def _least(log_size: list[float], order: int) -> float:
 class WeightedRule(Error):
     """Gauss rules whose weight is the density, on a support of half-width `span`.
 
-    They are along the line (`exact` is 2 degrees per point), a radius (4 per ring) or the angle (1 per point).
+    A rule runs along the line (`exact` is 2 degrees per point), a radius (4 per ring) or the angle (1 per point).
     """
 
     span: float
@@ -103,7 +103,7 @@ class Normal(Error):
 class Hermite(Error):
     r"""Gauss-Hermite rule, whose remainder is :math:`n!\, \psi^{(2n)} / (2n)!`.
 
-    By Cauchy's estimate it is at most :math:`n! \exp((\kappa r)^2/2)\, r^{-2n}` for every r.
+    By Cauchy's estimate the remainder is at most :math:`n! \exp((\kappa r)^2/2)\, r^{-2n}` for every r.
     """
 
     exact = 2
@@ -133,9 +133,10 @@ def _cauchy(order: int, sharpness: float) -> float:
 class Sines(Error):
     r"""Gauss-Legendre rule in f, with u = reach sin f and the weight :math:`\cos^p f`.
 
-    f goes from -`end` to `end`; along a radius from 0, with the additional weight sin f. The weight is analytic for
-    integer p. Otherwise it ends in a power of the distance, which adds an error of about :math:`(2n)^{-2p-2}`. Below
-    p = 3 (above alpha 2), the rule crowds nodes there, and the error is about :math:`(2n)^{-4p-4}`.
+    On the line, f goes from -`end` to `end`; along a radius, f starts at 0 and the weight has the factor sin f. For
+    integer p the weight is analytic. Otherwise the weight ends like a power of the distance, which adds an error of
+    about :math:`(2n)^{-2p-2}`. Below p = 3 (above alpha 2), the rule crowds nodes at the ends, and this error is about
+    :math:`(2n)^{-4p-4}`.
     """
 
     power: float
@@ -195,7 +196,7 @@ class Roots(Error):
 
 
 def _round_up(n: int) -> int:
-    """Round up to one of a few values, so that few rules are computed."""
+    """Round a number of points up to one of a few values, so that few rules are computed."""
     step = 1 if n <= 32 else 4 if n <= 128 else 32
     return -(-n // step) * step
 
@@ -220,7 +221,7 @@ def least_points(error: Error, sharpness: float, dtype: torch.dtype) -> int:
 
 @constant
 def _known_points(kind: str, parameters: tuple[float, ...], sharpness: float, tolerance: float) -> int:
-    """Call :func:`points_for` with plain numbers, so that a tracer calls it without tracing into it."""
+    """Call :func:`points_for` with plain numbers, so that a tracer does not trace into this function."""
     error: Error = globals()[kind](*parameters)
     return points_for(error, sharpness, tolerance)
 
@@ -255,7 +256,7 @@ def enough(error: Error, sharpness: float, dtype: torch.dtype, largest: int = LA
 def fewer(
     rules: Mapping[Callable[[int], Rule], Error], sharpness: float, dtype: torch.dtype
 ) -> tuple[Callable[[int], Rule], int]:
-    """Return the rule that needs the fewest points, and their number; the last rule if the sharpness is unknown."""
+    """Return the rule that needs the fewest points, and the number; if the sharpness is unknown, the last rule."""
     *_, make = rules
     if math.isfinite(sharpness):
         make = min(rules, key=lambda make: least_points(rules[make], sharpness, dtype))

@@ -61,7 +61,7 @@ class Interval(constraints.Constraint):
 
     @property
     def length(self) -> Tensor:
-        """Return the length [...], infinite if an end is."""
+        """Return the length [...]; it is infinite if an end is infinite."""
         return self.upper - self.lower
 
     def check(self, value: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class Union(constraints.Constraint):
 
     Args:
         parts: Supports with the same batch shape [...].
-        stacked: Whether `parts` is a single support with batch shape [..., K], whose K members are united.
+        stacked: Whether `parts` is a single support with batch shape [..., K]; the union is over its K members.
 
     Example:
         >>> halves = Interval(torch.tensor([0.0, 3.0]), torch.tensor([1.0, 4.0]))
@@ -140,7 +140,7 @@ class Union(constraints.Constraint):
         super().__init__()
 
     def check(self, value: Tensor) -> Tensor:
-        if self.stacked:  # the members are the last batch dimension of the single part
+        if self.stacked:  # the members lie along the last batch dimension of the single part
             inside: Tensor = self.parts[0].check(value.unsqueeze(-1 - self.event_dim))
             return inside.any(-1)
         mask: Tensor = self.parts[0].check(value)

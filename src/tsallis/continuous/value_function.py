@@ -1,4 +1,4 @@
-"""Value functions: sequences and images as continuous signals, by ridge regression onto basis functions."""
+"""Define value functions, which turn sequences and images into continuous signals by ridge regression."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tsallis.functional.rows import check_floating, result_dtype
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.transforms import traced
 
-CACHE_SIZE = 128  # regressions that a value function caches
+CACHE_SIZE = 128  # largest number of regressions that a value function caches
 
 
 def cell_centres(length: int) -> Tensor:
@@ -50,7 +50,7 @@ def grid_centres(height: int, width: int) -> Tensor:
         width: Number of columns.
 
     Returns:
-        Centres [height * width, 2] in float64, as (x, y), x to the right and y down.
+        Centres (x, y) [height * width, 2] in float64; x points right, y down.
 
     Raises:
         ValueError: If `height` or `width` is below 1.
@@ -161,7 +161,7 @@ class Signal:
 
 
 class _RegressionSignal(Signal):
-    r"""Signal fitted to observations H, whose coefficients :math:`G^\top H` are computed only when they pay off.
+    r"""Signal fitted to observations H; the coefficients :math:`G^\top H` are computed only if that saves work.
 
     For few queries it is cheaper to compute the context as :math:`(E_p[\psi]\, G^\top) H`.
     """
@@ -198,7 +198,7 @@ class _RegressionSignal(Signal):
 
 
 class _BasisState(NamedTuple):
-    """State of a basis, to detect whether it is another one or has changed."""
+    """State of a basis, used to detect that the basis was replaced or changed."""
 
     objects: list[object]  # modules and tensors; keeping them alive prevents reuse of their ids
     values: list[object]
@@ -241,8 +241,9 @@ class ValueFunction(nn.Module):
     .. math:: \min_B \lVert B F - H \rVert_F^2 + \lambda \lVert B \rVert_F^2
 
     (Martins et al. 2020, eq. 16.) The regression is solved in float64. Its matrix depends only on the positions, so
-    it is cached for each length until the basis changes. There is no cache for a basis that requires gradients, which
-    must flow through the matrix, or for one made in inference mode, where changes can't be detected.
+    the matrix is cached for each length until the basis changes. There is no cache for a basis that requires gradients,
+    because they must flow through the matrix. There is none for a basis made in inference mode either, because changes
+    can't be detected.
 
     Args:
         basis: Basis of the signals.
@@ -280,12 +281,13 @@ class ValueFunction(nn.Module):
         """Return the signals of a batch of observations.
 
         Args:
-            values: Observations [..., length, d]. Those beyond a length or masked have no effect, even if NaN.
-            lengths: Number of observations to use of each sequence (default: all). Their positions are the centres of
+            values: Observations [..., length, d]. Masked observations, and those beyond a length, have no effect, even
+                if NaN.
+            lengths: Number of observations to use per sequence (default: all). Their positions are the centres of
                 equal cells of [0, 1].
             mask: Boolean mask [..., length] with positions, in place of lengths; True for observations to use.
-            positions: Irregular positions [length] or [..., length], in the plane with a last dimension of 2, such as
-                time stamps or the centres of boxes.
+            positions: Irregular positions, such as time stamps or the centres of boxes: [length] or [..., length], in
+                the plane with an additional last dimension of size 2.
             grid: Height and width of an image in the plane; their product is the length.
 
         Returns:
@@ -368,7 +370,7 @@ class ValueFunction(nn.Module):
     def _cell_solver(self, layout: tuple[object, ...], like: Tensor, remember: bool) -> Tensor:
         """Return the solver [length, functions] for equal cells, cached until the basis changes.
 
-        Under a tracer it is solved within the graph, because a tracer can't detect changes of the basis.
+        Under a tracer, the system is solved within the graph, because a tracer can't detect changes of the basis.
         """
         dtype = upcast(like).dtype
         if not remember:

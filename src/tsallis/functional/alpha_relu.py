@@ -1,4 +1,4 @@
-"""Define alpha-ReLU, which is as sparse as entmax without normalization (Tezekbayev et al. 2022)."""
+"""Define alpha-ReLU, an unnormalized activation that is as sparse as entmax (Tezekbayev et al. 2022)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) ->
 
     .. math:: r_i = [(\alpha - 1) z_i - \tau]_+^{1/(\alpha-1)}
 
-    It maximizes :math:`r^\top (z - \tfrac{\tau}{\alpha-1}) + H_\alpha(r)` over all :math:`r \ge 0`
+    The result maximizes :math:`r^\top (z - \tfrac{\tau}{\alpha-1}) + H_\alpha(r)` over all :math:`r \ge 0`
     (Tezekbayev et al. 2022, eq. 2). If `tau` is the mean threshold of entmax (see :func:`estimate_tau`), the values sum
     to about 1.
 
@@ -71,7 +71,7 @@ def alpha_relu_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    r"""Return the loss of :func:`alpha_relu`, which is convex and non-negative with gradient `r - e_y`.
+    r"""Return the loss of :func:`alpha_relu`: convex, non-negative, with gradient `r - e_y`.
 
     .. math:: \ell(z, y) = (r - e_y)^\top \big(z - \tfrac{\tau}{\alpha-1}\big)
               + \frac{1 - \sum_i r_i^\alpha}{\alpha(\alpha-1)}, \qquad \nabla_z \ell = r - e_y
@@ -112,7 +112,7 @@ def alpha_relu_loss(
         raise ValueError(f"tau must be one number, got a tensor of shape {tuple(tau.shape)}")
     z = rows.scores.reshape(-1, scores.shape[-1])  # [rows, classes]
     if isinstance(tau, Tensor) or not fused:
-        # Ignored rows may be infinite or NaN, and 0 times these is NaN in the gradients.
+        # Set ignored rows to 0: 0 times an infinite or NaN score would make gradients NaN.
         loss = eager.loss(torch.where((classes >= 0).unsqueeze(-1), z, 0), classes, alpha - 1, tau)
     else:
         loss = autograd.alpha_relu_loss(z, classes, alpha, tau, rows.backend)
@@ -123,14 +123,14 @@ def alpha_relu_loss(
 def estimate_tau(d_model: int, d_vocab: int) -> float:
     r"""Return a threshold of alpha-ReLU (alpha 1.5) for a newly initialized output layer.
 
-    It is the mean threshold of 1.5-entmax for scores :math:`N(0, \sigma^2)` with
-    :math:`\sigma^2 = 2 d_{model} / (d_{model} + d_{vocab})`, as after layer normalization and a Xavier-uniform layer:
+    The result is the mean threshold of 1.5-entmax for scores :math:`N(0, \sigma^2)`. Layer normalization followed by a
+    Xavier-uniform layer gives :math:`\sigma^2 = 2 d_{model} / (d_{model} + d_{vocab})`:
 
     .. math:: \tau = \tfrac{\sigma}{2} \, \Phi^{-1}(1 - p^*),
 
-    with :math:`p^*` from the truncated moments of the normal distribution (Tezekbayev et al. 2022, eq. 4 and app. B.2;
-    table 3 lists values). Use :func:`estimate_tau_from_scores` for other initializations, such as a matrix shared with
-    the embedding.
+    where :math:`p^*` follows from the truncated moments of the normal distribution (Tezekbayev et al. 2022, eq. 4 and
+    app. B.2; table 3 lists values). Use :func:`estimate_tau_from_scores` for other initializations, such as a matrix
+    shared with the embedding.
 
     Args:
         d_model: size of the hidden state.
@@ -156,7 +156,7 @@ def estimate_tau(d_model: int, d_vocab: int) -> float:
         return normal.inv_cdf(1 - p)
 
     def excess(p: float) -> float:
-        # Positive while the mean threshold of the top share p is above the quantile of p.
+        # Return the quantile of p minus the threshold of 1.5-entmax with the top share p as its support.
         q, q_eps = quantile(p), quantile(eps)
         width = p - eps
         mean = (normal.pdf(q) - normal.pdf(q_eps)) / width
@@ -166,7 +166,7 @@ def estimate_tau(d_model: int, d_vocab: int) -> float:
         return q - mean + math.sqrt(inside) if inside > 0 else -1.0
 
     low, high = eps * (1 + 1e-9), 1 - 1e-12
-    # Near eps the spread is small and the excess positive; it changes sign once on the way to 1.
+    # The excess is positive near eps, where the variance is small, and changes sign once between eps and 1.
     for _ in range(200):
         middle = math.sqrt(low * high)
         if excess(middle) > 0:
@@ -184,11 +184,11 @@ def estimate_tau_from_scores(scores: Tensor, alpha: float = 1.5) -> float:
     .. math:: \frac{1}{n} \sum_{i=1}^n \tau_i, \qquad
               \mathrm{entmax}_\alpha(z_i) = [(\alpha - 1) z_i - \tau_i]_+^{1/(\alpha-1)}
 
-    With the scores of the first batch of an untrained network, the values of :func:`alpha_relu` then sum to about 1
-    (Tezekbayev et al. 2022, sec. 3.1).
+    With this threshold, the values of :func:`alpha_relu` sum to about 1 in a network that starts training. Pass the
+    scores of its first batch (Tezekbayev et al. 2022, sec. 3.1).
 
     Args:
-        scores: [..., classes]; rows whose largest score is not finite, or that have a NaN, are skipped.
+        scores: [..., classes]; rows with a NaN, or with a largest score that is not finite, are skipped.
         alpha: a number above 1.
 
     Returns:
@@ -211,18 +211,18 @@ def estimate_tau_from_scores(scores: Tensor, alpha: float = 1.5) -> float:
 
 
 def thresholds_of_probs(scores: Tensor, probs: Tensor, alpha: float) -> Tensor:
-    r"""Return the thresholds of entmax [...] in float64, from scores and probabilities [..., classes].
+    r"""Compute the thresholds of entmax [...] in float64 from scores and probabilities [..., classes].
 
     .. math:: \tau(z) = (\alpha-1) \max z - (\max p)^{\alpha-1}
 
-    of :math:`p_i = [(\alpha-1) z_i - \tau(z)]_+^{1/(\alpha-1)}` (Peters et al. 2019, eq. 13).
+    where :math:`p_i = [(\alpha-1) z_i - \tau(z)]_+^{1/(\alpha-1)}` (Peters et al. 2019, eq. 13).
     """
     eps = alpha - 1
     return eps * scores.amax(-1).double() - probs.amax(-1).double() ** eps
 
 
 def _threshold(tau: float | Tensor) -> float | Tensor:
-    """Return a checked threshold."""
+    """Return the threshold after checking its type."""
     if not isinstance(tau, Tensor):
         return finite_number("tau", tau)
     check_real(tau, "tau")

@@ -1,4 +1,4 @@
-"""Compute attention with sparse weights, without storing all of them."""
+"""Compute attention with sparse weights without storing the whole weight matrix."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class AttentionOutput(NamedTuple):
-    """Output of attention, all weights or None, and the sizes of the supports or all weights."""
+    """Output of attention, the weights if requested, and a record for :func:`count_support`."""
 
     output: Tensor
     weights: Tensor | None
-    support: Tensor  # [batch, heads, queries]: number of keys per query; or all weights
+    support: Tensor  # number of attended keys per query [batch, heads, queries]; or all weights
 
 
 def entmax_attention(
@@ -71,9 +71,9 @@ def entmax_attention(
     .. math:: O_i = \sum_j p_{ij} V_j, \qquad
               p_i = \mathrm{entmax}_{\alpha_h}\big(\mathrm{scale} \cdot Q_i K^\top + \mathrm{mask}_i - m_h |i - j|\big)
 
-    with :math:`\alpha_h` of head :math:`h` (Correia et al. 2019, eq. 8) and optional slopes :math:`m_h` (Press et al.
-    2022). At `alpha = 1` it equals `torch.nn.functional.scaled_dot_product_attention`. Memory grows linearly with the
-    length, unless weights are returned or second derivatives are computed.
+    where head :math:`h` has the alpha :math:`\alpha_h` (Correia et al. 2019, eq. 8) and the optional slope :math:`m_h`
+    (Press et al. 2022). At `alpha = 1` the result equals `torch.nn.functional.scaled_dot_product_attention`. Memory
+    grows linearly with the length, unless weights are returned or second derivatives are computed.
 
     Args:
         query: [..., heads, queries, size], any floating dtype; half precision is computed in float32.
@@ -82,20 +82,20 @@ def entmax_attention(
         alpha: at least 1: a number, or a tensor [heads] or [..., heads]; it gets a gradient.
         attn_mask: broadcastable to [..., heads, queries, keys]: boolean (False hides a key), or numbers that are
             added to the scores and get a gradient.
-        key_lengths: number of valid keys per batch element [...]; later keys may hold anything. Keys and values that
-            `attn_mask` or `is_causal` hides must be finite. Lengths on a GPU are clamped.
+        key_lengths: number of valid keys per batch element [...]; later keys may have any value. Keys and values that
+            `attn_mask` or `is_causal` hides must be finite. Lengths on a GPU are clamped instead of checked.
         is_causal: query i attends only to the keys 0 to i + `query_offset`; it can be combined with a mask.
-        scale: the factor of the scores; the default is 1 / sqrt(size).
-        dropout_p: probability of setting a weight to zero; the others are scaled up. It is always active.
+        scale: factor of the scores; default: 1 / sqrt(size).
+        dropout_p: probability of setting a weight to zero; the other weights are scaled up. Dropout is always applied.
         enable_gqa: allow fewer key heads than heads; neighbouring heads share a key head.
-        return_weights: return the weights too, before dropout.
-        return_support: return the number of keys that each query attends to; this does not store the weights.
-        slopes: a tensor [heads] or [..., heads], which gets a gradient: amount subtracted from a score per position
-            between query and key. With alpha above 1 the compiled kernels skip keys that are too far to get a weight.
-        query_offset: position of the first query among the keys, for `slopes` and `is_causal`; in decoding the number
-            of earlier keys.
-        key_norms: optional upper bounds of the norms of keys [..., key heads]. With them and `slopes`, a few queries of
-            many keys read only the keys in their windows.
+        return_weights: also return the weights before dropout.
+        return_support: also return the number of keys that each query attends to, without storing the weights.
+        slopes: amount subtracted from a score per position between query and key: a tensor [heads] or [..., heads],
+            which gets a gradient. With alpha above 1, the compiled kernels skip keys that are too far to get a weight.
+        query_offset: position of the first query among the keys, used by `slopes` and `is_causal`. In decoding, pass
+            the number of earlier keys.
+        key_norms: upper bound of the norms of the keys per key head [..., key heads]. If there are few queries and many
+            keys, `key_norms` and `slopes` together let each query read only the keys in its window.
 
     Returns:
         Output [..., heads, queries, value size]; with `return_weights` also the weights [..., heads, queries, keys],
@@ -104,8 +104,8 @@ def entmax_attention(
 
     Raises:
         ValueError: shapes that don't fit together, an alpha below 1 or not finite, a length or a dropout out of range.
-        TypeError: tensors of several dtypes (under autocast half precision and float32 become autocast's), a mask of
-            integers.
+        TypeError: query, key and value of different dtypes (autocast converts half precision and float32 to its own
+            dtype), a mask of integers.
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 4, 5, 8).unbind()
@@ -128,7 +128,7 @@ def entmax_attention(
 
 
 def count_support(record: Tensor) -> Tensor:
-    """Return the number of keys per query [batch, heads, queries], also from all weights."""
+    """Return the number of attended keys per query [batch, heads, queries] from such counts or from all weights."""
     return (record > 0).sum(-1) if record.dim() == 4 else record
 
 
@@ -148,7 +148,7 @@ def attend(
     query_offset: int = 0,
     key_norms: Tensor | None = None,
 ) -> AttentionOutput:
-    """Compute :func:`entmax_attention`, with the tensor that :func:`count_support` reads."""
+    """Compute :func:`entmax_attention`; also return the record that :func:`count_support` reads."""
     query, key, value = _one_dtype(query, key, value)
     _check(query, key, value, enable_gqa)
     dropout_p, query_offset = _numbers(dropout_p, query_offset)
@@ -184,7 +184,7 @@ def attend(
         threads=0 if traced() else torch.get_num_threads(),
     )
     if math.prod(q.shape[:-1]) and keys:
-        with _no_autocast(query.device.type):  # the dtypes are chosen already
+        with _no_autocast(query.device.type):  # autocast must not change the dtypes chosen above
             output, weights, support = attention.compute(args, backend, dense)
     else:
         output, weights, support = _empty(args)
@@ -193,9 +193,9 @@ def attend(
 
 
 def _seed(dense: bool) -> Tensor | None:
-    """Draw a seed for dropout that is new for each call, also in recorded graphs.
+    """Draw a new seed for dropout in each call, also in recorded graphs.
 
-    Return None if a tracer is active and all weights are stored: PyTorch's dropout is used then.
+    Return None if a tracer is active and all weights are stored: PyTorch's dropout is then used without a seed.
     """
     return None if traced() and dense else torch.randint(1 << 62, (), device="cpu")
 
@@ -206,7 +206,7 @@ def _no_autocast(device: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _empty(args: AttentionArgs) -> tuple[Tensor, Tensor, Tensor]:
-    """Return zeros for empty inputs, with zero gradients of all inputs."""
+    """Return zeros for empty inputs; all inputs get zero gradients."""
     inputs = [x for x in args.differentiable if isinstance(x, Tensor) and x.is_floating_point()]
     nothing = sum(x.reshape(-1)[:0].sum() for x in inputs)
     query, key, value = args[:3]
@@ -215,7 +215,7 @@ def _empty(args: AttentionArgs) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-    """Convert tensors of several dtypes to autocast's, as `scaled_dot_product_attention` does."""
+    """Convert tensors of different dtypes to the dtype of autocast, as `scaled_dot_product_attention` does."""
     inputs = (query, key, value)
     if not all(isinstance(x, Tensor) for x in inputs) or query.dtype is key.dtype is value.dtype:
         return inputs
@@ -233,7 +233,7 @@ def _four_dimensions(x: Tensor) -> Tensor:
 
 
 def _restore(x: Tensor, query: Tensor) -> Tensor:
-    """Return [batch, heads, ...] in the leading dimensions and the dtype of the query."""
+    """Convert a tensor [batch, heads, ...] to the leading dimensions and the dtype of the query."""
     return (x if query.dim() == 4 else x.reshape(*query.shape[:-2], *x.shape[-2:])).to(query.dtype)
 
 
@@ -274,7 +274,10 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
 def _lengths(
     lengths: Tensor | Sequence[int] | None, batch: Sequence[int], keys: int, device: torch.device, asynchronous: bool
 ) -> Tensor | None:
-    """Return lengths [batch], checked unless they can't be read or reading would wait for a GPU."""
+    """Return lengths [batch], or None if all keys are valid.
+
+    The range is not checked if a tracer hides the lengths, or if reading them would wait for a GPU.
+    """
     if lengths is None:
         return None
     tensor = lengths if isinstance(lengths, Tensor) else _integers(lengths)
@@ -297,7 +300,7 @@ def _integers(numbers: Sequence[int]) -> Tensor:
 
 
 def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int]) -> Tensor | None:
-    """Return a mask [1 or batch, 1 or heads, 1 or queries, 1 or keys]: boolean, or in the queries' or scores' dtype."""
+    """Return a mask [1 or batch, 1 or heads, 1 or queries, 1 or keys]: boolean, or in the queries' or compute dtype."""
     if mask is None:
         return None
     check_dense(mask, "attn_mask")
@@ -311,7 +314,7 @@ def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int]) -> Tensor | None:
         raise ValueError(f"attn_mask of shape {tuple(mask.shape)} can't be broadcast to {tuple(full)}")
     mask = mask.resolve_neg().reshape(*(1,) * missing, *sizes)
     leading = mask.shape[:-3]
-    if any(n != 1 for n in leading):  # a mask that differs within the batch
+    if any(n != 1 for n in leading):  # the mask differs between batch elements
         mask = mask.expand(*full[:-3], *mask.shape[-3:])
         mask = mask.reshape(q.shape[0], *mask.shape[-3:])
     else:
@@ -320,7 +323,7 @@ def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int]) -> Tensor | None:
 
 
 def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
-    """Return a checked number, or alphas [1 or batch, heads] in the compute dtype, unchecked."""
+    """Return alpha as a checked number, or as an unchecked tensor [1 or batch, heads] in the compute dtype."""
     if not isinstance(alpha, Tensor):
         alpha = alpha_number(alpha)
         if not varies(alpha):
@@ -332,7 +335,7 @@ def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
 
 
 def _per_head(name: str, x: Tensor, q: Tensor, outer: Sequence[int], hint: str = "") -> Tensor:
-    """Return numbers per head as [1 or batch, heads] in the compute dtype."""
+    """Convert values per head to a tensor [1 or batch, heads] in the compute dtype."""
     batch, heads = q.shape[:2]
     check_real(x, name)
     shape = tuple(x.shape)
@@ -348,7 +351,7 @@ def _per_head(name: str, x: Tensor, q: Tensor, outer: Sequence[int], hint: str =
 
 
 def _norms(norms: Tensor, k: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return bounds of the norms of keys [batch, key heads] in the compute dtype."""
+    """Convert bounds of key norms to a tensor [batch, key heads] in the compute dtype."""
     check_floating(norms, "key_norms")
     if tuple(norms.shape) != tuple(shape):
         raise ValueError(f"key_norms must have shape {tuple(shape)}, got {tuple(norms.shape)}")

@@ -30,15 +30,16 @@ def linear_entmax_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    r"""Return the :func:`entmax_loss` of a linear layer, with memory for a few hundred tokens.
+    r"""Return the :func:`entmax_loss` of a linear layer, storing the scores of only a few hundred tokens.
 
     .. math:: L_\alpha(W h + b; y), \qquad \nabla_h = W^\top (p - e_y), \qquad \nabla_W = (p - e_y)\, h^\top, \qquad
               p = \mathrm{entmax}_\alpha(W h + b)
 
-    (Peters et al. 2019, eq. 11 and 12.) Equal to `entmax_loss(torch.nn.functional.linear(hidden, weight, bias), target,
-    alpha)` in value and gradients. The scores are computed for one chunk of tokens at a time. Only the support of each
-    token is kept, a short list, and the backward pass sums over it. If the lists are long, as near `alpha = 1`, the
-    scores are computed twice instead. Second derivatives and the transforms of `torch.func` need all scores at once.
+    (Peters et al. 2019, eq. 11 and 12.) The loss and its gradients equal those of
+    `entmax_loss(torch.nn.functional.linear(hidden, weight, bias), target, alpha)`. The scores are computed for one
+    chunk of tokens at a time. Each token stores only its support, a short list of classes over which the backward pass
+    sums. If these lists are long, as near `alpha = 1`, the scores are computed twice instead. Second derivatives and
+    the transforms of `torch.func` store all scores at once.
 
     Args:
         hidden: [..., d], any floating dtype.
@@ -83,12 +84,12 @@ def linear_alpha_relu_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    r"""Return the :func:`alpha_relu_loss` of a linear layer, with memory for a few hundred tokens.
+    r"""Return the :func:`alpha_relu_loss` of a linear layer, storing the scores of only a few hundred tokens.
 
     .. math:: \ell(W h + b, y), \qquad \nabla_h = W^\top (r - e_y), \quad \nabla_W = (r - e_y)\, h^\top, \qquad
               r = [(\alpha - 1)(W h + b) - \tau]_+^{1/(\alpha-1)}
 
-    (Tezekbayev et al. 2022, eq. 3), computed in chunks like :func:`linear_entmax_loss`.
+    (Tezekbayev et al. 2022, eq. 3.) The scores are computed in chunks, as in :func:`linear_entmax_loss`.
 
     Args:
         hidden: [..., d], any floating dtype.
@@ -122,7 +123,7 @@ def linear_alpha_relu_loss(
 def _check_arguments(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, reduction: str
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Check the arguments, and convert them to the dtype of a linear layer under autocast."""
+    """Check the arguments, and convert them to the dtype that autocast uses for linear layers."""
     check_floating(hidden, "hidden")
     check_dense(weight, "weight")
     if bias is not None:
@@ -150,12 +151,12 @@ def _reduce(layer: Layer, ignore_index: int, reduction: str) -> Tensor:
     rows = hidden.reshape(-1, hidden.shape[-1])
     check_dense(target, "target")
     classes = class_rows((*leading, len(weight)), weight.device, target, ignore_index)
-    # Set ignored rows to 0: 0 times NaN would reach the gradient of the weight.
+    # Set ignored rows to 0: a NaN in an ignored row would make the gradient of the weight NaN.
     rows = torch.where((classes >= 0).unsqueeze(-1), rows, 0)
     layer = layer._replace(hidden=rows, target=classes)
     if rows.shape[0] == 0:
         inputs = [x for x in (weight, bias, alpha) if isinstance(x, Tensor)]
-        loss = (rows.sum(-1) + sum(x.sum() * 0 for x in inputs)).float()  # empty, with zero gradients
+        loss = (rows.sum(-1) + sum(x.sum() * 0 for x in inputs)).float()  # empty loss with zero gradients
     else:
         loss = linear_loss(layer, total=reduction != "none")
     if reduction == "none":

@@ -41,9 +41,9 @@ def entmax_loss(
     .. math:: L_\alpha(z; y) = (p - y)^\top z + H_\alpha(p) - H_\alpha(y),
               \qquad p = \mathrm{entmax}_\alpha(z), \qquad \nabla_z L = p - y
 
-    (Peters et al. 2019, eq. 11 and 12). For a class target it is exactly zero if the target's score exceeds every
-    other by at least :math:`1/(\alpha - 1)`. It is computed from score differences, so offsets of the scores don't
-    change it. It stays finite if the target's probability is zero.
+    (Peters et al. 2019, eq. 11 and 12). For a class target, the loss is exactly zero if the target's score exceeds all
+    other scores by at least :math:`1/(\alpha - 1)`. The loss is computed from score differences, so adding a constant
+    to all scores does not change the loss. It stays finite if the target's probability is zero.
 
     Args:
         scores: [..., classes], any floating dtype; a class with a score of -inf is excluded.
@@ -94,7 +94,7 @@ def reduce(loss: Tensor, total: Tensor | int, reduction: str) -> Tensor:
         return loss
     if reduction == "sum" or not isinstance(total, Tensor):
         return loss.sum() if reduction == "sum" else loss.sum() / total
-    # Dividing by zero would multiply zero gradients by infinity.
+    # Do not divide by zero: gradients would be zero times infinity, which is NaN.
     nothing = total == 0
     return torch.where(nothing, torch.nan, loss.sum() / torch.where(nothing, 1, total))
 
@@ -127,12 +127,12 @@ def _check_target(scores: Tensor, target: Tensor, alpha: Alpha, weight: Tensor |
 
 
 def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignore_index: int) -> Tensor:
-    """Return classes [rows] for scores of a shape; -1 for ignored targets."""
+    """Check class targets and return them as [rows]; ignored targets become -1."""
     check_integers(target, "class targets")
     ignore_index = integer("ignore_index", ignore_index)
     *leading, classes = shape
     if list(target.shape) != leading:
-        # cross_entropy has its classes in dimension 1.
+        # Detect the layout of `torch.nn.functional.cross_entropy`, which has the classes in dimension 1.
         classes_second = list(target.shape) == [*shape[:1], *shape[2:]]
         hint = "; classes come last here: scores.movedim(1, -1)" if classes_second else ""
         raise ValueError(
@@ -148,7 +148,7 @@ def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignor
                 f"target must hold classes from 0 to {classes - 1} or ignore_index {ignore_index}, "
                 f"got {int(target[out_of_range][0])}"
             )
-    # An unchecked negative class is replaced by a class that is too large, so that the kernel raises.
+    # Replace a negative class that was not checked by a class that is too large, so that the kernel raises.
     return torch.where(has_loss, torch.where(target < 0, classes, target), -1)
 
 
@@ -161,14 +161,14 @@ def _hard(
     share = has_loss.to(each.dtype) if weight is None else torch.where(has_loss, weight[index], 0)
     loss = each if weight is None else each * share
     if smoothing > 0:
-        # The loss of class c is that of the target plus z_y - z_c, so the mean over classes needs one loss.
+        # The loss of class c is the loss of the target plus z_y - z_c, so one loss suffices for the mean over classes.
         active = scores > -torch.inf
         lead = torch.where(active, scores.gather(-1, index.unsqueeze(-1)) - torch.where(active, scores, 0), 0)
         if weight is None:
             spread = each + lead.sum(-1) / active.sum(-1).clamp(min=1)
         else:
             spread = (torch.where(active, each.unsqueeze(-1) + lead, 0) * weight).sum(-1) / active.sum(-1).clamp(min=1)
-        spread = torch.where(each == torch.inf, each, spread)  # the target's score is -inf
+        spread = torch.where(each == torch.inf, each, spread)  # infinite if the target's score is -inf
         loss = (1 - smoothing) * loss + smoothing * torch.where(has_loss, spread, 0)
     return loss, share.sum()
 

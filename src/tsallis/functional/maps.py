@@ -33,20 +33,20 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
     .. math:: \arg\max_{p \in \triangle} \; p^\top z + H_\alpha(p), \qquad
               H_\alpha(p) = \frac{1 - \sum_i p_i^\alpha}{\alpha(\alpha - 1)},
 
-    with the solution :math:`p_i = [(\alpha - 1) z_i - \tau]_+^{1/(\alpha-1)}` (Peters et al. 2019, eq. 10 and 13).
-    They are differentiable to every order in the scores and in alpha (Correia et al. 2019, prop. 1), also at
-    `alpha = 1`.
+    and the solution is :math:`p_i = [(\alpha - 1) z_i - \tau]_+^{1/(\alpha-1)}` (Peters et al. 2019, eq. 10 and 13).
+    The probabilities are differentiable to every order in the scores and in alpha, also at `alpha = 1` (Correia et al.
+    2019, prop. 1).
 
     Args:
         scores: any shape, any floating dtype. Entries of -inf get probability 0. Half precision is computed in float32.
-        alpha: positive: a number, or a tensor broadcastable to `scores` with size 1 along `dim`. Unlike the second
-            argument of `torch.softmax`, this is not the dimension: write `entmax(scores, dim=1)`.
+        alpha: positive: a number, or a tensor broadcastable to `scores` with size 1 along `dim`. The
+            second argument of `torch.softmax` is the dimension; here write `entmax(scores, dim=1)`.
         dim: the dimension whose entries sum to 1.
         mask: boolean, broadcastable to `scores`; False excludes an entry.
 
     Returns:
-        Probabilities of the shape and dtype of `scores`. A row without a valid entry is zeros; a row with a NaN
-        is NaN.
+        Probabilities of the shape and dtype of `scores`. A row without a valid entry becomes all zeros; a row with a
+        NaN becomes all NaN.
 
     Raises:
         ValueError: an alpha that is not positive and finite, or of a wrong shape.
@@ -59,7 +59,7 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
         >>> entmax(torch.zeros(2, 3, 4), per_head).shape
         torch.Size([2, 3, 4])
     """
-    # A tracer can't prove the guards of merging two dimensions of the same unknown length.
+    # Do not merge dimensions under a tracer: it can't prove the guards if two dimensions have the same unknown length.
     jit_tracing = torch._C._get_tracing_state()
     merge = not (jit_tracing or torch.compiler.is_compiling())
     rows = as_rows(scores, alpha, dim, mask, "maps", positive=True, merge=merge)
@@ -71,7 +71,7 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
 def log_entmax(scores: Tensor, alpha: Alpha = 1.5) -> Tensor:
     """Return the logarithms of :func:`entmax` along the last dimension in float64; -inf outside the support.
 
-    They are finite even if a probability underflows to zero.
+    Inside the support, a logarithm is finite even if the probability underflows to zero.
     """
     wide = scores.double()
     alpha = alpha.to(wide) if isinstance(alpha, Tensor) else float(alpha)
@@ -80,7 +80,7 @@ def log_entmax(scores: Tensor, alpha: Alpha = 1.5) -> Tensor:
 
 
 def _empty(scores: Tensor, alpha: Alpha) -> Tensor:
-    """Return a copy of an empty tensor that is connected to its inputs, with zero gradients."""
+    """Return a copy of empty scores; the scores and alpha get zero gradients."""
     return scores + (alpha.sum() * 0).to(scores.dtype) if isinstance(alpha, Tensor) else scores.clone()
 
 
@@ -99,7 +99,7 @@ def sparsemax(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> T
         mask: boolean, broadcastable to `scores`; False excludes an entry.
 
     Returns:
-        Probabilities of the shape and dtype of `scores`, rows without a valid entry are zeros.
+        Probabilities of the shape and dtype of `scores`. A row without a valid entry becomes all zeros.
 
     Raises:
         ValueError: a mask that can't be broadcast to the scores.
@@ -127,7 +127,7 @@ def entmax15(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Te
         mask: boolean, broadcastable to `scores`; False excludes an entry.
 
     Returns:
-        Probabilities of the shape and dtype of `scores`, rows without a valid entry are zeros.
+        Probabilities of the shape and dtype of `scores`. A row without a valid entry becomes all zeros.
 
     Raises:
         ValueError: a mask that can't be broadcast to the scores.
@@ -146,13 +146,13 @@ def normmax(scores: Tensor, alpha: float = 2.0, dim: int = -1) -> Tensor:
 
     .. math:: \arg\max_{p \in \triangle} \; p^\top z - \lVert p \rVert_\alpha
 
-    The solution is :math:`p_i \propto [z_i - \tau]_+^{1/(\alpha-1)}` (Blondel et al. 2020, sec. 4), computed by
-    :func:`entmax` and :func:`escort`: with :math:`\beta = 2 - 1/\alpha`, :math:`p` is the escort distribution of
-    :math:`\beta`-entmax :math:`(\tfrac{\alpha}{\alpha-1} z)` with exponent :math:`1/\alpha`.
+    The solution is :math:`p_i \propto [z_i - \tau]_+^{1/(\alpha-1)}` (Blondel et al. 2020, sec. 4). It is computed by
+    :func:`entmax` and :func:`escort`: :math:`p` is the escort distribution with exponent :math:`1/\alpha` of
+    :math:`\beta`-entmax :math:`(\tfrac{\alpha}{\alpha-1} z)`, where :math:`\beta = 2 - 1/\alpha`.
 
     Args:
         scores: any shape, any floating dtype; entries of -inf get probability 0.
-        alpha: the norm, above 1.
+        alpha: order of the norm, above 1.
         dim: the dimension whose entries sum to 1.
 
     Returns:
@@ -174,7 +174,7 @@ def normmax(scores: Tensor, alpha: float = 2.0, dim: int = -1) -> Tensor:
     wide = upcast(scores)
     if scores.numel() and scores.dim():
         top = wide.detach().amax(dim, keepdim=True)
-        wide = wide - torch.where(top == -torch.inf, 0, top)  # subtract before scaling, which would round the offset
+        wide = wide - torch.where(top == -torch.inf, 0, top)  # subtract first: scaling would round large scores
     wide = wide * (alpha / (alpha - 1))
     return escort(entmax(wide, 2 - 1 / alpha, dim), 1 / alpha, dim).to(result_dtype(scores))
 
@@ -184,13 +184,14 @@ def budgeted_entmax(scores: Tensor, alpha: Alpha = 1.5, budget: float = 2, dim: 
 
     .. math:: \arg\max_{0 \le p \le 1,\; \sum_i p_i = k} \; p^\top z + H_\alpha(p)
 
-    with the budget :math:`k`. It generalizes :func:`entmax` (Peters et al. 2019, eq. 10) to other sums than 1. Entries
-    at 1 are certain to be chosen, entries at 0 are never chosen. It is differentiable like :func:`entmax`.
+    where :math:`k` is the budget. This generalizes :func:`entmax` (Peters et al. 2019, eq. 10) to sums other than 1.
+    Entries at 1 are always chosen, entries at 0 never. The marginals are differentiable like the result of
+    :func:`entmax`.
 
     Args:
         scores: any shape, any floating dtype; entries of -inf get probability 0.
         alpha: at least 1: a number, or a tensor broadcastable to `scores` with size 1 along `dim`.
-        budget: sum of the marginals, at least 0. If fewer entries are finite, all of these get 1.
+        budget: sum of the marginals, at least 0. If fewer entries than the budget are finite, each finite entry gets 1.
         dim: the dimension whose entries sum to the budget.
 
     Returns:
@@ -219,8 +220,8 @@ def tsallis_entropy(probs: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
     .. math:: H_\alpha(p) = \frac{1 - \sum_i p_i^\alpha}{\alpha (\alpha - 1)}
               = -\frac{1}{\alpha} \sum_i p_i \frac{p_i^{\alpha-1} - 1}{\alpha - 1}
 
-    computed by the second form, which has no singularity at `alpha = 1` (Peters et al. 2019, eq. 9). Zeros in `probs`
-    get no gradient.
+    (Peters et al. 2019, eq. 9.) The second form is computed, because it has no singularity at `alpha = 1`. Zeros in
+    `probs` get no gradient.
 
     Args:
         probs: probabilities along `dim`.
@@ -251,8 +252,9 @@ def escort(probs: Tensor, beta: float, dim: int = -1) -> Tensor:
 
     .. math:: \tilde p_i = p_i^\beta \Big/ \sum_j p_j^\beta \quad \text{on the support}
 
-    `beta = 1` returns the distribution itself, `beta = 0` the uniform distribution on its support. `beta = 2 - alpha`
-    is the one in the Jacobian of :func:`entmax` (Martins et al. 2020, eq. 5 and 18).
+    `beta = 1` returns the distribution itself, `beta = 0` the uniform distribution on its support. The
+    Jacobian of :func:`entmax` contains the escort distribution with `beta = 2 - alpha` (Martins et al. 2020, eq. 5 and
+    18).
 
     Args:
         probs: probabilities along `dim`; a row of zeros stays zero.
@@ -276,7 +278,7 @@ def escort(probs: Tensor, beta: float, dim: int = -1) -> Tensor:
     wide = upcast(probs)
     outside = wide == 0  # not `> 0`: a NaN must stay NaN
     dim = dim if wide.dim() else 0
-    # Divide by the largest power first: a power of a tiny probability could underflow or overflow.
+    # Scale the largest power to 1 first: a power of a tiny probability could underflow or overflow.
     scale, whole = torch.where(outside, 1, wide.detach()), wide.numel() and wide.dim()
     if beta >= 0:
         scale = wide.detach().amax(dim, keepdim=True) if whole else scale

@@ -25,7 +25,7 @@ from tsallis.ops.transforms import (
     without_numbers,
 )
 
-_NUMBERS = (Real, torch.SymFloat, torch.SymInt)  # includes numpy's numbers and a tracer's
+_NUMBERS = (Real, torch.SymFloat, torch.SymInt)  # includes the numbers of numpy and of tracers
 _INTEGERS = (Integral, torch.SymInt)
 
 _STRIDED = torch.strided
@@ -36,11 +36,11 @@ _WIDE = (torch.float32, torch.float64)
 class Rows(NamedTuple):
     """Scores in the layout of a backend, and how to restore the caller's layout."""
 
-    scores: Tensor  # contiguous, in a dtype of the backend; without a backend [rows, d] in float32 or float64
-    alpha: Alpha  # a number, or [rows, 1]; with scores [..., d] that are not merged to rows, [..., 1]
+    scores: Tensor  # contiguous, in a dtype of the backend; without a backend: [rows, d] in float32 or float64
+    alpha: Alpha  # a number, or [rows, 1]; or [..., 1] if scores [..., d] are not merged to rows
     dim: int  # dimension of the rows in `scores`: -1 or at least 0
     backend: Backend | None
-    shape: torch.Size | None  # caller's shape with its dimension last, if `scores` has another shape
+    shape: torch.Size | None  # caller's shape with `dim` moved last; None if `scores` has this shape
     moved: int  # the caller's dimension, if it was moved last; else -1
     dtype: torch.dtype  # dtype of the result
 
@@ -64,10 +64,9 @@ def as_rows(
 ) -> Rows:
     """Check the arguments and return rows of `scores` along `dim` with their alphas; masked entries are -inf.
 
-    Alphas must be at least 1; with `positive` they must be positive. With `operation` the rows have the backend that
-    computes this operation, unless a tracer or a transform is active. The backend takes the scores with as few steps as
-    possible, because these dominate the time of small tensors. Without `merge` and a backend, scores stay [..., d] and
-    alphas [..., 1].
+    Alphas must be at least 1; with `positive` they must be above 0. `operation` selects the backend that computes this
+    operation, unless a tracer or a transform is active. This function takes as few steps as possible, because each step
+    is measurable on small tensors. With neither `merge` nor a backend, scores stay [..., d] and alphas [..., 1].
     """
     if (
         type(scores) is not Tensor
@@ -124,9 +123,9 @@ def _plain_rows(scores: Tensor, alpha: Alpha, axis: int, dtype: torch.dtype, mer
     moved = scores.resolve_neg()
     if axis == last:
         axis = -1
-    else:  # non-negative dimensions: the tracing ONNX exporter would write negative ones to the file
+    else:  # use non-negative dimensions: the tracing ONNX exporter would write negative ones to the file
         moved = moved.movedim(axis, last)
-    if not merge and last:  # under vmap a single row is part of a batch
+    if not merge and last:  # still reshape one row [d] to [1, d]: under vmap it is part of a batch
         alpha = alpha.reshape(*moved.shape[:-1], 1) if isinstance(alpha, Tensor) else alpha
         return Rows(upcast(moved), alpha, -1, None, None, axis, dtype)
     rows = moved.reshape(-1, moved.shape[-1]) if moved.numel() else moved.reshape(0, max(moved.shape[-1], 1))
@@ -153,7 +152,7 @@ def check_dim(dim: Any) -> None:
 
 
 def check_dense(x: Tensor, name: str) -> None:
-    """Raise a TypeError unless x is a tensor that stores every entry."""
+    """Raise a TypeError unless x is a dense tensor."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
     kind = type(x).__name__
@@ -181,7 +180,7 @@ def check_integers(x: Tensor, name: str) -> None:
 
 
 def integer(name: str, value: Any) -> int:
-    """Return an integer argument, or a tensor that holds one, as an `int`, dynamic in compiled graphs.
+    """Convert an integer, or a tensor with one integer, to an `int`, which stays dynamic in compiled graphs.
 
     Raises:
         TypeError: The argument is anything else, such as 2.0 or True.
@@ -218,7 +217,7 @@ def autocast_enabled(device: str) -> bool:
 
 
 def number(name: str, value: Any) -> float:
-    """Return a number, or a tensor that holds one, as a float.
+    """Convert a number, or a tensor with one number, to a float.
 
     Raises:
         TypeError: The argument is anything else, such as text, a bool or a tensor that needs a gradient.
@@ -250,12 +249,12 @@ def finite_number(name: str, value: Any) -> float:
 
 
 def _readable(x: Tensor) -> bool:
-    """Return whether a tensor holds one number that can be read without losing a derivative or a recorded input."""
+    """Return whether a tensor holds one number, and reading it loses neither a derivative nor a recorded input."""
     return not (x.requires_grad or forward_mode() or traced() or without_numbers(x)) and x.numel() == 1
 
 
 def alpha_number(alpha: float, positive: bool = False) -> float:
-    """Return a checked number as alpha."""
+    """Check alpha and return it as a float."""
     alpha = number("alpha", alpha)
     check_alpha(alpha, positive)
     return alpha
@@ -302,11 +301,11 @@ def alpha_along(
 
 
 def _layout_of(alpha: Tensor, shape: Sequence[int], dim: int) -> str:
-    """Describe the shape that an alpha [n] needs to match another dimension; `dim` was moved last."""
+    """Return a hint how to reshape an alpha [n] to match another dimension; in `shape`, `dim` was moved last."""
     sizes = [*shape[:dim], 0, *shape[dim:-1]]
     fitting = [i for i, n in enumerate(sizes) if n == alpha.numel()]
     if alpha.dim() != 1 or not fitting:
         return ""
-    first = next((i for i in fitting if i), 0)  # prefer other dimensions to the first, which is often the batch
+    first = next((i for i in fitting if i), 0)  # avoid the first dimension, which is often the batch
     ones = ", ".join(["1"] * (len(sizes) - 1 - first))
     return f"; for one alpha a slice of dimension {first} take alpha.view(-1, {ones})"

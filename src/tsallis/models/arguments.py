@@ -1,4 +1,4 @@
-"""Record the arguments of a model, from which a saved run creates it again."""
+"""Record the arguments of a model, so that a saved run can create the model again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def constructor_arguments(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an `__init__` from its `locals()`; call it first.
+    """Return the arguments of an `__init__` from its `locals()`; call this before `__init__` sets local variables.
 
     >>> class Model:
     ...     def __init__(self, d_model, layers=2):
@@ -20,7 +20,7 @@ def constructor_arguments(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def untrained_copy(model: Any) -> Any:
-    """Return a new model with the same arguments, sharing the attributes in `model.shared`."""
+    """Return a new model with the same arguments; both models share the attributes in `model.shared`."""
     copy = type(model)(**model.arguments)
     for name in getattr(model, "shared", ()):
         setattr(copy, name, getattr(model, name))

@@ -15,11 +15,11 @@ class Batch:
     """Padded sequences.
 
     Args:
-        src: [batch, src] symbols, padded with 0.
-        src_lengths: [batch] counts of source symbols.
-        tgt_in: [batch, tgt] symbols, the start (1) first, padded with 0.
-        tgt_out: [batch, tgt] symbols, the end (2) last, padded with -100.
-        index: the numbers of the rows in the data.
+        src: source symbols [batch, src], padded with 0.
+        src_lengths: number of source symbols per row [batch].
+        tgt_in: start symbol (1) and target symbols [batch, tgt], padded with 0.
+        tgt_out: target symbols and end symbol (2) [batch, tgt], padded with -100.
+        index: index of each row in the data.
 
     Example:
         >>> src, tgt_in = torch.tensor([[4, 5], [4, 0]]), torch.tensor([[1, 6, 0], [1, 6, 7]])
@@ -54,5 +54,5 @@ class Batch:
 
 
 def has_loss(tgt_out: Tensor) -> Tensor:
-    """Return which target symbols have a loss; unknown symbols have none, because it would be infinite."""
+    """Return which target symbols have a loss; unknown symbols have none, because their loss would be infinite."""
     return (tgt_out != IGNORE_INDEX) & (tgt_out != UNK)

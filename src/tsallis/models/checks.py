@@ -27,7 +27,7 @@ def check_last_pass(recorded: Sequence[int] | None, decoded: DecoderOutput) -> N
     """Raise if the recorded pass is not the one that made `decoded`.
 
     Args:
-        recorded: Rows and steps of the model's last pass; None: it was compiled, or there was none.
+        recorded: Rows and steps of the model's last pass; None: the pass was compiled, or there was no pass.
         decoded: Result of the requested pass.
 
     Raises:

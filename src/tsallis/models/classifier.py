@@ -47,7 +47,7 @@ class BidirectionalLayer(nn.Module):
 
     Args:
         d_input: size of the input.
-        d_model: size of both states together; even.
+        d_model: size of the states of both directions together; even.
         cell: "lstm" or "gru".
     """
 
@@ -57,15 +57,14 @@ class BidirectionalLayer(nn.Module):
         self.backwards = CELLS[cell](d_input, d_model // 2, batch_first=True)
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode [batch, src, d_input], counts [batch] to states [batch, src, d_model], the last ones [batch, d_model].
+        """Encode inputs [batch, src, d_input]; return states [batch, src, d_model] and last states [batch, d_model].
 
-        States after the end of a row are undefined.
+        `lengths` [batch] are the numbers of inputs per row. States after the end of a row are undefined.
         """
         position = torch.arange(x.shape[1], device=x.device)
         last = lengths.unsqueeze(1) - 1  # [batch, 1]
-        reverse = torch.where(
-            position <= last, last - position, position
-        )  # [batch, src]; reversing twice is the identity
+        # Reverse the valid positions of each row; reversing twice is the identity.
+        reverse = torch.where(position <= last, last - position, position)  # [batch, src]
         ahead, _ = run_layers(self.forwards, x)
         back, _ = run_layers(self.backwards, _gather_rows(x, reverse))
         back = _gather_rows(back, reverse)
@@ -74,34 +73,34 @@ class BidirectionalLayer(nn.Module):
 
 
 def _gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Gather the rows [batch, places] of each [batch, src, size]."""
+    """Gather positions [batch, places] from each row of x [batch, src, size]."""
     return x.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
 
 class BiLSTMClassifier(nn.Module):
-    r"""Classify documents by a bidirectional LSTM or GRU with attention to its states.
+    r"""Document classifier: a bidirectional LSTM or GRU with attention to its states.
 
-    Discrete attention scores each state by :math:`v^\top \tanh(W h_l + U s)`, with s the last states of both
-    directions. Continuous attention has the mean and spread that a convolution and max-pooling over the states give;
-    combined attention has those of the discrete weights, and adds both contexts (Martins et al. 2020, sec. 4 and
-    appendix H.1).
+    Discrete attention scores each state by :math:`v^\top \tanh(W h_l + U s)`, where s are the last states of both
+    directions. Continuous attention computes the mean and spread of its density by a convolution and max-pooling over
+    the states. Combined attention takes the mean and spread of the discrete weights instead, and adds both contexts
+    (Martins et al. 2020, sec. 4 and appendix H.1).
 
     Args:
         vocab: number of symbols; 0 is padding.
         classes: number of classes.
         d_model: size of the states of both directions together; even.
-        layers: of the LSTM.
-        dropout: on embeddings, between layers and on the context.
+        layers: number of layers of the LSTM or GRU.
+        dropout: dropout on embeddings, between layers and on the context.
         attention: "discrete", "continuous" or "combined".
-        transform: the map of discrete attention, "softmax", "sparsemax", "entmax" (1.5) or an alpha; a density of the
-            same alpha goes with it.
-        num_basis: Gaussian basis functions of the value function, half of them of width .1 and half of .5.
+        transform: map of discrete attention, "softmax", "sparsemax", "entmax" (1.5) or an alpha; the density has the
+            same alpha.
+        num_basis: number of Gaussian basis functions of the value function; half of them have width 0.1, half 0.5.
         matching: "scale" as in the paper, or "covariance", see :class:`tsallis.nn.ContinuousAttention1d`.
-        density: density instead of the one of `transform`: "laplace", "triangular" or another alpha.
-        ridge: the penalty of the ridge regression.
+        density: density in place of the one with the alpha of `transform`: "laplace", "triangular" or another alpha.
+        ridge: penalty of the ridge regression.
         d_embedding: size of the embeddings; by default `d_model`.
-        output: the map of the output, "softmax", "sparsemax" or "entmax".
-        output_alpha: for output "entmax".
+        output: map of the output, "softmax", "sparsemax" or "entmax".
+        output_alpha: alpha of output "entmax".
         cell: "lstm" or "gru".
 
     Raises:
@@ -148,7 +147,7 @@ class BiLSTMClassifier(nn.Module):
             self.keys = nn.Linear(d_model, d_model)
             self.query = nn.Linear(d_model, d_model, bias=False)
             self.score = nn.Linear(d_model, 1, bias=False)
-        self._start()  # before modules with their own initialization
+        self._start()  # call this before creating modules with their own initialization
         self.continuous = None
         if attention != "discrete":
             self.continuous = ContinuousAttention1d(
@@ -190,7 +189,7 @@ class BiLSTMClassifier(nn.Module):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """Return the output layer's loss of classes [batch]; -100 is ignored."""
+        """Return the output layer's loss for classes [batch]; class -100 is ignored."""
         hidden = self._hidden(src, src_lengths)
         return self.output.loss(hidden, labels, reduction=reduction, label_smoothing=label_smoothing)
 
@@ -229,7 +228,7 @@ class BiLSTMClassifier(nn.Module):
         return self.drop(self._attend(states, last, lengths)[0])
 
     def _states(self, src: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return states [batch, src, d_model], zero after a document's end, and the last ones [batch, d_model]."""
+        """Return states [batch, src, d_model], zero after a document's end, and last states [batch, d_model]."""
         x, last = self.embedding(src), None
         for layer in self.layers:
             x, last = layer(self.drop(x), lengths)

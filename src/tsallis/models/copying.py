@@ -22,7 +22,7 @@ from tsallis.symbols import FIRST, UNK
 
 
 class CopyOutput(OutputLayer):
-    r"""Output layer whose probabilities are a mixture of an output map and of attention to the source.
+    r"""Output layer that mixes the probabilities of an output map with attention to the source.
 
     .. math:: p(y) = (1 - g) \, p_\mathrm{out}(y) + g \sum_j a_j \, p_j(y), \qquad g = \sigma(v^\top h + b)
 
@@ -31,17 +31,18 @@ class CopyOutput(OutputLayer):
     :math:`p_j = p_\mathrm{out}`. So probabilities sum to 1, and a symbol is possible exactly if the map or the
     attention makes it possible.
 
-    The loss of the target y is the mean of two losses: that of the map, which :class:`tsallis.nn.OutputLayer` has, and
+    The loss of the target y is the mean of two losses. The first is the loss of the map, as in
+    :class:`tsallis.nn.OutputLayer`. The second is the Bregman divergence of the Tsallis entropy of the mixture,
 
-    .. math:: \frac{1 - p_y^{\alpha-1}}{\alpha-1} - \frac{1 - \sum_i p_i^\alpha}{\alpha}
+    .. math:: \frac{1 - p_y^{\alpha-1}}{\alpha-1} - \frac{1 - \sum_i p_i^\alpha}{\alpha}.
 
-    of the mixture, the Bregman divergence of the Tsallis entropy. It is a proper scoring rule, and finite at
-    :math:`p_y = 0`, where :math:`-\log p_y` is infinite. At :math:`g = 0` both losses are equal if the map makes the
-    target possible; for softmax, the second is :math:`-\log p_y`. The second loss alone has no gradient at
-    :math:`p_y = 0`, and teaches the map little where copying is easy. That of the map has a gradient everywhere.
+    The second loss is a proper scoring rule, and is finite at :math:`p_y = 0`, where :math:`-\log p_y` is infinite. At
+    :math:`g = 0` both losses are equal if the map makes the target possible; for softmax, the second loss is
+    :math:`-\log p_y`. The second loss alone has no gradient at :math:`p_y = 0`, and teaches the map little if copying
+    is easy. The first loss has a gradient everywhere.
 
-    Hidden states have more numbers here than the size `d_model` of the constructor: the attention to each target
-    symbol, and to positions without one, follows (see :meth:`attend`). Scores are log-probabilities in float64. Only
+    Hidden states are larger than `d_model` of the constructor: they also contain the attention to each target symbol,
+    and to positions without a target symbol (see :meth:`attend`). Scores are log-probabilities in float64. Only
     `loss_of_scores` takes the scores of the map.
 
     Args:
@@ -69,11 +70,11 @@ class CopyOutput(OutputLayer):
             raise ValueError(f"copy must hold target symbols from {FIRST} to {d_vocab - 1} or -1, got {wrong[0]}")
         self.gate = nn.Linear(d_model, 1)
         self.register_constant("targets", torch.tensor(targets, device="cpu"), self.weight.device)
-        self.unknown: tuple[int, ...] = ()  # target symbols of the source symbols after those of `targets`
+        self.unknown: tuple[int, ...] = ()  # target symbols of further source symbols, after those of `targets`
 
     @property
     def d_vocab(self) -> int:
-        """Return the number of symbols that an output may have, see :func:`with_unknown`."""
+        """Return the number of symbols that an output may contain, see :func:`with_unknown`."""
         return max(len(self.weight), *(number + 1 for number in self.unknown), 0)
 
     @property
@@ -82,13 +83,16 @@ class CopyOutput(OutputLayer):
         return self.projection.in_features + self.d_vocab + 1
 
     def copies(self, src: Tensor) -> Tensor:
-        """Return the column [batch, src] that collects the attention to each source symbol, see :meth:`attend`."""
+        """Return the index [batch, src] of the column that collects the attention to each source symbol.
+
+        The columns are those that :meth:`attend` appends.
+        """
         targets = torch.cat([self.targets, self.targets.new_tensor(self.unknown)])[src]
         dropped = (targets < 0) | pad(self.never, (0, self.d_vocab - len(self.never)))[targets]
         return targets.masked_fill(dropped, self.d_vocab)
 
     def attend(self, hidden: Tensor, attention: Tensor, copies: Tensor) -> Tensor:
-        """Append the attention to each target symbol, and to positions without one, to hidden states.
+        """Append to hidden states the attention to each target symbol, and to positions without a target symbol.
 
         Args:
             hidden: Hidden states [batch, d_model] or [batch, tgt, d_model].
@@ -114,13 +118,13 @@ class CopyOutput(OutputLayer):
         return super().scores(states), self.gate(states), columns[..., :-1], columns[..., -1:]
 
     def scores(self, hidden: Tensor) -> Tensor:
-        """Return the logarithms of the mixture [..., d_vocab] in float64, -inf exactly where it is zero."""
+        """Return the logarithms of the mixture [..., d_vocab] in float64; -inf exactly where the mixture is zero."""
         scores, gate, copied, rest = self._split(hidden)
         log_gate, log_other = logsigmoid(gate.double()), logsigmoid(-gate.double())
         log_other = torch.logaddexp(log_other, log_gate + _safe_log(rest.double()))
         generated = pad(super().log_probs(scores), (0, copied.shape[-1] - scores.shape[-1]), value=-torch.inf)
         parts = log_other + generated, log_gate + _safe_log(copied.double())
-        nothing = (parts[0] == -torch.inf) & (parts[1] == -torch.inf)  # there, logaddexp has NaN as a gradient
+        nothing = (parts[0] == -torch.inf) & (parts[1] == -torch.inf)  # the gradient of logaddexp is NaN there
         return torch.logaddexp(*(part.masked_fill(nothing, 0) for part in parts)).masked_fill(nothing, -torch.inf)
 
     def probs(self, scores: Tensor) -> Tensor:
@@ -128,7 +132,7 @@ class CopyOutput(OutputLayer):
         return self.log_probs(scores).exp()
 
     def log_probs(self, scores: Tensor) -> Tensor:
-        """Return log-probabilities in float64; divided scores are normalized again, see `with_temperature`."""
+        """Return log-probabilities in float64; scores divided by a temperature are normalized again."""
         return scores.log_softmax(-1) if self.normalized else scores
 
     def best_symbols(self, scores: Tensor, count: int, end: int, only: Tensor | None = None) -> BestSymbols:
@@ -151,7 +155,7 @@ class CopyOutput(OutputLayer):
         Label smoothing acts on the map's scores.
         """
         active = target != ignore_index
-        hidden = torch.where(active.unsqueeze(-1), hidden, 0)  # 0 times NaN would reach the gradient of the weight
+        hidden = torch.where(active.unsqueeze(-1), hidden, 0)  # NaN would reach the gradient of the weight
         total = reduce(self._losses(hidden, target.unsqueeze(-1), active.unsqueeze(-1)), active.sum(), reduction)
         if label_smoothing == 0:
             return total
@@ -162,7 +166,7 @@ class CopyOutput(OutputLayer):
     def _losses(self, hidden: Tensor, target: Tensor, active: Tensor) -> Tensor:
         """Return the loss [...] of each target [..., 1], 0 where not `active` [..., 1]."""
         scores, gate, copied, rest = self._split(hidden)
-        known = active & (target < scores.shape[-1])  # the map has no score of an unknown symbol
+        known = active & (target < scores.shape[-1])  # the map has no scores for unknown symbols
         own = self.loss_of_scores(scores, torch.where(known, target, -100).squeeze(-1), reduction="none")
         target, scores, gate = torch.where(active, target, 0), upcast(scores), upcast(gate).sigmoid()
         other, share, power = 1 - gate * (1 - rest), gate * copied.gather(-1, target), self.alpha - 1
@@ -184,7 +188,7 @@ class CopyOutput(OutputLayer):
 
 
 def _safe_log(x: Tensor) -> Tensor:
-    """Return logarithms, without a gradient at 0: it would be infinite, and times 0 NaN."""
+    """Return logarithms without a gradient at 0, which would be infinite and become NaN when multiplied by 0."""
     zero = x == 0  # not `x <= 0`: a NaN must stay NaN
     return torch.where(zero, -torch.inf, torch.where(zero, 1, x).log())
 
@@ -192,10 +196,10 @@ def _safe_log(x: Tensor) -> Tensor:
 def make_output(
     d_model: int, d_vocab: int, src_vocab: int, copied: Sequence[int] | None, *options: Any, **named: Any
 ) -> OutputLayer:
-    """Create the output layer of a model; with target symbols of the source symbols, it copies these.
+    """Create the output layer of a model; it copies source symbols if `copied` gives their target symbols.
 
     Raises:
-        ValueError: If there is not one target symbol per source symbol, or one is invalid.
+        ValueError: If `copied` does not give one target symbol per source symbol, or a target symbol is invalid.
     """
     if copied is None:
         return OutputLayer(d_model, d_vocab, *options, **named)
@@ -213,10 +217,10 @@ def embed_known(table: nn.Embedding, symbols: Tensor, output: OutputLayer) -> Te
 
 
 def with_unknown(model: Any, targets: Sequence[int]) -> Any:
-    """Return a model that also copies source symbols outside its vocabulary; it shares all parameters.
+    """Return a model that also copies source symbols outside its vocabulary, with the same parameters.
 
     Source symbol `src_vocab + i` is read as unknown and copied as target symbol `targets[i]`. Target symbols from
-    `tgt_vocab` stand for symbols that the target vocabulary lacks; only copying makes them possible (See et al. 2017
+    `tgt_vocab` on represent symbols that the target vocabulary lacks; only copying makes them possible (See et al. 2017
     call this the extended vocabulary).
 
     Args:

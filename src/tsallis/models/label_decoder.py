@@ -1,4 +1,4 @@
-"""Wrap a classifier as a decoder, whose output is one symbol, the label, and the end.
+"""Wrap a classifier as a decoder that outputs a label and then the end symbol.
 
 Classifiers are therefore trained and searched like sequence models, with the same certificates.
 """
@@ -35,12 +35,12 @@ class LabelState:
 
 
 class LabelOutput(nn.Module):
-    """Output layer of a classifier for a decoder; after the label, the end has probability 1.
+    """Output layer of a classifier in a decoder; after the label, the end symbol has probability 1.
 
     Args:
         layer: Output layer from hidden states to classes.
 
-    Hidden states have one extra number, which is above zero if the label was already produced.
+    Hidden states have one extra number: it is above zero if the decoder already produced the label.
 
     Example:
         >>> output = LabelOutput(OutputLayer(3, 2, "sparsemax"))
@@ -79,7 +79,7 @@ class LabelOutput(nn.Module):
         return self.layer.normalized
 
     def scores(self, hidden: Tensor) -> Tensor:
-        """Return scores [..., classes + 4] of hidden states [..., d_model + 1], -inf for impossible symbols."""
+        """Return scores [..., classes + 4] for hidden states [..., d_model + 1]; -inf for impossible symbols."""
         labels = pad(self.layer.scores(hidden[..., :-1]), (FIRST, 0), value=-torch.inf)
         end = torch.full_like(labels[..., :1, :] if labels.dim() > 1 else labels, -torch.inf)
         end[..., EOS] = 0
@@ -118,7 +118,7 @@ class LabelOutput(nn.Module):
 
 
 def ends_are_certain(model: object) -> bool:
-    """Return whether a model, or each of an ensemble, outputs one label and then the end.
+    """Return whether a model, or each model of an ensemble, outputs one label and then the end symbol.
 
     >>> ends_are_certain(LabelDecoder(20, 6, d_model=8))
     True
@@ -135,7 +135,7 @@ class CellAttention:
 
     @property
     def masses(self) -> Tensor:
-        """[batch, cells]"""
+        """Return the attention masses [batch, cells]."""
         return self.grid.masses.flatten(1)
 
     @property
@@ -145,7 +145,7 @@ class CellAttention:
 
 
 class PictureReader(nn.Module):
-    """Wrap a :class:`VisualAnswerer` to read rows with an image's number and the symbols of a question.
+    """Wrapper of a :class:`VisualAnswerer` that reads rows of an image's number and the symbols of a question.
 
     Args:
         answerer: Model that answers.
@@ -163,7 +163,7 @@ class PictureReader(nn.Module):
     def __init__(self, answerer: VisualAnswerer) -> None:
         super().__init__()
         self.answerer = answerer
-        # A function from numbers [batch] on the CPU to images [batch, height, width, channels].
+        # Function that maps numbers [batch] on the CPU to images [batch, height, width, channels].
         self.image_store: Callable[[Tensor], Tensor] | None = None
 
     @property
@@ -188,12 +188,12 @@ class PictureReader(nn.Module):
 
 
 class LabelDecoder(nn.Module):
-    """Classifier whose output is a sequence: the label and the end.
+    """Classifier whose output is a sequence: the label and the end symbol.
 
     Args:
         src_vocab: number of source symbols; 0 is padding.
-        tgt_vocab: number of target symbols: the labels, and four before them.
-        kind: "documents", a :class:`BiLSTMClassifier`; or "questions", a :class:`VisualAnswerer`, which needs a
+        tgt_vocab: number of target symbols: four special symbols and the labels.
+        kind: "documents" for a :class:`BiLSTMClassifier`; "questions" for a :class:`VisualAnswerer`, which needs an
             `image_store`, see :class:`PictureReader`.
         more: Arguments of the classifier or answerer.
 
@@ -217,7 +217,7 @@ class LabelDecoder(nn.Module):
         if kind not in ("documents", "questions"):
             raise ValueError(f"kind must be documents or questions, got {kind!r}")
         self.arguments: dict[str, Any] = {"src_vocab": src_vocab, "tgt_vocab": tgt_vocab, "kind": kind, **more}
-        # It has an output layer, and `read` gives that layer's input and the attention: masses and a mask of places.
+        # A classifier has an output layer and a method `read`, which returns the layer's input and the attention.
         self.classifier: Any
         if kind == "documents":
             self.classifier = BiLSTMClassifier(src_vocab, tgt_vocab - FIRST, **more)
@@ -227,7 +227,7 @@ class LabelDecoder(nn.Module):
 
     @property
     def image_store(self) -> Callable[[Tensor], Tensor] | None:
-        """Return the function from numbers to images, for a model of questions."""
+        """Return the function that maps numbers to images, for a model of kind "questions"."""
         images: Callable[[Tensor], Tensor] | None = getattr(self.classifier, "image_store", None)
         return images
 
@@ -258,12 +258,12 @@ class LabelDecoder(nn.Module):
         return LabelState(memory.summary[0], memory.states.squeeze(-1))
 
     def step(self, state: LabelState, token: Tensor) -> Step:
-        """Return the scores after `token` [batch]: labels after the start, the end after a label."""
+        """Return the scores after `token` [batch]: labels after the start symbol, the end symbol after a label."""
         hidden = torch.cat([state.hidden, (token != BOS).unsqueeze(-1).to(state.hidden)], -1)
         return Step(self.output.scores(hidden), state.masses, state)
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> DecoderOutput:
-        """Decode all steps with the target [batch, tgt]; masses are computed only if `need_attention` asks for them."""
+        """Decode all steps with teacher forcing; attention masses are computed only with `need_attention`."""
         hidden, attention = self.classifier.read(src, src_lengths)
         self._attention = None if traced() else attention
         tgt = tgt_in.shape[1]
@@ -275,7 +275,7 @@ class LabelDecoder(nn.Module):
         """Return the number of attended positions [batch, tgt] in the pass that made `decoded`.
 
         Raises:
-            RuntimeError: The last pass was another one, or was compiled.
+            RuntimeError: The last pass did not make `decoded`, or was compiled.
         """
         shape = decoded.hidden.shape[:2]
         masses = None if self._attention is None else self._attention.masses  # the same at each step of a row

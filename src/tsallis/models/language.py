@@ -30,7 +30,7 @@ class LanguageLayer(nn.Module):
     .. math:: y = x + \mathrm{MultiHead}_\alpha(\mathrm{norm}(x)), \qquad
               \mathrm{out} = y + W_3 (\mathrm{silu}(W_1 \hat y) \odot W_2 \hat y), \quad \hat y = \mathrm{norm}(y)
 
-    with root mean square norms and without biases (Shazeer 2020; Touvron et al. 2023).
+    The norms are root mean square norms, and there are no biases (Shazeer 2020; Touvron et al. 2023).
 
     Args:
         d_model, heads, d_ff: sizes.
@@ -55,7 +55,7 @@ class LanguageLayer(nn.Module):
         mask: Tensor | None = None,
         texts: RowTexts | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output [batch, length, d_model], and the mean of the heads' weights or None.
+        """Return the output [batch, length, d_model], and the attention weights averaged over heads, or None.
 
         For rows with several texts, pass a mask or `texts`, so that attention reads each text separately.
         """
@@ -74,8 +74,8 @@ class Prompt:
     """Texts to continue.
 
     Args:
-        tokens: [batch, src]
-        lengths: [batch]: how many tokens each has.
+        tokens: Tokens [batch, src].
+        lengths: Number of tokens per text [batch].
     """
 
     tokens: Tensor
@@ -95,7 +95,7 @@ class LanguageState:
     read: Tensor | None  # [rows] tokens read per row, if they differ
     prompts: Tensor  # [rows]: tokens of each prompt
     width: int  # width of the prompts
-    last: Tensor | None  # [rows]: last tokens of the prompts, which the first step reads instead of the start
+    last: Tensor | None  # [rows]: last tokens of the prompts; the first step reads them instead of its token
 
     def select(self, index: Tensor) -> LanguageState:
         """Select rows by index: reorder, repeat or drop them."""
@@ -119,24 +119,24 @@ class LanguageState:
 class LanguageModel(AttentionModel):
     r"""Decoder-only Transformer with softmax, sparsemax or entmax in attention and output.
 
-    It implements the decoder protocol: a source is a prompt, which may be empty, and an output continues it. A text
-    starts with the start symbol. Self-attention encodes positions, so lengths are unlimited. A row may contain several
-    texts, which don't attend to each other.
+    The model implements the decoder protocol: a source is a prompt, which may be empty, and an output continues the
+    prompt. A text starts with the start symbol. Self-attention encodes positions, so lengths are unlimited. A row may
+    contain several texts, which don't attend to each other.
 
     Args:
         vocab: number of symbols; 0 is padding.
         d_model: size of embeddings and states; a multiple of `heads`.
-        heads: of each attention.
-        kv_heads: number of key and value heads, which divides `heads`; None: the same number.
+        heads: number of heads of each attention.
+        kv_heads: number of key and value heads, a divisor of `heads`; None: `heads`.
         layers: number of layers.
         d_ff: hidden units of the gated network after each attention.
         dropout: dropout of embeddings and of the outputs of attention and network.
-        attention_dropout: on attention weights.
-        alpha: alpha of the attention: a number, or "learned" for one per head.
+        attention_dropout: dropout of attention weights.
+        alpha: alpha of the attention: a number, or "learned" for one alpha per head.
         positions, length_scale: see :class:`tsallis.nn.MultiheadAttention`.
         output: "softmax", "sparsemax", "entmax" or "alpha_relu".
-        output_alpha: for output "entmax" and "alpha_relu".
-        tau: the threshold for output "alpha_relu".
+        output_alpha: alpha of output "entmax" and "alpha_relu".
+        tau: threshold of output "alpha_relu".
         share: whether embedding and output projection are one matrix.
         forbidden: symbols that are never predicted (by default padding, start and unknown).
 
@@ -196,8 +196,8 @@ class LanguageModel(AttentionModel):
             self.embedding.weight[PAD] = 0
         if share:
             self.output.tie(self.embedding.weight)  # type: ignore[arg-type]
-        self._texts: RowTexts | None = None  # texts of the last pass, if attention was computed separately for each
-        self._positions: Tensor | None = None  # [batch, tgt]: positions of the last pass among all tokens that it read
+        self._texts: RowTexts | None = None  # texts of the last pass, if each text had its own attention
+        self._positions: Tensor | None = None  # [batch, tgt]: positions of the last pass's steps among its tokens
 
     def read(self, tokens: Tensor) -> Tensor:
         """Return the states [batch, length, d_model] from which each next token is predicted."""
@@ -207,8 +207,8 @@ class LanguageModel(AttentionModel):
     def _read(
         self, tokens: Tensor, caches: Sequence[Cache] | None = None, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Read tokens [batch, length] after those in caches; return states, and weights of the last layer."""
-        self._texts = self._positions = None  # discard those of the pass before
+        """Read tokens [batch, length] after the tokens in caches; return states and weights of the last layer."""
+        self._texts = self._positions = None  # discard the values of the previous pass
         x, weights = self.dropout(self.embedding(tokens)), None
         mask = texts = None
         if caches is None:
@@ -222,7 +222,7 @@ class LanguageModel(AttentionModel):
         return self.norm(x), weights
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Prompt:
-        """Return prompts [batch, src] with their counts [batch]; tokens beyond a count are ignored.
+        """Return prompts [batch, src] with their lengths [batch]; tokens beyond a length are ignored.
 
         Raises:
             ValueError: A count is below 0 or above the width of `src`.
@@ -242,7 +242,7 @@ class LanguageModel(AttentionModel):
         return LanguageState(kv, steps, read, lengths, tokens.shape[1], last)
 
     def _keys_and_values(self, tokens: Tensor) -> tuple[Tensor, ...]:
-        """Return keys and values of tokens [batch, length], layer by layer."""
+        """Return the keys and values of tokens [batch, length], for one layer after the other."""
         if tokens.shape[1] == 0:
             first = self.attentions()["decoder"][0]
             shape = len(tokens), first.num_kv_heads, 0, first.head_dim
@@ -281,7 +281,7 @@ class LanguageModel(AttentionModel):
             return DecoderOutput(hidden, hidden.new_zeros(batch, steps, 0) if need_attention else None)
         text = src.new_full((batch, width + steps), PAD)
         text[:, : width + 1] = F.pad(src, (1, 0), value=BOS)
-        positions = lengths.unsqueeze(1) + torch.arange(steps, device=src.device)  # [batch, tgt]: of the tokens read
+        positions = lengths.unsqueeze(1) + torch.arange(steps, device=src.device)  # [batch, tgt]: positions in `text`
         text.scatter_(1, positions[:, 1:], tgt_in[:, 1:])
         hidden, weights = self._read(text, need_weights=need_attention)
         self._positions = positions
@@ -295,10 +295,10 @@ class LanguageModel(AttentionModel):
     def num_attended(self, decoded: DecoderOutput) -> Tensor:
         """Return the mean number of attended positions per step [batch, tgt], over layers and heads.
 
-        Call it before the next pass, because it reads the record of the pass that made `decoded`.
+        Call this before the next pass, because the model records only its last pass.
 
         Raises:
-            RuntimeError: if the last pass was another one, or was compiled.
+            RuntimeError: if the last pass did not make `decoded`, or was compiled.
         """
         positions = self._positions
         mean = self._supports("decoder", decoded).double().mean((0, 2))
@@ -312,12 +312,12 @@ class LanguageModel(AttentionModel):
 
 @dataclass(frozen=True)
 class RowTexts:
-    """The texts of some rows, as rows of their own: attention then costs a text's length, not its row's.
+    """Texts split from rows, so that the cost of attention depends on the length of texts, not of rows.
 
     Args:
-        index: [texts, longest]: the number of each token among all of the rows'; behind a text's end any.
-        lengths: [texts]
-        shape: batch and length of the rows.
+        index: Index of each token among the tokens of all rows [texts, longest]; any index after a text's end.
+        lengths: Number of tokens per text [texts].
+        shape: Batch size and length of the rows.
     """
 
     index: Tensor
@@ -335,9 +335,9 @@ class RowTexts:
 
 
 def split_rows(tokens: Tensor, d_model: int) -> RowTexts | None:
-    """Return the limits of the texts in rows [batch, length], or None.
+    """Return the texts in rows [batch, length], or None.
 
-    It is None if each row is one text, if a mask is cheaper than separate texts, or under torch.compile.
+    The result is None if each row is one text, if a mask is cheaper than separate texts, or under torch.compile.
 
     Example:
         >>> texts = split_rows(torch.tensor([[1, 7, 1, 8], [9, 9, 1, 8]]), 4)
@@ -355,7 +355,8 @@ def split_rows(tokens: Tensor, d_model: int) -> RowTexts | None:
     lengths = begins.diff(append=begins.new_tensor([tokens.numel()]))
     longest = int(lengths.max())
     padded = len(begins) * longest
-    # Projections cost 4 d_model a token, scores and sums twice the keys it is compared with: half of a text's.
+    # Cost per token: projections 4 d_model; scores and sums twice the number of keys. Causal attention within a text
+    # uses half of the text's keys on average; attention with a mask uses all keys of the row.
     if padded * (4 * d_model + longest) > tokens.numel() * (4 * d_model + 2 * length):
         return None
     index = begins.unsqueeze(1) + torch.arange(longest, device=tokens.device)
@@ -363,7 +364,7 @@ def split_rows(tokens: Tensor, d_model: int) -> RowTexts | None:
 
 
 def other_texts(tokens: Tensor) -> Tensor | None:
-    """Return which tokens belong to different texts [batch, 1, length, length]; None if rows have one text.
+    """Return which pairs of tokens belong to different texts [batch, 1, length, length]; None if each row is one text.
 
     A start symbol begins a text.
 

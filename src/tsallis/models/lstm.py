@@ -60,43 +60,44 @@ class RNNState:
 class RNNSeq2Seq(SharingModel):
     r"""Bidirectional LSTM or GRU encoder, and a decoder with input feeding and global attention.
 
-    Each decoder step reads the embedding of the last token beside the last attentional state
+    Each decoder step reads the embedding of the last token and the last attentional state
     :math:`\tilde h = \tanh(W [c; s])`, attends to the encoder's states with the map `attention`, and predicts with the
     map `output` (Peters et al. 2019, sec. 4: two layers, 300 units, dropout 0.3 for inflection).
 
     The attribute `attention` can be replaced by any module with the methods of :class:`tsallis.nn.GlobalAttention`.
     `keys(memory)` returns tensors [batch, ...] that are computed once per sentence. `forward(query, memory, mask,
-    keys)` returns a context [batch, d_model] and weights [batch, src], or with one more dimension for queries [batch,
-    tgt, d_model]. `arguments` do not record it.
+    keys)` returns a context [batch, d_model] and weights [batch, src]; for queries [batch, tgt, d_model], both have the
+    additional dimension tgt. The attribute `arguments` does not record a replaced module.
 
     Args:
         src_vocab: number of source symbols; 0 is padding.
         tgt_vocab: number of target symbols; 0 is padding.
         d_model: size of states; even.
-        layers: of the encoder and of the decoder.
-        dropout: on embeddings, between layers and on the attentional state.
+        layers: number of layers of the encoder and of the decoder.
+        dropout: dropout on embeddings, between layers and on the attentional state.
         attention: "softmax", "sparsemax" or "entmax".
-        attention_alpha: for attention "entmax".
+        attention_alpha: alpha of attention "entmax".
         output: "softmax", "sparsemax", "entmax" or "alpha_relu".
-        output_alpha: for output "entmax" and "alpha_relu".
-        tau: the threshold for output "alpha_relu", see :func:`tsallis.estimate_tau_from_scores`.
-        input_feeding: whether a step reads the attentional state of the one before. Without it all steps of a known
-            target run in one call, at some loss of accuracy.
+        output_alpha: alpha of output "entmax" and "alpha_relu".
+        tau: threshold of output "alpha_relu", see :func:`tsallis.estimate_tau_from_scores`.
+        input_feeding: whether a step reads the attentional state of the previous step. Without input feeding, all steps
+            of a known target run in one call, at some loss of accuracy.
         forbidden: target symbols that are never predicted (by default padding, start and unknown).
-        share: "target" makes one matrix of the target embedding and the output's projection; "none" keeps them apart.
-        density: makes the attention continuous, see :class:`tsallis.nn.ContinuousGlobalAttention`: "gaussian",
-            "truncated_parabola", "laplace", "triangular" or an alpha; its moments are those of the discrete weights.
-        combine: whether the continuous context is added to the discrete one, as in the paper.
+        share: "target" uses one matrix as target embedding and output projection; "none" uses two matrices.
+        density: density of continuous attention, see :class:`tsallis.nn.ContinuousGlobalAttention`: "gaussian",
+            "truncated_parabola", "laplace", "triangular" or an alpha. The discrete weights define its moments. None:
+            discrete attention.
+        combine: whether the continuous context is added to the discrete context, as in the paper.
         num_basis: number of basis functions of the continuous attention, a multiple of 3, with widths .03, .1 and .3.
-        matching: of its moments, "covariance" or "scale".
+        matching: meaning of the moments of continuous attention, "covariance" or "scale".
         cell: "lstm" or "gru".
-        scorer: of the attention, "bilinear" or "additive", see :class:`tsallis.nn.GlobalAttention`.
+        scorer: score function of the attention, "bilinear" or "additive", see :class:`tsallis.nn.GlobalAttention`.
         d_embedding: size of the embeddings; by default `d_model`.
-        copy: target symbol of each source symbol, -1 for those that are never copied; it makes the output a mixture of
-            the map and of attention, see :class:`tsallis.models.copying.CopyOutput`. None: nothing is copied.
+        copy: target symbol of each source symbol, or -1 for symbols that are never copied. The output then mixes the
+            map with attention, see :class:`tsallis.models.copying.CopyOutput`. None: nothing is copied.
 
     Raises:
-        ValueError: sizes that are odd or too small, a map, a density, a cell or a scorer that is unknown.
+        ValueError: sizes that are odd or too small, an unknown map, density, cell or scorer.
 
     Example:
         >>> model = RNNSeq2Seq(20, 15, d_model=8)
@@ -147,7 +148,7 @@ class RNNSeq2Seq(SharingModel):
         self.tgt_embedding = nn.Embedding(tgt_vocab, size, padding_idx=0)
         stack = {"num_layers": layers, "batch_first": True, "dropout": between}
         self.encoder = CELLS[cell](size, d_model // 2, bidirectional=True, **stack)
-        # Its input is [embedding; attentional state], or the embedding alone.
+        # The decoder's input is [embedding; attentional state], or the embedding alone.
         self.decoder = CELLS[cell](size + d_model * input_feeding, d_model, **stack)
         self.attention: Any = GlobalAttention(d_model, d_model, attention, attention_alpha, scorer)
         if density is not None:
@@ -178,7 +179,7 @@ class RNNSeq2Seq(SharingModel):
             self.tgt_embedding.weight[0] = 0
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
-        """Encode symbols [batch, src] with their counts [batch] to states; what lies beyond a count changes nothing.
+        """Encode symbols [batch, src] with their counts [batch] to states; symbols beyond a count have no effect.
 
         Raises:
             ValueError: counts below 1 or above the width of `src`.
@@ -195,11 +196,11 @@ class RNNSeq2Seq(SharingModel):
         packed = pack_padded_sequence(embedded, counts, batch_first=True, enforce_sorted=False)
         packed_states, last = self.encoder(packed)
         states, _ = pad_packed_sequence(packed_states, batch_first=True, total_length=width)
-        summary = last if isinstance(last, tuple) else (last,)  # hidden states, and cells
+        summary = last if isinstance(last, tuple) else (last,)  # hidden states and, for an LSTM, cells
         return Memory(states, mask, tuple(part for x in summary for part in self._both_directions(x)), copies)
 
     def _both_directions(self, x: Tensor) -> tuple[Tensor, ...]:
-        # [layers * 2, batch, d_model / 2] to one [batch, d_model] a layer
+        # Convert [layers * 2, batch, d_model / 2] to one tensor [batch, d_model] per layer.
         return tuple(torch.cat([x[2 * i], x[2 * i + 1]], -1) for i in range(self.layers))
 
     def start(self, memory: Memory) -> RNNState:
@@ -220,10 +221,10 @@ class RNNSeq2Seq(SharingModel):
         return Step(self.output.scores(state.feed), attention, state)
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = True) -> DecoderOutput:
-        """Decode all steps with the target: [batch, src] symbols, their counts [batch], [batch, tgt] tokens.
+        """Decode all steps with teacher forcing: symbols [batch, src], counts [batch], target tokens [batch, tgt].
 
-        What :meth:`step` computes token by token, with all that need not wait for the step before done at once. The
-        attention weights are there whether `need_attention` asks for them or not.
+        The result equals that of :meth:`step` token by token, but everything that does not depend on the previous step
+        is computed at once. Attention weights are always returned, regardless of `need_attention`.
         """
         state = self.start(self.encode(src, src_lengths))
         hidden, attention = self._all_steps(state, tgt_in)
@@ -263,12 +264,12 @@ class RNNSeq2Seq(SharingModel):
 
     @torch.no_grad()
     def densities(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor) -> Density | None:
-        """Return the density of continuous attention at each step, of batch shape [batch, 1, tgt]; None without it.
+        """Return the densities of all steps, with batch shape [batch, 1, tgt]; None without continuous attention.
 
         Args:
-            src: [batch, src] symbols.
-            src_lengths: [batch] their counts.
-            tgt_in: [batch, tgt] tokens, the start first.
+            src: source symbols [batch, src].
+            src_lengths: number of source symbols per row [batch].
+            tgt_in: start symbol and target tokens [batch, tgt].
         """
         attention, calls = self.attention, []
         if not isinstance(attention, ContinuousGlobalAttention):
@@ -278,15 +279,15 @@ class RNNSeq2Seq(SharingModel):
             self(src, src_lengths, tgt_in)
         finally:
             hook.remove()
-        queries = [query for query, *_ in calls]  # [batch, tgt, d_model] once, or [batch, d_model] a step
+        queries = [query for query, *_ in calls]  # one [batch, tgt, d_model], or [batch, d_model] per step
         return attention.density(queries[0] if queries[0].dim() == 3 else torch.stack(queries, 1), *calls[0][1:])
 
     def _decoder_weights(self) -> tuple[Tensor, list[CellWeights]]:
-        """Return the weight that reads the token [gates * d_model, d_embedding], and the layers."""
+        """Return the weight that multiplies token embeddings [gates * d_model, d_embedding], and the layers."""
         return read_layers(self.decoder, self.tgt_embedding.embedding_dim)
 
     def _token_gates(self, token: Tensor, weight: Tensor, first: CellWeights) -> Tensor:
-        # [...] to [..., gates * d_model]
+        # Convert tokens [...] to gates [..., gates * d_model].
         return linear(self._drop(embed_known(self.tgt_embedding, token, self.output)), weight, first.bias)
 
     def _as_lstm_steps(
@@ -297,7 +298,7 @@ class RNNSeq2Seq(SharingModel):
         between: Tensor | None,
         out: Tensor | None,
     ) -> LSTMSteps | None:
-        """Return all steps as one operation takes them; None for cells and attentions that it does not know."""
+        """Return the arguments of one operation for all steps, or None if it does not support the cell or attention."""
         attention = self.attention
         if not state.cell or not _can_fuse(state.feed, attention, self.combine):
             return None
@@ -314,7 +315,7 @@ class RNNSeq2Seq(SharingModel):
     def _advance(
         self, state: RNNState, gates: Tensor, layers: list[CellWeights], between: Tensor | None, out: Tensor | None
     ) -> tuple[RNNState, Tensor]:
-        """Make one step from the token's gates [batch, gates * d_model].
+        """Run one step from the token's gates [batch, gates * d_model].
 
         `between` [layers - 1, batch, d_model] and `out` [batch, d_model] are dropout masks.
         """
@@ -338,7 +339,7 @@ class RNNSeq2Seq(SharingModel):
         return mixed if out is None else mixed * out
 
     def _dropout_mask(self, *shape: int) -> Tensor | None:
-        """Draw a dropout mask, scaled."""
+        """Draw dropout factors; return None if there is no dropout."""
         if not self.training or self.dropout == 0:
             return None
         return dropout_mask(shape, self.dropout, self.combine.weight)
@@ -355,7 +356,7 @@ def _can_fuse(x: Tensor, *modules: nn.Module) -> bool:
 
 
 def _check(d_model: int, layers: int, dropout: float, share: str, d_embedding: int) -> None:
-    """Raise a ValueError for sizes that do not fit."""
+    """Raise a ValueError if an argument of the model is invalid."""
     if d_model < 2 or d_model % 2:
         raise ValueError(f"d_model must be even: half of it goes to each direction of the encoder, got {d_model}")
     if layers < 1:

@@ -1,7 +1,7 @@
-"""The protocol all models follow, so that search, scoring and ensembles are written once.
+"""Define the protocol that all models follow, so that search, scoring and ensembles support every model.
 
-A model encodes a batch of sources into a memory and starts a decoder state from it. A step maps the state and one token
-per row to scores of the next token. States are rows: they are selected, repeated and dropped by index.
+A model encodes a batch of sources into a memory and creates a decoder state from the memory. A step maps the state and
+one token per row to scores of the next token. The rows of a state can be selected, repeated and dropped by index.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tsallis.ops.eager.ranking import best_of_log_probs
 
 @dataclass(frozen=True)
 class Memory:
-    """The encoder's states of a batch of sources.
+    """Encoder states of a batch of sources.
 
     Args:
-        states: [batch, src, d_model]
-        mask: boolean [batch, src], True where there is a symbol.
-        summary: the encoder's last states, each [batch, ...].
-        copies: [batch, src], the column that collects the attention to each position in a model that copies, see
-            :meth:`tsallis.models.copying.CopyOutput.attend`.
+        states: states [batch, src, d_model].
+        mask: boolean mask [batch, src], True for symbols.
+        summary: last states of the encoder, each [batch, ...].
+        copies: for a model that copies, the index [batch, src] of the column that collects the attention to each
+            position, see :meth:`tsallis.models.copying.CopyOutput.attend`.
 
     Example:
         >>> memory = Memory(torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool))
@@ -52,9 +52,9 @@ def source_mask(lengths: Tensor, sources: Tensor) -> Tensor:
 
 
 def join(states: Sequence[Any]) -> Any:
-    """Concatenate the rows of several states: a state is a dataclass of tensors, tuples and dataclasses of them.
+    """Concatenate the rows of several states.
 
-    One that needs more than this has a method `join(states)` of its own.
+    A state is a dataclass of tensors, tuples and dataclasses. Other states have their own method `join(states)`.
     """
     first = states[0]
     if len(states) == 1 or first is None:
@@ -72,9 +72,9 @@ class Step(NamedTuple):
     """One step of decoding.
 
     Args:
-        scores: [batch, d_vocab], -inf for impossible symbols.
-        attention: weights [batch, src].
-        state: after the step, for the next one.
+        scores: scores [batch, d_vocab], -inf for impossible symbols.
+        attention: attention weights [batch, src].
+        state: state after the step.
     """
 
     scores: Tensor
@@ -93,13 +93,13 @@ class DerivedStep(Step):
 
 
 class BestStep(NamedTuple):
-    """One step of decoding, as far as a beam search reads it.
+    """Results of one decoding step that beam search needs.
 
     Args:
-        best: the best symbols of each row.
-        num_attended: [batch]: the source positions with a weight.
-        attention: weights [batch, src], or None if not requested.
-        state: after the step, for the next one.
+        best: best symbols of each row.
+        num_attended: number of source positions with non-zero weight [batch].
+        attention: attention weights [batch, src], or None if not requested.
+        state: state after the step.
     """
 
     best: BestSymbols
@@ -109,11 +109,11 @@ class BestStep(NamedTuple):
 
 
 class DecoderOutput(NamedTuple):
-    """All steps at once, with teacher forcing.
+    """Output of all decoding steps with teacher forcing.
 
     Args:
-        hidden: [batch, tgt, d_model]
-        attention: weights [batch, tgt, src]; None where a model holds no weights by default.
+        hidden: hidden states [batch, tgt, d_model].
+        attention: attention weights [batch, tgt, src], or None if the model did not store them.
     """
 
     hidden: Tensor
@@ -127,25 +127,25 @@ class State(Protocol):
 
 
 class Output(Protocol):
-    """The methods of an output layer that search calls; :class:`tsallis.nn.OutputLayer` has it."""
+    """Interface of an output layer for search; :class:`tsallis.nn.OutputLayer` implements it."""
 
     @property
     def normalized(self) -> bool:
-        """True where probabilities sum to 1, so that a longer hypothesis is never more probable."""
+        """Return whether probabilities sum to 1, so that extending a hypothesis never makes it more probable."""
         ...
 
     def log_probs(self, scores: Tensor) -> Tensor:
-        """Return log-probabilities [rows, d_vocab] in float64, -inf where impossible."""
+        """Return log-probabilities [rows, d_vocab] in float64, -inf for impossible symbols."""
         ...
 
 
 class Decoder(Protocol):
-    """The methods of a model that search calls.
+    """Interface of a model for search.
 
     :class:`~tsallis.models.RNNSeq2Seq`, :class:`~tsallis.models.TransformerSeq2Seq`,
     :class:`~tsallis.models.LanguageModel`, :class:`~tsallis.models.LabelDecoder` and :class:`~tsallis.search.Ensemble`
-    have them. A state has a method `select(index)` that reorders, repeats or drops its rows. A beam search calls two
-    more where a model has them, because they can be faster: `step_best` in the place of `step`, and `run_beams`.
+    implement it. A state has a method `select(index)` that reorders, repeats or drops its rows. A model may have two
+    more methods, which make beam search faster: `step_best`, which replaces `step`, and `run_beams`.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -167,12 +167,12 @@ class Decoder(Protocol):
         ...
 
     def step(self, state: Any, token: Tensor) -> Step:
-        """Read one token [batch] and return the scores of the next."""
+        """Read one token per row [batch] and return the scores of the next token."""
         ...
 
 
 def best_of_step(output: Any, step: Step, count: int, end: int, only: Tensor | None) -> BestStep:
-    """Return what a beam search reads of a step: of an output layer's own making, or from all log-probabilities."""
+    """Return the results of a step for beam search; use the output layer's `best_symbols` if it applies."""
     if only is not None:
         check_symbols(only, step.scores.shape[1])
     if hasattr(output, "best_symbols") and not isinstance(step, DerivedStep):
@@ -183,18 +183,18 @@ def best_of_step(output: Any, step: Step, count: int, end: int, only: Tensor | N
 
 
 def unclear_rows(step: Step) -> Tensor:
-    """Return which rows [batch] of a step have scores that are too large to be told apart."""
+    """Return which rows [batch] of a step have scores that are too large to be distinguished."""
     return step.unclear if isinstance(step, DerivedStep) else indistinct(step.scores)
 
 
 def check_symbols(symbols: Tensor, d_vocab: int) -> None:
-    """Refuse prefixes with symbols that the model does not know."""
+    """Raise if a prefix contains a symbol outside the model's vocabulary."""
     largest = int(symbols.max())
     if largest >= d_vocab:
         raise ValueError(f"a prefix holds the symbol {largest}, the model knows {d_vocab}")
 
 
 def device_of(model: object) -> torch.device:
-    """Return where a model's parameters are; the CPU for one without any."""
+    """Return the device of a model's parameters, or the CPU for a model without parameters."""
     parameter = next(iter(model.parameters()), None) if hasattr(model, "parameters") else None
     return torch.device("cpu") if parameter is None else parameter.device

@@ -1,4 +1,4 @@
-"""One step of a stack of LSTM or GRU layers, from the parameters of PyTorch's modules."""
+"""Run steps and layers of LSTMs and GRUs with the parameters of PyTorch's modules."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tsallis.ops.dtypes import autocast_dtype
 from tsallis.ops.eager.lstm_cell import cell_step
 
 CELLS: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
-PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # of a layer
+PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # names of a layer's parameters, without suffix
 
 
 def check_cell(cell: str) -> None:
-    """Refuse the name of a cell that there is not."""
+    """Raise if the name of a cell is unknown."""
     check_one_of("cell", cell, CELLS)
 
 
 class CellWeights(NamedTuple):
-    """A layer's parameters, made ready once for all steps; an LSTM has four gates, a GRU three."""
+    """Parameters of a layer, prepared once for all steps; an LSTM has four gates, a GRU three."""
 
-    weight: Tensor | None  # [d_below, gates * d_model]; None if the input consists of gates already
+    weight: Tensor | None  # [d_below, gates * d_model]; None if the inputs are already gates
     recurrent: Tensor  # [d_model, gates * d_model]
     bias: Tensor  # [gates * d_model]
-    recurrent_bias: Tensor | None = None  # [3 * d_model] of a GRU: one gate is applied to the state's part alone
+    recurrent_bias: Tensor | None = None  # [3 * d_model] for a GRU, whose reset gate multiplies only the state's part
 
     def step(self, gates: Tensor | None, below: Tensor | None, hidden: Tensor, cell: Tensor | None) -> CellState:
-        """Make a step from gates [batch, gates * d_model] that are computed already, from `below`, or from both."""
+        """Run a step from precomputed gates [batch, gates * d_model], from the layer `below`, or from both."""
         if self.weight is not None and below is not None:
             gates = torch.addmm(self.bias if gates is None else gates, below, self.weight)
         assert gates is not None
@@ -45,9 +45,9 @@ CellState = tuple[Tensor, Tensor | None]  # hidden state and cell [batch, d_mode
 
 
 def read_layers(module: nn.LSTM | nn.GRU, d_first: int) -> tuple[Tensor, list[CellWeights]]:
-    """Return the part of the first layer's weight that reads the first `d_first` numbers of the input, and the layers.
+    """Return the first layer's weight for the first `d_first` inputs, and the layers without this weight.
 
-    It is kept apart because it can be applied to all steps at once.
+    This weight is separate because it can be applied to all steps at once.
     """
     layers = []
     first = None
@@ -67,10 +67,10 @@ def read_layers(module: nn.LSTM | nn.GRU, d_first: int) -> tuple[Tensor, list[Ce
 
 
 def run_layers(module: nn.LSTM | nn.GRU, x: Tensor, state: Any = None) -> Any:
-    """Run PyTorch's own layers, under autocast in the parameters' dtype where the processor has no LSTM of autocast's.
+    """Run PyTorch's layers; turn autocast off if the processor does not support an LSTM in autocast's dtype.
 
-    On a CPU, PyTorch hands an LSTM to oneDNN in autocast's dtype without asking whether the processor can compute it,
-    and fails where it cannot: bfloat16 needs AVX-512, and float16 has no backward pass on any.
+    On a CPU, PyTorch passes an LSTM to oneDNN in autocast's dtype without checking whether the processor supports this
+    dtype. Unsupported dtypes fail: bfloat16 needs AVX-512, and float16 has no backward pass on any processor.
     """
     dtype = autocast_dtype(x.device)
     if x.device.type != "cpu" or dtype is None or _has_dtype(dtype):
@@ -83,7 +83,7 @@ def run_layers(module: nn.LSTM | nn.GRU, x: Tensor, state: Any = None) -> Any:
 
 
 def _has_dtype(dtype: torch.dtype) -> bool:
-    """Tell whether oneDNN computes in a dtype of half precision on this processor, and gradients if they are due."""
+    """Return whether oneDNN supports a half-precision dtype on this processor, with gradients if these are enabled."""
     if dtype == torch.float16 and torch.is_grad_enabled():
         return False
     ask = "_is_mkldnn_bf16_supported" if dtype == torch.bfloat16 else "_is_mkldnn_fp16_supported"
@@ -91,16 +91,16 @@ def _has_dtype(dtype: torch.dtype) -> bool:
 
 
 def read_rows(module: nn.LSTM, x: Tensor, lengths: Tensor, dropout: float) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Read rows [batch, src, size] of these lengths with a bidirectional LSTM, in fewer operations than it does itself.
+    """Run a bidirectional LSTM on rows [batch, src, size] of given lengths, in fewer operations than PyTorch.
 
     Returns:
-        States [batch, src, 2 * size], of which those behind a row's end mean nothing, and the last hidden states and
-        cells [layers * 2, batch, size].
+        States [batch, src, 2 * size], which are undefined after the end of a row, and the last hidden states and cells
+        [layers * 2, batch, size].
     """
     last = lengths - 1
     position = torch.arange(x.shape[1], device=last.device).unsqueeze(1)  # [src, 1]
     row = torch.arange(len(last), device=last.device)
-    # Each row is turned round within its length for the second direction; turning twice changes nothing.
+    # Reverse the valid positions of each row for the backward direction; reversing twice is the identity.
     turn = torch.where(position <= last, last - position, position) * len(last) + row  # [src, batch]
     steps = x.transpose(0, 1)  # [src, batch, size]
     hidden, cells = [], []
@@ -108,7 +108,7 @@ def read_rows(module: nn.LSTM, x: Tensor, lengths: Tensor, dropout: float) -> tu
         if i and dropout:
             steps = steps * dropout_mask(steps.shape, dropout, steps)
         directions = [[getattr(module, f"{name}_l{i}{end}") for name in PARAMETERS] for end in ("", "_reverse")]
-        # Biases are added one by one: of a sum of stacks both would have one gradient, in the same memory.
+        # Add the biases before stacking: adding two stacks would give both biases one gradient in the same memory.
         parts = [(weight, recurrent, bias + more) for weight, recurrent, bias, more in directions]
         weight, recurrent, bias = (torch.stack(both) for both in zip(*parts, strict=True))
         both = torch.stack([steps, _turn(steps, turn)]).flatten(1, 2)  # [2, src * batch, size]
@@ -126,7 +126,7 @@ def _turn(steps: Tensor, turn: Tensor) -> Tensor:
 
 
 def open_forget_gates(module: nn.LSTM | nn.GRU) -> None:
-    """Add 1 to the biases of an LSTM's forget gates: a cell that remembers until it learns to forget learns faster."""
+    """Add 1 to the biases of an LSTM's forget gates: cells learn faster if they remember at first."""
     if isinstance(module, nn.LSTM):
         for name, parameter in module.named_parameters():
             if name.startswith("bias_ih"):
@@ -137,5 +137,5 @@ def _gru(by_input: Tensor, by_state: Tensor, hidden: Tensor) -> CellState:
     d_model = hidden.shape[-1]
     reset, update = (by_input[:, : 2 * d_model] + by_state[:, : 2 * d_model]).sigmoid().chunk(2, -1)
     candidate = torch.tanh(torch.addcmul(by_input[:, 2 * d_model :], reset, by_state[:, 2 * d_model :]))
-    # Under autocast gates are bfloat16 and the state is float32, and lerp takes one dtype alone.
+    # Under autocast, gates are bfloat16 and the state is float32, but lerp requires the same dtype.
     return torch.lerp(candidate.to(hidden.dtype), hidden, update.to(hidden.dtype)), None

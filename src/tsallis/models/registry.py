@@ -1,4 +1,4 @@
-"""The models that commands can train, by the names that configurations and run folders call them."""
+"""List the models that commands can train, by their names in configurations and run folders."""
 
 from __future__ import annotations
 

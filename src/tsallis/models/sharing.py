@@ -1,4 +1,4 @@
-"""Parameters that one model has under several names: embeddings that are projections, alphas of many heads."""
+"""Support parameters with several names in a model: embeddings that are also projections, alphas of many heads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHARES = ("none", "target", "all")
 
 
 class SymbolRows(NamedTuple):
-    """The symbols that the rows of a parameter are of."""
+    """Symbols that the rows of a parameter represent."""
 
     side: str  # "src" or "tgt"
     first: int = 0  # number of the first row's symbol
@@ -37,7 +37,7 @@ def share_embeddings(
     """Let target embedding and output projection share a matrix; with "all", the source embedding shares it too.
 
     Raises:
-        ValueError: a way to share that is not `known`, vocabularies that cannot share.
+        ValueError: a value of `share` that is not `known`, vocabularies of different sizes with "all".
     """
     check_one_of("share", share, known)
     if share == "none":
@@ -53,17 +53,17 @@ def share_embeddings(
 
 
 class SharingModel(nn.Module):
-    """A model whose parameters may have several names, also after it was given other memory or weights."""
+    """Model whose parameters may have several names, also after it is moved or loads weights."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._shared: dict[str, str] = {}  # while weights are loaded
+        self._shared: dict[str, str] = {}  # set only while the model is moved or loads weights
         self.register_load_state_dict_post_hook(_share_again)
 
     def shared_parameters(self) -> dict[str, str]:
-        """Return names of the state dict that stand for the same parameter as an earlier one: each with that one.
+        """Return a dictionary from each duplicate name of a parameter to the parameter's first name.
 
-        A checkpoint leaves the first of each pair out, and gives it the value of the second when it is read.
+        A checkpoint omits the duplicate names. When it is loaded, they get the value of the first name.
         """
         names: dict[int, str] = {}
         aliases = {}
@@ -96,12 +96,12 @@ class AttentionModel(SharingModel):
         return {kind: torch.stack([a.alphas().detach() for a in part]) for kind, part in self.attentions().items()}
 
     def attention_stats(self) -> dict[str, list[AttentionStats]]:
-        """Return the sparsity in the last pass: for each kind of attention, statistics of each layer's heads.
+        """Return the sparsity of the last pass for each kind of attention, as statistics of each layer's heads.
 
         Source padding is excluded; target padding counts like any other step.
 
         Raises:
-            RuntimeError: If there was no pass yet, or it was compiled.
+            RuntimeError: If there was no pass yet, or the last pass was compiled.
         """
         return {kind: [a.stats() for a in part] for kind, part in self.attentions().items()}
 
@@ -114,7 +114,7 @@ class AttentionModel(SharingModel):
 
 
 def _share_again(model: SharingModel, _: Any = None) -> None:
-    """Give each name its shared parameter: PyTorch makes a parameter for each name of one on the device "meta"."""
+    """Restore shared parameters: PyTorch creates one parameter per name for a parameter on the device "meta"."""
     for alias, original in model._shared.items():
         parent, _, name = alias.rpartition(".")
         setattr(model.get_submodule(parent), name, model.get_parameter(original))
@@ -122,5 +122,5 @@ def _share_again(model: SharingModel, _: Any = None) -> None:
 
 
 def aliases_of(model: object) -> dict[str, str]:
-    """Return the names that stand for the same parameter as an earlier one of a model, see :class:`SharingModel`."""
+    """Return the duplicate names of a model's parameters, see :meth:`SharingModel.shared_parameters`."""
     return dict(model.shared_parameters()) if hasattr(model, "shared_parameters") else {}

@@ -1,4 +1,4 @@
-"""The sequences of symbols that spell one text: whether there are several, and which symbols may come next."""
+"""Find the sequences of symbols that spell a text: whether there are several, and which symbols may come next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tsallis.symbols import BOS, EOS, PAD, UNK
 
 
 class Place(NamedTuple):
-    """How far a sequence of symbols has spelled a text."""
+    """Position in a text that a sequence of symbols has reached."""
 
     position: int = 0  # in bytes
     begun: bool = False  # whether a space before the next symbol counts
@@ -21,7 +21,7 @@ START = Place()
 
 
 class Spellings:
-    """The texts that the symbols of a vocabulary spell.
+    """Spellings of texts by the symbols of a vocabulary.
 
     Args:
         vocabulary: Object with a length and a method `spellings(numbers)`. The method returns two dictionaries with the
@@ -49,22 +49,22 @@ class Spellings:
 
     @cached_property
     def unique(self) -> bool:
-        """Whether different sequences of symbols always spell different texts, as sequences of characters do."""
+        """Return whether different sequences of symbols always spell different texts, as for single characters."""
         spellings = sorted(self._later.values())
         if not all(spellings) or len(set(spellings)) < len(spellings):
             return False
-        # Words: a space begins each of them, and none holds another space.
+        # Handle words: each word begins with a space and contains no other space.
         if all(spelling.rfind(b" ") == 0 and len(spelling) > 1 for spelling in spellings):
             return all(self._first[number] in (word, word[1:]) for number, word in self._later.items())
         prefix_free = not any(longer.startswith(shorter) for shorter, longer in pairwise(spellings))
         return prefix_free and self._first == self._later
 
     def following(self, text: bytes, place: Place) -> Iterator[tuple[int, Place]]:
-        """Yield the symbols that may follow in a spelling of the text, each with the place behind it.
+        """Yield the symbols that may follow in a spelling of the text, each with the place that it reaches.
 
         Args:
             text: Spelled text in UTF-8.
-            place: That the symbols before have reached.
+            place: Place that the previous symbols have reached.
         """
         numbers = self._numbers[place.begun]
         for length in self._lengths[place.begun]:
@@ -75,14 +75,14 @@ class Spellings:
                 yield number, Place(end, begun)
 
     def crossing(self, text: bytes, place: Place) -> Iterator[int]:
-        """Yield the symbols that spell the rest of the text, which is not empty, and more."""
+        """Yield the symbols that spell the non-empty rest of the text and continue after its end."""
         rest = text[place.position :]
         for number, spelling in (self._later if place.begun else self._first).items():
             if len(spelling) > len(rest) and spelling.startswith(rest):
                 yield number
 
     def are_all_of(self, text: str) -> bool:
-        """Return whether `following` finds every spelling: not those by an unknown symbol or by incomplete bytes."""
+        """Return whether `following` finds every spelling; it misses unknown symbols and incomplete bytes."""
         return "\N{REPLACEMENT CHARACTER}" not in text and "\N{DOUBLE QUESTION MARK}" not in text
 
     def can_spell(self, text: str) -> bool:
@@ -107,7 +107,7 @@ def _by_spelling(spellings: Mapping[int, bytes]) -> dict[bytes, list[int]]:
 
 
 def ambiguous_text(vocabulary: Any) -> Callable[[Sequence[int]], str] | None:
-    """Return the function that spells sequences, if several of them may spell one text; None if none do."""
+    """Return the function that spells sequences if several sequences may spell the same text, else None."""
     return None if spellings_of(vocabulary).unique else vocabulary.decode
 
 

@@ -1,4 +1,4 @@
-"""The visual question answerer of Martins et al. 2020: modular co-attention, and attention to regions of the image."""
+"""Define the visual question answerer of Martins et al. 2020: modular co-attention and attention to image regions."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tsallis.nn.dropout import Dropout
 from tsallis.nn.positions import SinusoidalPositions
 from tsallis.ops.dtypes import upcast
 
-VARIANCES = {"image": 0.01, "image-paper": 0.001}  # of the basis functions
-# Martins et al. 2020, table 5 and sec. 4; the penalty, and no positions, are from the authors' program.
+VARIANCES = {"image": 0.01, "image-paper": 0.001}  # variances of the basis functions
+# Values of Martins et al. 2020, table 5 and sec. 4; `ridge` and `positions` are from the authors' program.
 PAPER: dict[str, Any] = {
     "d_model": 512,
     "heads": 8,
@@ -47,16 +47,16 @@ PAPER: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class GridAttention:
-    """The attention of a model to a batch of images; an image is the unit square, x to the right and y down."""
+    """Attention of a model to a batch of images; an image is the unit square, x points right, y down."""
 
-    weights: Tensor  # [batch, rows, columns]: of discrete attention, which gives a density its moments, too
-    density: Density | None  # of batch shape [batch], where there is one
+    weights: Tensor  # [batch, rows, columns]: discrete weights, which also define the moments of a density
+    density: Density | None  # density with batch shape [batch], or None
 
     @cached_property
     def masses(self) -> Tensor:
-        """[batch, rows, columns]: the discrete weights, or the density's masses in the grid's cells.
+        """Return the discrete weights, or the density's masses in the grid's cells [batch, rows, columns].
 
-        They are computed at the first use, see :func:`tsallis.continuous.grid_masses`.
+        Masses are computed on first use, see :func:`tsallis.continuous.grid_masses`.
         """
         if self.density is None:
             return self.weights
@@ -65,23 +65,23 @@ class GridAttention:
 
 
 class Flatten(nn.Module):
-    """The scores by which attention makes one vector of states, and the projection of that vector.
+    """Layers that score states for attention, and project the context of this attention.
 
     Args:
         d_model: size of the states.
-        d_flat: size of the network between a state and its score.
-        d_fused: size of the vector.
-        dropout: in that network.
+        d_flat: size of the hidden layer between a state and its score.
+        d_fused: size of the projected context.
+        dropout: dropout of the hidden layer.
     """
 
     def __init__(self, d_model: int, d_flat: int, d_fused: int, dropout: float) -> None:
         super().__init__()
         self.hidden, self.drop = nn.Linear(d_model, d_flat), Dropout(dropout)
-        self.score = nn.Linear(d_flat, 1, bias=False)  # one bias for all would change no weight
+        self.score = nn.Linear(d_flat, 1, bias=False)  # the same bias for all scores would change no weight
         self.merge = nn.Linear(d_model, d_fused)
 
     def scores(self, states: Tensor) -> Tensor:
-        """Score states [batch, length, d_model]: [batch, length]."""
+        """Return the scores [batch, length] of states [batch, length, d_model]."""
         scores: Tensor = self.score(self.drop(torch.relu(self.hidden(states)))).squeeze(-1)
         return scores
 
@@ -92,50 +92,50 @@ class Flatten(nn.Module):
 
 
 class VisualAnswerer(nn.Module):
-    r"""Answers to questions about images: the answer is one of some classes.
+    r"""Classifier that answers questions about images; each class is an answer.
 
-    Modular co-attention (Yu et al. 2019): an LSTM and layers of self-attention read the question, as many layers of
-    self-attention and attention to the question read the image's grid. Attention makes one vector of the question's
-    states and one of the image's,
+    The model uses modular co-attention (Yu et al. 2019). An LSTM and layers of self-attention read the question. The
+    same number of layers, with self-attention and attention to the question, reads the image's grid. Attention reduces
+    the states :math:`h` of the question and :math:`h'` of the image to one vector each:
 
     .. math:: p = \mathrm{entmax}_\alpha\big(w^\top \mathrm{relu}(W h_l)\big), \qquad
               z = \mathrm{norm}\big(A \textstyle\sum_l p_l h_l + A' \sum_l p'_l h'_l\big)
 
-    that of the question always with softmax. Continuous attention replaces the image's: a density with mean and
-    covariance of the weights :math:`p'` attends to a continuous image, without further parameters; combined attention
-    adds both contexts (Martins et al. 2020, sec. 4 and appendix H.3).
+    The weights :math:`p` of the question always use softmax. Continuous attention replaces the weights :math:`p'` of
+    the image by a density with their mean and covariance. This density attends to a continuous image, without further
+    parameters. Combined attention adds both contexts (Martins et al. 2020, sec. 4 and appendix H.3).
 
     Args:
         vocab: number of symbols of questions; 0 is padding.
         answers: number of classes.
         d_model: size of the states; a multiple of `heads`, and of 4 with `positions`.
-        heads: of each attention in the layers, which is softmax.
-        layers: for the question, and as many for the image.
-        d_ff: size of the networks in them; by default 4 `d_model`.
-        dropout: in the layers and where scores are made.
+        heads: number of heads of each attention in the layers, which use softmax.
+        layers: number of layers for the question; the image has the same number.
+        d_ff: size of the feed-forward networks in the layers; by default 4 `d_model`.
+        dropout: dropout in the layers and in the networks that compute scores.
         d_embedding: size of the embeddings; by default `d_model`.
-        d_flat: size of the network that makes scores; by default `d_model`.
+        d_flat: size of the networks that compute scores; by default `d_model`.
         d_fused: size of the fused features z; by default 2 `d_model`.
         image: "cnn" for pictures, or "features" of another network, see
             :class:`tsallis.models.vqa.ImageGrid`.
-        d_image: channels of a picture, or size of the features.
-        stages: convolutions of "cnn"; each halves height and width.
-        positions: add encodings of the positions on the grid to the states of the image.
-        attention: to the image: "discrete", "continuous" or "combined".
-        transform: the map of its discrete attention, "softmax", "sparsemax", "entmax" (1.5) or an alpha; a density of
-            the same alpha goes with it.
-        num_basis: Gaussian basis functions of the continuous image; a square number.
+        d_image: number of channels of a picture, or size of the features.
+        stages: number of convolutions of "cnn"; each convolution halves height and width.
+        positions: whether to add position encodings of the grid to the states of the image.
+        attention: attention to the image: "discrete", "continuous" or "combined".
+        transform: map of the discrete attention to the image, "softmax", "sparsemax", "entmax" (1.5) or an alpha; the
+            density has the same alpha.
+        num_basis: number of Gaussian basis functions of the continuous image; a square number.
         basis: "image", or "image-paper" with functions as narrow as the paper's.
         matching: "covariance" as in the paper, or "scale", see :class:`tsallis.nn.ContinuousAttention2d`.
-        density: density instead of the one of `transform`: "gaussian", "truncated_paraboloid", an alpha, or "learned",
-            which adds a parameter. The paper's continuous sparsemax is a density of alpha 2 with the moments of softmax
-            weights.
-        ridge: the penalty of the ridge regression.
-        output: the map of the output, "softmax", "sparsemax" or "entmax".
-        output_alpha: for output "entmax".
+        density: density in place of the one with the alpha of `transform`: "gaussian", "truncated_paraboloid", an
+            alpha, or "learned", which adds a parameter. The paper's continuous sparsemax is a density of alpha 2 with
+            the moments of softmax weights.
+        ridge: penalty of the ridge regression.
+        output: map of the output, "softmax", "sparsemax" or "entmax".
+        output_alpha: alpha of output "entmax".
 
     Raises:
-        ValueError: sizes that don't fit, an attention, a map, a basis or a kind of image that is unknown.
+        ValueError: sizes that don't fit, an unknown attention, map, basis or kind of image.
 
     Example:
         >>> model = VisualAnswerer(20, 5, d_model=8, heads=2, layers=1, attention="continuous", num_basis=16)
@@ -207,10 +207,10 @@ class VisualAnswerer(nn.Module):
 
     @classmethod
     def paper(cls, vocab: int, answers: int, **more: Any) -> VisualAnswerer:
-        """Return the model in the paper's sizes, for features [batch, 14, 14, 2048] of a ResNet.
+        """Return the model with the paper's sizes, for features [batch, 14, 14, 2048] of a ResNet.
 
-        The paper's three are `attention="discrete"`, `attention="continuous"` and the latter with `density=2.0`, each
-        with as many parameters.
+        The paper's three models have `attention="discrete"`, `attention="continuous"`, and `attention="continuous"`
+        with `density=2.0`. They have the same number of parameters.
 
         Args:
             vocab: number of symbols of questions.
@@ -226,11 +226,11 @@ class VisualAnswerer(nn.Module):
             images: [batch, height, width, d_image]: pictures as uint8 (0 to 255) or floating point (0 to 1), or
                 features.
             src: symbols of the questions [batch, src].
-            src_lengths: their counts [batch].
+            src_lengths: number of symbols per question [batch].
 
         Raises:
-            ValueError: counts below 1 or above the width of `src`, images of another shape or another number of them.
-            TypeError: images of another dtype.
+            ValueError: counts below 1 or above the width of `src`, images of a wrong shape or number.
+            TypeError: images of a wrong dtype.
         """
         return self.output.scores(self._hidden(images, src, src_lengths))
 
@@ -243,7 +243,7 @@ class VisualAnswerer(nn.Module):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """Return the loss of the output's map for answers [batch], of which -100 doesn't count."""
+        """Return the output layer's loss for answers [batch]; answer -100 is ignored."""
         hidden = self._hidden(images, src, src_lengths)
         return self.output.loss(hidden, labels, reduction=reduction, label_smoothing=label_smoothing)
 
@@ -329,15 +329,15 @@ KINDS = ("cnn", "features")
 
 
 class ImageGrid(nn.Module):
-    """Encode pictures by convolutions, or given features by a linear layer, as grids of states.
+    """Encoder of images as grids of states: convolutions for pictures, a linear layer for features.
 
     Args:
         d_model: size of a state; a multiple of 4 with `positions`.
         kind: "cnn" for pictures, "features" for the output of another network.
-        d_image: channels of a picture, or size of the features.
-        stages: convolutions of "cnn"; each halves height and width, and the last has `d_model` filters, the ones before
-            it half as many each.
-        positions: add encodings of each state's row and column.
+        d_image: number of channels of a picture, or size of the features.
+        stages: number of convolutions of "cnn"; each convolution halves height and width. The last has `d_model`
+            filters; each earlier one has half as many as the next.
+        positions: whether to add encodings of each state's row and column.
 
     Raises:
         ValueError: an unknown kind, or sizes that are too small or not a multiple of 4.
@@ -375,8 +375,8 @@ class ImageGrid(nn.Module):
         Pictures are numbers from 0 to 255 as uint8, or from 0 to 1 as floating point; features are floating point.
 
         Raises:
-            ValueError: another shape, or pictures of fewer pixels than the stages halve.
-            TypeError: numbers of another dtype.
+            ValueError: a wrong shape, or pictures that are too small for the number of stages.
+            TypeError: a wrong dtype.
         """
         if images.dim() != 4 or images.shape[-1] != self.d_image:
             raise ValueError(f"images must be [batch, height, width, {self.d_image}], got {list(images.shape)}")
@@ -395,7 +395,7 @@ class ImageGrid(nn.Module):
         return grid if self.positions is None else grid + self._places(grid)
 
     def _places(self, grid: Tensor) -> Tensor:
-        """Return encodings [rows, columns, d_model] of each state's position in its column, then in its row."""
+        """Return encodings [rows, columns, d_model]: the first half encodes the row, the second half the column."""
         assert self.positions is not None
         rows, columns = grid.shape[1:3]
         down, across = self.positions(grid, 0, rows), self.positions(grid, 0, columns)

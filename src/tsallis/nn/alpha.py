@@ -18,10 +18,10 @@ class PerHeadAlpha(nn.Module):
 
     .. math:: \alpha_h = \mathrm{low} + (\mathrm{high} - \mathrm{low}) \, \sigma(a_h)
 
-    (Correia et al. 2019, sec. 4, with bounds 1 and 2: from softmax to sparsemax). The parameter :math:`a` is called
-    `bias`, so that optimizers which exclude biases from weight decay exclude it too. A state dict without it, such as
-    that of a PyTorch attention, can be loaded; the parameter then keeps its value. It stays in float32 if the model is
-    cast to half precision, because rounding would remove an optimizer's small steps.
+    (Correia et al. 2019, sec. 4, with bounds 1 and 2: from softmax to sparsemax.) The parameter :math:`a` is called
+    `bias`, so that optimizers that exclude biases from weight decay also exclude :math:`a`. A state dict without this
+    parameter can be loaded, for example from a PyTorch attention; the parameter then keeps its value. The parameter
+    stays in float32 if the model is cast to half precision, because rounding would cancel small optimizer steps.
 
     Args:
         num_heads: number of heads.
@@ -70,7 +70,7 @@ class PerHeadAlpha(nn.Module):
     def forward(self) -> Tensor:
         """Return the alphas [heads]."""
         share = self.bias.sigmoid()
-        # `lerp` never exceeds a bound by rounding.
+        # Use `lerp`: its rounded result is never outside the bounds.
         return torch.lerp(torch.full_like(share, self.low), torch.full_like(share, self.high), share)
 
     def extra_repr(self) -> str:

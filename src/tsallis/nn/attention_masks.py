@@ -1,4 +1,4 @@
-"""Convert PyTorch's attention masks to those of the kernels, and count visible keys."""
+"""Convert PyTorch's attention masks to the masks of the kernels, and count visible keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tsallis.ops.transforms import traced
 
 
 def convert_mask(mask: Tensor | None, batch: int, heads: int) -> Tensor | None:
-    """Convert PyTorch's mask, where True hides a key, to ours, where True shows it."""
+    """Convert PyTorch's mask, where True hides a key, to the kernels' mask, where True shows the key."""
     if mask is None:
         return None
     check_dense(mask, "attn_mask")
@@ -31,7 +31,7 @@ def convert_mask(mask: Tensor | None, batch: int, heads: int) -> Tensor | None:
 
 
 def split_padding(padding: Tensor | None, batch: int, keys: int, plain: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Convert padding to a mask [batch, 1, 1, keys], or to lengths if it is at the end."""
+    """Convert padding to a mask [batch, 1, 1, keys], or to lengths if all padding is at the end."""
     if padding is None:
         return None, None
     check_dense(padding, "key_padding_mask")
@@ -40,7 +40,7 @@ def split_padding(padding: Tensor | None, batch: int, keys: int, plain: bool) ->
         raise ValueError(f"key_padding_mask must have shape {(batch, keys)}, got {tuple(padding.shape)}")
     if padding.dtype != torch.bool and not padding.is_floating_point():
         raise TypeError(f"key_padding_mask must be boolean or floating point, got {padding.dtype}")
-    readable = plain and not traced() and not padding.is_cuda  # reading from a GPU would wait for it
+    readable = plain and not traced() and not padding.is_cuda  # reading a mask on a GPU would wait for the GPU
     if padding.dtype != torch.bool:
         active = padding == 0
         if not readable or not torch.equal(active, padding != -torch.inf):
@@ -55,7 +55,7 @@ def split_padding(padding: Tensor | None, batch: int, keys: int, plain: bool) ->
 
 
 def split_lengths(lengths: Tensor, q: Tensor, keys: int, plain: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Convert key lengths to an additive mask [batch, 1, 1, keys], or return them if skipping keys is faster."""
+    """Return key lengths if skipping keys is faster; otherwise convert them to an additive mask [batch, 1, 1, keys]."""
     batch, heads, queries, _ = q.shape
     check_dense(lengths, "key_lengths")
     if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
@@ -77,7 +77,7 @@ def split_lengths(lengths: Tensor, q: Tensor, keys: int, plain: bool) -> tuple[T
 
 
 def active_queries(lengths: Tensor | None, padding: Tensor | None, queries: int, device: torch.device) -> Tensor | None:
-    """Return which queries of self-attention are valid [batch or 1, 1, queries], or None if all are."""
+    """Return which queries of self-attention are valid [batch or 1, 1, queries], or None if all queries are valid."""
     if lengths is not None:
         return length_mask(lengths, queries, device)
     if padding is None:
@@ -101,9 +101,8 @@ def combine_masks(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 class VisibleKeys(NamedTuple):
     """Keys that each query may attend to, in the form that kernels read."""
 
-    mask: (
-        Tensor | None
-    )  # broadcastable to [batch, heads, queries, keys]: boolean (True: visible) or added to the scores
+    # Mask broadcastable to [batch, heads, queries, keys]: boolean (True: visible), or numbers added to the scores.
+    mask: Tensor | None
     lengths: Tensor | None  # [batch]: number of valid keys
     causal: bool
     queries: int
@@ -130,12 +129,12 @@ class VisibleKeys(NamedTuple):
 
 
 def sum_support(support: Tensor, visible: Tensor, active: Tensor | None) -> Tensor:
-    """Sum attended keys, visible keys and queries with a visible key over a batch [3, heads].
+    """Return three sums per head [3, heads]: attended keys, visible keys, and queries with a visible key.
 
     Args:
         support: number of keys with non-zero weight [batch, heads, queries].
         visible: number of visible keys, broadcastable to `support`.
-        active: whether a query counts, broadcastable to `support`; None: all.
+        active: whether a query counts, broadcastable to `support`; None: all queries count.
     """
     support = support.double()
     visible = visible.to(support).expand_as(support)

@@ -11,9 +11,9 @@ from tsallis.ops.autograd.dropout import SeededDropout, seeded_backend, seeded_m
 
 
 class Dropout(nn.Dropout):
-    """Dropout like PyTorch's, but fast and without a saved mask on a CPU.
+    """Dropout like PyTorch's, but fast on a CPU and without a stored mask.
 
-    The compiled kernels compute it from a seed.
+    The compiled kernels compute the mask from a seed.
 
     Args:
         p: probability of setting a number to zero; the others are scaled up.
@@ -34,7 +34,7 @@ class Dropout(nn.Dropout):
 
 
 def dropout_mask(shape: Sequence[int], p: float, like: Tensor) -> Tensor:
-    """Draw dropout factors, 0 with probability `p` below 1, else 1 / (1 - p), in the dtype and device of `like`."""
+    """Draw dropout factors: 0 with probability `p` < 1, else 1 / (1 - p); dtype and device are those of `like`."""
     if (backend := seeded_backend(like)) is not None:
         return seeded_mask(backend, like.new_ones(shape), 1 - p, _seed())
     return torch.rand(tuple(shape), dtype=like.dtype, device=like.device).ge_(p).div_(1 - p)

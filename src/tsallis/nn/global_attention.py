@@ -41,12 +41,12 @@ class ScoredAttention(nn.Module):
         raise NotImplementedError
 
     def keys(self, memory: Tensor) -> Tensor:
-        """Compute `W h_j` of a whole sentence [batch, src, d_query], which every step can use."""
+        """Compute `W h_j` of a whole sentence [batch, src, d_query] once for all steps."""
         keys: Tensor = self.bilinear(memory) if self.scorer == "bilinear" else self.by_memory(memory)
         return keys
 
     def scores(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Return the scores [batch, tgt, src] of states [batch, tgt, d_query] and the result of :meth:`keys`."""
+        """Return the scores [batch, tgt, src] for states [batch, tgt, d_query] and the result of :meth:`keys`."""
         if self.scorer == "bilinear":
             return query @ keys.transpose(-2, -1)
         mixed = torch.tanh(keys.unsqueeze(1) + self.by_query(query).unsqueeze(2))  # [batch, tgt, src, d_query]
@@ -77,8 +77,8 @@ class GlobalAttention(ScoredAttention):
 
     .. math:: w = \mathrm{entmax}_\alpha\big(s^\top W h_1, \dots, s^\top W h_n\big), \qquad c = \sum_j w_j h_j
 
-    (Peters et al. 2019, eq. 1, with entmax for softmax; the "general" score of Luong et al. 2015.) The additive score
-    is
+    (Peters et al. 2019, eq. 1, with entmax in place of softmax; the "general" score of Luong et al. 2015.) The additive
+    score is
 
     .. math:: v^\top \tanh(W h_j + U s + b)
 
@@ -92,7 +92,7 @@ class GlobalAttention(ScoredAttention):
         scorer: "bilinear" or "additive".
 
     Raises:
-        ValueError: an unknown transform or one whose values don't sum to 1, an alpha below 1, an unknown scorer.
+        ValueError: an unknown transform, a transform whose values don't sum to 1, an alpha below 1, an unknown scorer.
 
     Example:
         >>> import torch

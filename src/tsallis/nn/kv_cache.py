@@ -33,8 +33,8 @@ class Cache(Protocol):
 class KeyValueCache:
     """Cache of keys and values for decoding with :class:`tsallis.nn.MultiheadAttention`.
 
-    Its memory doubles when it is full. Attention that is called without a key reads only the cache, so that a memory is
-    projected once.
+    The storage doubles when it is full. Attention without a `key` argument reads only the cache, so that the encoder's
+    output is projected once.
 
     Example:
         >>> from tsallis.nn import MultiheadAttention
@@ -50,8 +50,8 @@ class KeyValueCache:
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
         self._length = 0
-        self._norms: Tensor | None = None  # largest norms of the first keys
-        self._measured = 0  # number of keys in `_norms`
+        self._norms: Tensor | None = None  # largest norm per head of the first `_measured` keys
+        self._measured = 0  # number of keys that `_norms` includes
 
     def __len__(self) -> int:
         """Return the number of steps."""
@@ -110,7 +110,7 @@ class KeyValueCache:
         return self.read()
 
     def reorder(self, index: Tensor) -> None:
-        """Select the batch elements `index`, for example those of a beam search."""
+        """Select batch elements by `index`, for example after a step of beam search."""
         if self._keys is not None and self._values is not None:
             self._keys, self._values = self._keys.index_select(0, index), self._values.index_select(0, index)
             self._norms = None if self._norms is None else self._norms.index_select(0, index)
@@ -121,9 +121,8 @@ class KeyValueCache:
         length, total = self._length, self._length + new.shape[2]
         if torch.is_grad_enabled():  # backward may need the old tensor unchanged
             return torch.cat([memory[:, :, :length], new], 2)
-        must_copy = (
-            memory.is_inference() and not torch.is_inference_mode_enabled()
-        )  # PyTorch does not allow writing to it
+        # PyTorch forbids writing to inference tensors outside inference mode.
+        must_copy = memory.is_inference() and not torch.is_inference_mode_enabled()
         if memory.shape[2] < total or must_copy:
             larger = memory.new_empty(*memory.shape[:2], max(total, 2 * length), memory.shape[3])
             larger[:, :, :length] = memory[:, :, :length]

@@ -15,14 +15,14 @@ LengthScaleKind = Literal["input", "head", "ssmax"]
 
 
 class LengthScale(nn.Module):
-    r"""Learned factor of the scores of each query, which grows with the number of visible keys.
+    r"""Learned factor of attention scores that depends on the number of visible keys of each query.
 
     .. math:: s_i = 1 + \beta_i (\log (n_i + 1))^{\gamma_i}, \qquad
               \beta_i = \mathrm{softplus}(w_\beta \cdot x_i), \qquad \gamma_i = 2 \tanh(w_\gamma \cdot x_i)
 
-    with the input :math:`x_i` of query i, which may attend to :math:`n_i` keys (adaptive-scalable entmax, Vasylenko et
-    al. 2026, with the logarithm of their code). With more keys, scores must differ more for equally sharp weights. The
-    kind "head" has one :math:`\beta` and one :math:`\gamma` per head, for every input. The kind "ssmax" is
+    where query i has the input :math:`x_i` and may attend to :math:`n_i` keys (adaptive-scalable entmax, Vasylenko et
+    al. 2026; the logarithm is as in their code). With more keys, scores must differ more for equally sharp weights. The
+    kind "head" has one :math:`\beta` and one :math:`\gamma` per head, regardless of the input. The kind "ssmax" is
     :math:`s_i = \beta \log n_i` with one :math:`\beta` per head, initially 1 (scalable softmax, Nakanishi 2025).
 
     Args:

@@ -1,4 +1,4 @@
-"""Define the maps and losses as modules, for `nn.Sequential` and for learned alphas."""
+"""Define entmax, sparsemax and their losses as modules, for `nn.Sequential` and for learned alphas."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Entmax(_Alpha):
         self.dim = dim
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the probabilities of scores; the mask is that of :func:`tsallis.entmax`."""
+        """Return the probabilities of scores; `mask` is as in :func:`tsallis.entmax`."""
         return functional.entmax(scores, self.alpha, self.dim, mask=mask)
 
     def extra_repr(self) -> str:

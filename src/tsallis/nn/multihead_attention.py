@@ -55,11 +55,11 @@ class AttentionStats(NamedTuple):
 class _PassRecord(NamedTuple):
     """Data of a forward pass for statistics."""
 
-    support: Tensor  # [batch, heads, queries]: number of keys per query; or all weights
+    support: Tensor  # number of attended keys per query [batch, heads, queries]; or all weights
     visible: VisibleKeys
-    alpha: float | Tensor  # of all heads, or [heads]
-    query_lengths: Tensor | None  # [batch]: number of valid queries in self-attention; or
-    query_padding: Tensor | None  # [batch, queries] or [queries]: which queries are padding
+    alpha: float | Tensor  # one alpha for all heads, or [heads]
+    query_lengths: Tensor | None  # [batch]: number of valid queries in self-attention
+    query_padding: Tensor | None  # [batch, queries] or [queries]: which queries are padding, in place of lengths
 
 
 class MultiheadAttention(ConstantBuffers):
@@ -69,8 +69,8 @@ class MultiheadAttention(ConstantBuffers):
 
     (Correia et al. 2019, eq. 8). It replaces PyTorch's module: arguments, parameter names, shapes and masks are the
     same, and state dicts can be loaded. As in PyTorch, True in a boolean mask hides a key. A query without a visible
-    key returns the output's bias, where PyTorch returns NaN. Weights are stored only with `need_weights`, before
-    dropout.
+    key returns the output's bias, where PyTorch returns NaN. Weights are stored and returned only with
+    `need_weights`; they do not include dropout.
 
     Args:
         embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn: as in `torch.nn.MultiheadAttention`.
@@ -78,12 +78,12 @@ class MultiheadAttention(ConstantBuffers):
         alpha: at least 1: a number, "learned" (a :class:`PerHeadAlpha`), a fixed tensor or a parameter [heads], or a
             module whose `forward()` returns a tensor [heads], or [1] for all heads.
         positions: position information for self-attention: "none"; "rope" rotates queries and keys (Su et al. 2021);
-            "alibi" subtracts the distance times a slope per head from the scores (Press et al. 2022); "nape" does so
-            in half of the heads (Vasylenko et al. 2026).
-        num_kv_heads: number of key and value heads, which neighbouring heads share (Ainslie et al. 2023); None: as many
-            as heads.
-        length_scale: kind of :class:`LengthScale`, or such a module, which scales the scores with the number of keys;
-            with "nape" only in the heads without a slope.
+            "alibi" subtracts the distance times a slope per head from the scores (Press et al. 2022); "nape" subtracts
+            it only in half of the heads (Vasylenko et al. 2026).
+        num_kv_heads: number of key and value heads, each shared by neighbouring query heads (Ainslie et al. 2023);
+            None: `num_heads`.
+        length_scale: kind of :class:`LengthScale`, or such a module: scale the scores by the number of visible keys.
+            With "nape", only heads without a slope are scaled.
 
     Raises:
         ValueError: sizes that don't match, a bad alpha.
@@ -98,7 +98,7 @@ class MultiheadAttention(ConstantBuffers):
         torch.Size([2])
     """
 
-    _qkv_same_embed_dim = False  # keeps PyTorch's layers from replacing this attention by their softmax
+    _qkv_same_embed_dim = False  # prevents PyTorch's layers from computing softmax attention instead
     alpha: float | Tensor | nn.Module
     in_proj_weight: Tensor | None
     q_proj_weight: Tensor
@@ -178,14 +178,14 @@ class MultiheadAttention(ConstantBuffers):
             >>> attention.alphas(), [name for name, _ in attention.named_parameters() if "alpha" in name]
             (tensor([2., 2.]), [])
         """
-        weight = next(self.parameters())  # a quantized `out_proj` has no parameters
+        weight = next(self.parameters())  # not `out_proj.weight`: a quantized `out_proj` has no parameters
         self._assign_alpha(alpha, weight.device, weight.dtype)
 
     def _assign_alpha(self, alpha: Alpha | nn.Module, device: Any, dtype: torch.dtype | None) -> None:
         if isinstance(alpha, str):
             if alpha != "learned":
                 raise ValueError(f"alpha must be a number, 'learned', a tensor or a module, got {alpha!r}")
-            half = dtype is not None and dtype.itemsize < 4  # rounding would remove an optimizer's small steps
+            half = dtype is not None and dtype.itemsize < 4  # rounding would cancel small optimizer steps
             alpha = PerHeadAlpha(self.num_heads, device=device, dtype=torch.float32 if half else dtype)
         elif isinstance(alpha, Tensor):
             if alpha.shape != (self.num_heads,):
@@ -266,12 +266,12 @@ class MultiheadAttention(ConstantBuffers):
         Args:
             query, key, value: [length, batch, size], [batch, length, size] with `batch_first`, or [length, size].
             key_padding_mask: [batch, keys] or [keys]: True (or -inf) where a key is padding.
-            need_weights: also return the weights, which stores them.
+            need_weights: also return the weights, which must then be stored.
             attn_mask: [queries, keys] or [batch * heads, queries, keys], or [batch, heads, queries, keys] with
                 size 1 to broadcast: True hides a key; numbers are added to the scores.
             average_attn_weights: return the mean of the weights over the heads [batch, queries, keys].
-            is_causal: hide later keys; needs no mask. The last key of a cache has the position of the last query.
-            cache: keys and values of earlier steps, to which `key` and `value` are added if `key` is given.
+            is_causal: hide later keys; needs no mask. With a cache, the last key has the position of the last query.
+            cache: keys and values of earlier steps. `key` and `value` are appended to the cache if `key` is given.
             key_lengths: number of valid keys [batch], instead of a `key_padding_mask`. The other keys must be finite;
                 they are skipped or masked.
 
@@ -354,13 +354,13 @@ class MultiheadAttention(ConstantBuffers):
 
     @property
     def _plain(self) -> bool:
-        """Return whether no extra keys are added, which every query sees regardless of length and order."""
+        """Return whether this module adds no extra keys, which would be visible regardless of length and order."""
         return self.bias_k is None and not self.add_zero_attn
 
     def _queries_keys_values(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, cache: Cache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Project the inputs to heads, rotate them by their positions, and add those of a cache."""
+        """Project the inputs to heads, rotate them by position, and combine keys and values with a cache."""
         q, k, v = self._project(query, key, value)
         if self.rotary is not None:
             if k is None:
@@ -382,7 +382,7 @@ class MultiheadAttention(ConstantBuffers):
         is_causal: bool,
         cached: bool,
     ) -> VisibleKeys:
-        """Convert PyTorch's masks, padding and causal order to those of the kernels."""
+        """Convert PyTorch's masks, padding and causal order to the form that kernels read."""
         queries, keys, plain = q.shape[2], k.shape[2], self._plain
         past = keys - queries if cached else 0  # negative if queries and keys are different sequences
         if key_lengths is not None:
@@ -456,7 +456,7 @@ class MultiheadAttention(ConstantBuffers):
 
     def _heads(self, x: Tensor) -> Tensor:
         x = self._batch_first(x)
-        # Not `unflatten`: with it the tracing ONNX exporter loses the dynamic batch size.
+        # Do not use `unflatten`: the tracing ONNX exporter would lose the dynamic batch size.
         return x.reshape(x.shape[0], x.shape[1], -1, self.head_dim).transpose(1, 2)
 
     def _batch_first(self, x: Tensor) -> Tensor:
@@ -465,7 +465,7 @@ class MultiheadAttention(ConstantBuffers):
         return x if self.batch_first else x.transpose(0, 1)
 
     def _scale(self, q: Tensor, query: Tensor, visible: VisibleKeys) -> Tensor:
-        """Scale queries [batch, heads, queries, head size] by their number of visible keys."""
+        """Scale each query [batch, heads, queries, head size] according to its number of visible keys."""
         if self.length_scale is None:
             return q
         factor: Tensor = self.length_scale(self._batch_first(query), visible.count_keys(q.device))
@@ -475,7 +475,7 @@ class MultiheadAttention(ConstantBuffers):
         return scaled
 
     def _append_extra_keys(self, k: Tensor, v: Tensor, visible: VisibleKeys) -> tuple[Tensor, Tensor, VisibleKeys]:
-        """Append the learned key and the zero key."""
+        """Append the learned key and the zero key, if this module has them."""
         batch, extra, mask = k.shape[0], 0, visible.mask
         if self.bias_k is not None and self.bias_v is not None:
             own = [x.view(1, self.num_kv_heads, 1, -1).expand(batch, -1, -1, -1) for x in (self.bias_k, self.bias_v)]
@@ -498,14 +498,14 @@ class MultiheadAttention(ConstantBuffers):
 
 
 def attention_stats(module: nn.Module) -> dict[str, AttentionStats]:
-    """Return the sparsity of the last pass of every :class:`MultiheadAttention` in a module, by name.
+    """Return the sparsity of the last pass for every :class:`MultiheadAttention` in a module, by name.
 
     Args:
         module: module that contains attentions.
 
     Returns:
-        Statistics by name, without attentions that have not run or whose last pass was compiled. If none is left, a
-        warning is given.
+        Statistics by name. Attentions that have not run, or whose last pass was compiled, are left out. If this leaves
+        no attention, a warning is given.
 
     Raises:
         ValueError: a module without a :class:`MultiheadAttention`.

@@ -20,7 +20,7 @@ from tsallis.ops.constants import ConstantBuffers
 from tsallis.ops.eager.log_probs import alpha_relu_log_probs
 from tsallis.ops.transforms import traced
 
-MANY_SCORES = 1 << 21  # from this number of scores on, layer and loss are computed together
+MANY_SCORES = 1 << 21  # for at least this number of scores, layer and loss are computed together
 TRANSFORMS = ("softmax", "sparsemax", "entmax", "alpha_relu")
 MAP_ALPHAS = {"softmax": 1.0, "sparsemax": 2.0}  # maps with a fixed alpha
 
@@ -35,7 +35,7 @@ def transform_alpha(transform: str, alpha: float) -> float:
 
 
 class OutputLayer(ConstantBuffers):
-    r"""Output layer that computes probabilities of symbols from hidden states, and their loss.
+    r"""Output layer that computes probabilities of symbols and their loss from hidden states.
 
     .. math:: z = W h + b, \qquad p = \mathrm{entmax}_\alpha(z) \;\text{ or }\;
               r = [(\alpha-1) z - \tau]_+^{1/(\alpha-1)}
@@ -52,7 +52,8 @@ class OutputLayer(ConstantBuffers):
         forbidden: symbols that never get a probability (padding, start): their scores are -inf.
 
     Raises:
-        ValueError: an unknown transform, a bad alpha, forbidden symbols that are not in the vocabulary or all of it.
+        ValueError: an unknown transform, a bad alpha, a forbidden symbol outside the vocabulary, a vocabulary in which
+            every symbol is forbidden.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -94,7 +95,7 @@ class OutputLayer(ConstantBuffers):
     def weight(self) -> Tensor:
         """Return the weight of the projection [d_vocab, d_model]."""
         weight = self.projection.weight
-        return weight().dequantize() if callable(weight) else weight  # in quantized layers it is a method
+        return weight().dequantize() if callable(weight) else weight  # `weight` is a method in quantized layers
 
     @property
     def d_vocab(self) -> int:
@@ -163,8 +164,8 @@ class OutputLayer(ConstantBuffers):
 
         .. math:: \tau(z) = (\alpha-1) \max z - (\max p)^{\alpha-1}
 
-        of :math:`p_i = [(\alpha-1) z_i - \tau(z)]_+^{1/(\alpha-1)}` (Peters et al. 2019, eq. 13; Tezekbayev et al.
-        2022, sec. 2 and fig. 7); alpha-ReLU returns its constant threshold.
+        where :math:`p_i = [(\alpha-1) z_i - \tau(z)]_+^{1/(\alpha-1)}` (Peters et al. 2019, eq. 13; Tezekbayev et al.
+        2022, sec. 2 and fig. 7). For alpha-ReLU, the result is the constant threshold.
 
         Args:
             scores: Scores [..., d_vocab].
@@ -183,13 +184,13 @@ class OutputLayer(ConstantBuffers):
         return None if self.alpha == 1 else thresholds_of_probs(scores, probs, self.alpha)
 
     def best_symbols(self, scores: Tensor, count: int, end: int, only: Tensor | None = None) -> BestSymbols:
-        """Return the most probable symbols of rows of scores, with log-probabilities, and that of the end symbol.
+        """Return the most probable symbols of each row and the end symbol, with their log-probabilities.
 
         Args:
             scores: Scores [rows, d_vocab].
             count: Number of symbols per row, without the end symbol.
             end: End symbol.
-            only: Only symbol to return for each row [rows], negative for all; None: all symbols in every row.
+            only: The only symbol that a row may return [rows]; negative numbers, or None, allow all symbols.
         """
         tau = self.tau if self.transform == "alpha_relu" else None
         backend = choose("search", self.alpha, scores)
@@ -205,7 +206,7 @@ class OutputLayer(ConstantBuffers):
     ) -> Tensor:
         """Compute the loss of the map.
 
-        Many scores are computed in chunks, see :func:`tsallis.linear_entmax_loss`.
+        A large number of scores is computed in chunks, see :func:`tsallis.linear_entmax_loss`.
 
         Args:
             hidden: hidden states [..., d_model].
@@ -224,9 +225,8 @@ class OutputLayer(ConstantBuffers):
         if not 0 <= label_smoothing <= 1:
             raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
         ignore_index = integer("ignore_index", ignore_index)
-        if (
-            target.shape == hidden.shape[:-1]
-        ):  # set ignored rows to 0: 0 times NaN would reach the gradient of the weight
+        if target.shape == hidden.shape[:-1]:
+            # Set ignored rows to 0: a NaN in an ignored row would make the gradient of the weight NaN.
             hidden = torch.where((target != ignore_index).unsqueeze(-1), hidden, 0)
         plain = self._loss(hidden, target, ignore_index, reduction)
         if label_smoothing == 0:
@@ -236,7 +236,7 @@ class OutputLayer(ConstantBuffers):
     def _lead(self, hidden: Tensor, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
         """Compute the difference between the target's score and the mean score.
 
-        Label smoothing adds its share of this difference: apart from the entropy, the loss is linear in the target.
+        Label smoothing adds a share of this difference, because the loss without the entropy is linear in the target.
         """
         active = target != ignore_index
         may = ~self.never

@@ -14,8 +14,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return three parameter groups for an optimizer: matrices, vectors and learned alphas.
 
-    Matrices alone decay. Alphas are few and their gradients small: how many times the weights' rate they need depends
-    on the length of the training (:doc:`/how-to/own-models`).
+    Only matrices get weight decay. Alphas are few and have small gradients, so they need a larger learning rate. How
+    much larger depends on the length of the training (:doc:`/how-to/own-models`).
 
     Args:
         module: module, with or without learned alphas.

@@ -23,9 +23,9 @@ def check_positions(positions: str, more: tuple[str, ...] = ()) -> None:
 def head_slopes(positions: str, num_heads: int) -> Tensor | None:
     r"""Return the slope of each head [heads] on the CPU, or None without slopes.
 
-    A slope is the amount subtracted from a score per position of distance. With "alibi" head h of H has
-    :math:`2^{-8h/H}` (Press et al. 2022). With "nape" the first half of the heads has 0 and the others 1, 1/2, 1/3, ...
-    (Vasylenko et al. 2026).
+    A slope is the amount subtracted from a score per position of distance. With "alibi", head h of H has the slope
+    :math:`2^{-8h/H}` (Press et al. 2022). With "nape", the first half of the heads has slope 0, and the other heads
+    have slopes 1, 1/2, 1/3, ... (Vasylenko et al. 2026).
 
     Example:
         >>> head_slopes("nape", 4)
@@ -72,7 +72,7 @@ class SinusoidalPositions(nn.Module):
     def _table_for(self, count: int, like: Tensor) -> Tensor:
         table = self._table
         if table is None or len(table) < count or table.dtype != like.dtype or table.device != like.device:
-            with torch.inference_mode(False):  # usable in any mode later
+            with torch.inference_mode(False):  # a table made in inference mode would fail in other modes
                 self._table = table = self._compute(0, max(64, 2 * count), like)
         return table
 
@@ -84,12 +84,12 @@ class SinusoidalPositions(nn.Module):
 
 
 class RotaryPositions(nn.Module):
-    r"""Rotary position encodings, which rotate pairs of numbers by angles that grow with the position.
+    r"""Rotary position encodings: rotate pairs of numbers by angles that grow with the position.
 
     .. math:: (x_{2i}, x_{2i+1}) \mapsto (x_{2i} \cos\theta - x_{2i+1} \sin\theta,\;
               x_{2i} \sin\theta + x_{2i+1} \cos\theta), \qquad \theta = t / 10000^{2i/d}
 
-    (Su et al. 2021, eq. 34), so that a score depends on the distance between the positions t of query and key.
+    (Su et al. 2021, eq. 34.) A score then depends on the distance between the positions t of query and key.
 
     Args:
         size: size of a head, even.
@@ -110,7 +110,7 @@ class RotaryPositions(nn.Module):
         self._angles = SinusoidalPositions(size)
 
     def forward(self, x: Tensor, first: int | Tensor) -> Tensor:
-        """Rotate a tensor [batch, heads, length, size] whose first position is `first`; [batch] requires length 1."""
+        """Rotate a tensor [batch, heads, length, size] from position `first`; positions [batch] require length 1."""
         table = self._angles(x, first, x.shape[2])  # [length, size] or [batch, 1, size]
         if isinstance(first, Tensor):
             table = table.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Replace PyTorch's attention in any module by sparse attention, and undo it."""
+"""Replace PyTorch's attention in any module by sparse attention, and undo the replacement."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def sparsify_module(
     replaces softmax (Correia et al. 2019, eq. 8). Each `torch.nn.MultiheadAttention` becomes a
     :class:`MultiheadAttention` with the same parameters, so an existing optimizer keeps working. The layers around it
     stay the same, but PyTorch's fast path for encoders is switched off, because it computes softmax. At alpha 1 the
-    outputs are the same, except for queries without a key, where PyTorch returns NaN, and for padding, where the fast
-    path returns zeros. Hooks and added attributes move to the new attention. An attention that is sparse already gets
+    outputs are the same, with two exceptions: PyTorch returns NaN for queries without a key, and its fast path returns
+    zeros for padding. Hooks and added attributes move to the new attention. An attention that is sparse already gets
     the new alpha. :func:`densify_module` undoes the replacement.
 
     Args:
@@ -56,8 +56,9 @@ def sparsify_module(
 
     Raises:
         ValueError: no attention to replace, a bad alpha.
-        TypeError: a subclass of PyTorch's attention or one with a replaced `forward`, whose code would be lost;
-            parameters that are computed by pruning or a parametrization; an added attribute that can't be moved.
+        TypeError: a subclass of PyTorch's attention or an attention with a replaced `forward`, because that code would
+            be lost; parameters that are computed by pruning or a parametrization; an added attribute that can't be
+            moved.
 
     Example:
         >>> import torch
@@ -138,12 +139,12 @@ def _swap(module: nn.Module, replacements: dict[nn.Module, nn.Module]) -> nn.Mod
     for new in replacements.values():
         hooks: Iterable[Any] = new._load_state_dict_pre_hooks.values()
         for hook in hooks:
-            if getattr(hook, "with_module", False):  # the hook refers to its module
+            if getattr(hook, "with_module", False):  # such a hook refers to its module
                 hook.module = weakref.ref(new)
     if module in replacements:
         return replacements[module]
     for parent in list(module.modules()):
-        for name, child in parent._modules.items():  # including modules that are used twice
+        for name, child in parent._modules.items():  # `named_children` would skip modules that are used twice
             if child in replacements:
                 setattr(parent, name, replacements[child])
     for encoder in module.modules():
@@ -234,7 +235,7 @@ def _with_parts(new: NewAttention, old: Attention, path: str) -> NewAttention:
     if "forward" in vars(old):
         raise TypeError(f"{path}.forward was replaced, and that code would be lost: take it off first")
     _add_extras(new, old, path)
-    for name in HOOKS:  # the same dictionaries, so that handles of hooks still work
+    for name in HOOKS:  # share the dictionaries, so that handles of hooks still work
         setattr(new, name, getattr(old, name))
     return new.train(old.training)
 

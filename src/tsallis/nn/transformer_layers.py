@@ -223,9 +223,9 @@ class TransformerDecoderLayer(_Layer):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return the layer's output, of the shape of `tgt`; masks and lengths as in :class:`MultiheadAttention`.
 
-        `caches` are those of the self-attention and of the memory. With them, `tgt` contains only the new steps, and
-        the memory is projected only in the first call. With `need_weights`, the result is a pair: the output, and the
-        mean over the heads of the weights of the memory.
+        `caches` are the caches of the self-attention and of the attention to the memory. With caches, `tgt` contains
+        only the new steps, and the memory is projected only in the first call. With `need_weights`, the result is a
+        pair: the output, and the weights of the attention to the memory, averaged over the heads.
         """
         own, other = caches if caches is not None else (None, None)
         key = None if other is not None and len(other) > 0 else memory  # None: the cache holds the projected memory

@@ -1,7 +1,8 @@
-"""Standardised densities with mean 0 and covariance I, from which all densities are shifted and scaled.
+"""Define the interface of standardised densities, which have mean 0 and covariance I.
 
-A family describes the shape. A density adds a factor: its standard deviation, or the Cholesky factor of its covariance.
-An entropy depends on the factor only through `log_det`, the logarithm of the determinant.
+All densities are standardised densities that are shifted and scaled. A family describes the shape. A density adds a
+factor: its standard deviation, or the Cholesky factor of its covariance. An entropy depends on the factor only through
+`log_det`, the logarithm of the factor's determinant.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Family(Protocol):
     dims: int
 
     def reach(self, like: Tensor) -> float | Tensor:
-        """Return half the width of the support: a number, or a tensor with one per alpha; infinite if unbounded."""
+        """Return half the width of the support, as a number or a tensor with one value per alpha; it may be inf."""
 
     def alpha(self, like: Tensor) -> float | Tensor:
         """Return the alpha of the entropy that the density maximises."""
@@ -53,7 +54,7 @@ class Family(Protocol):
         """Draw points [*shape], or [*shape, dims]."""
 
     def rule(self, sharpness: float, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
-        """Return a quadrature rule for functions of a sharpness, or one with the given number of points."""
+        """Return a quadrature rule for functions with a given sharpness, or with a given number of points."""
 
 
 def broadcast_batch(**shapes: Shape) -> torch.Size:

@@ -1,4 +1,4 @@
-"""The standardised beta-Gaussian for any alpha >= 1 and any number of dimensions, smooth in alpha."""
+"""Define the standardised beta-Gaussian for any alpha >= 1 and any number of dimensions, smooth in alpha."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NEARLY_GAUSSIAN = 1.02
 
 
 class Constants(NamedTuple):
-    """Constants of a beta-Gaussian in n dimensions; smooth in alpha, also at 1."""
+    """Constants of a beta-Gaussian in n dimensions; they are smooth in alpha, also at 1."""
 
     alpha: Tensor
     eps: Tensor  # alpha - 1
     peak: Tensor  # logarithm of the standardised density at 0
-    bend: Tensor  # the squared reach times eps: (n + 2) eps + 2
+    bend: Tensor  # squared reach times eps: (n + 2) eps + 2
 
 
 def _half_step(alpha: Tensor, eps: Tensor) -> Tensor:
@@ -167,7 +167,8 @@ class BetaGaussian:
             squared = -c.bend / c.alpha * log_u * expm1_ratio(c.eps / c.alpha * log_u)
             points: Tensor = (step / step.norm(dim=-1, keepdim=True) * squared.sqrt().unsqueeze(-1)).to(like)
             return points
-        # |u|² / c² is beta(n/2, 1/eps + 1): a ratio of gammas. The second one tends to 1 / eps.
+        # |u|² / c² has a Beta(n/2, 1/eps + 1) distribution: sample it as a ratio of gamma variables. The second gamma
+        # variable tends to 1 / eps.
         power = 1 / c.eps.clamp(min=1e-12)
         gamma = torch._standard_gamma((power + 1).expand(tuple(shape)).contiguous())
         squared = step.square().sum(-1)
@@ -218,7 +219,7 @@ class BetaGaussian:
         return error, error.span
 
     def _crowd(self, count: int) -> int:
-        """Return the number of nodes that keeps a rule dense in the middle if it crowds nodes at the ends."""
+        """Increase the number of nodes if the rule crowds nodes at the ends, to keep the middle dense."""
         return math.ceil(count * math.pi / 2) if not self._jacobi and self._bounds()[1] > 2 else count
 
     def _wide(self, like: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Standardised densities whose score falls linearly with the distance from the mean: Laplace and triangular."""
+"""Define standardised densities with a score that falls linearly with the distance: Laplace and triangular."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The common base of all densities with one mode: a standardised density, shifted and scaled."""
+"""Define the common base of all densities with one mode: a standardised density, shifted and scaled."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class Density(Distribution):
 
     @property
     def arg_constraints(self) -> dict[str, constraints.Constraint]:
-        return {}  # constructors raise clearer messages
+        return {}  # no constraints: constructors raise clearer messages
 
     def pdf(self, t: Tensor) -> Tensor:
         """Evaluate the density, zero outside the support."""
         raise NotImplementedError
 
     def expect(self, function: Function, points: Points = None) -> Tensor:
-        """Return expectations of basis functions [..., size], or of any function."""
+        """Return expectations of basis functions [..., size], or of another function."""
         raise NotImplementedError
 
     @property
@@ -237,7 +237,7 @@ class Elliptical(Density):
 
     @property
     def alpha(self) -> float | Tensor:
-        """Return the alpha of the entropy: given its score, the density maximises the Tsallis entropy of this alpha."""
+        """Return the alpha of the Tsallis entropy in the objective that the density maximises."""
         return self.family.alpha(self._mean)
 
     @property
@@ -299,19 +299,19 @@ class Elliptical(Density):
     def expect(self, function: Function, points: Points = None) -> Tensor:
         r"""Return the expectation :math:`E_p[\psi(t)]`: the attention of :math:`\psi` (Martins et al. 2020, eq. 15).
 
-        It is computed by a fixed positive quadrature rule, whose derivatives are the generalised covariances of
-        proposition 3. Gaussian functions under a Gaussian density have a closed form.
+        A fixed quadrature rule with positive weights computes the expectation. The derivatives are the generalised
+        covariances of proposition 3. Gaussian functions under a Gaussian density have a closed form.
 
         Args:
             function: Basis, or function from points [..., points] ([..., points, n] in space) to values
                 [..., points, any...].
-            points: the size of the rule: on the line a number, in the plane also (radial, angular). The default for a
-                basis keeps the error below 1e-12 of a function's peak in float64, 1e-6 in float32, by a bound that
-                depends on the narrowest function and on the widest density. Where that needs more than 1024 points, or
-                96 rings of 384, there is a warning that names the bound of the error and how many would do. The default
-                for other functions is 128, or 32 rings of 64. To read the widest density waits for a GPU: a number
-                avoids that. Under a compiler, and for a basis without a width, the default assumes that functions are a
-                tenth as wide as the support.
+            points: Size of the rule: on the line a number, in the plane also (radial, angular). The default for a basis
+                keeps the error below 1e-12 of a function's peak in float64, and below 1e-6 in float32. The bound of the
+                error depends on the narrowest function and on the widest density. If this needs more than 1024 points,
+                or more than 96 rings of 384 points, a warning gives the bound and the required size. The default for
+                other functions is 128 points, or 32 rings of 64 points. Reading the widest density waits for a GPU; a
+                given size avoids this. Under a compiler, and for a basis without a width, the default assumes that
+                functions are a tenth as wide as the support.
 
         Returns:
             [..., size] for a basis, [..., any...] for a function.
@@ -354,7 +354,7 @@ class Elliptical(Density):
     def _sharpness(self, basis: Basis, points: Points) -> float:
         """Return the ratio of the widest standard deviation to the narrowest function; NaN if unknown.
 
-        With a given number of points only densities with unbounded support need it, to choose among their rules.
+        With a given number of points, only densities with unbounded support need this ratio: it selects their rule.
         """
         if math.isnan(basis.width):
             return math.nan
@@ -395,7 +395,7 @@ class Elliptical(Density):
         return rules.gaussian_overlap(self._mean, self.covariance, *gaussians)
 
     def _by_waves(self, basis: Basis) -> Tensor | None:
-        """Return expectations of Gaussians in the plane by Fourier transforms, or None where these don't apply."""
+        """Return expectations of Gaussians in the plane by Fourier transforms, or None if these don't apply."""
         family = self.family
         if self.dims != 2 or not isinstance(family, BetaGaussian) or not self._mean.numel():
             return None

@@ -1,4 +1,4 @@
-"""Mixtures of densities: attention with more than one mode."""
+"""Define mixtures of densities, for attention with more than one mode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tsallis.ops.transforms import outside_tracers, physical
 
 
 class Mixture(Density):
-    r"""Weighted sum of densities, of one family or several.
+    r"""Weighted sum of densities, which may have different families.
 
     .. math:: p(t) = \sum_{k=1}^K \pi_k\, p_k(t)
 
@@ -121,7 +121,7 @@ class Mixture(Density):
         weighted = logs + torch.where(positive, torch.where(positive, weights, 1).log(), -torch.inf)
         inside = weighted.amax(-1) != -torch.inf  # NaN counts as inside and stays NaN
         value = torch.where(inside.unsqueeze(-1), weighted, 0).logsumexp(-1)
-        # A weight of 0 adds nothing to the value, but it needs its gradient.
+        # A weight of 0 adds nothing to the value, but its gradient is not 0.
         ratio = (logs - value.unsqueeze(-1)).clamp(max=math.log(torch.finfo(logs.dtype).max) / 2).exp()
         value = value + (torch.where(positive, 0, weights) * ratio).sum(-1).log1p()
         return torch.where(inside, value, -torch.inf).to(self.dtype)
@@ -170,7 +170,7 @@ def _check_weights(weights: Tensor, rounding: float) -> None:
 
 
 def _upcast(density: Density) -> Density:
-    """Return the density with results in the dtype of the computation: only the mixture rounds."""
+    """Return the density with results in the compute dtype, so that only the mixture rounds."""
     if density.dtype != compute_dtype(density.dtype):
         density = copy.copy(density)
         density.dtype = compute_dtype(density.dtype)

@@ -1,4 +1,4 @@
-"""The public density classes that continuous attention uses."""
+"""Define the public density classes that continuous attention uses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Quadratic(Elliptical):
     ) -> Self:
         r"""Return the density with canonical parameters :math:`\theta = [S^{-1}\mu, \mathrm{vec}(-\frac12 S^{-1})]`.
 
-        They are the coefficients of the score for :math:`t` and :math:`t t^\top` (Martins et al. 2020, sec. 2.4).
+        The parameters are the score's coefficients of :math:`t` and :math:`t t^\top` (Martins et al. 2020, sec. 2.4).
 
         Args:
             theta: Canonical parameters, [..., 2] on the line, [..., n + n²] in n dimensions.
@@ -152,8 +152,8 @@ class TruncatedParabola(Quadratic):
     .. math:: p(t) = \Big[ -\lambda - \frac{(t-\mu)^2}{2\sigma^2} \Big]_+, \qquad
               \lambda = -\tfrac12 \Big(\frac{3}{2\sigma}\Big)^{2/3}
 
-    (Martins et al. 2020, eq. 10.) The support is :math:`|t - \mu| \le (3\sigma^2/2)^{1/3}`, the variance a fifth of
-    that squared; `scale` is :math:`\sigma^2`.
+    (Martins et al. 2020, eq. 10.) The support is :math:`|t - \mu| \le a` with :math:`a = (3\sigma^2/2)^{1/3}`. The
+    variance is :math:`a^2 / 5`, and `scale` is :math:`\sigma^2`.
 
     Args:
         mean: Mean [...].
@@ -184,8 +184,8 @@ class TruncatedParaboloid(Quadratic):
     .. math:: p(t) = \Big[ -\lambda - \tfrac12 (t-\mu)^\top \Sigma^{-1} (t-\mu) \Big]_+, \qquad
               \lambda = -\Big(\frac{\Gamma(n/2 + 2)}{\sqrt{\det(2\pi\Sigma)}}\Big)^{2/(2+n)}
 
-    (Martins et al. 2020, eq. 11); `scale` is :math:`\Sigma`, in the plane :math:`9\pi\sqrt{\det C}\,C` for a
-    covariance C.
+    (Martins et al. 2020, eq. 11.) `scale` is :math:`\Sigma`. In the plane, a density with covariance C has
+    :math:`\Sigma = 9\pi\sqrt{\det C}\,C`.
 
     Args:
         mean: Mean [..., n].

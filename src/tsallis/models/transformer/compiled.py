@@ -1,7 +1,7 @@
-"""The Transformer by a backend's compiled kernels; models that the kernels don't support run their modules.
+"""Run the Transformer by a backend's compiled kernels; models that the kernels don't support run their modules.
 
-The rows of a decoder state are rows of addresses, see `tsallis.ops.cpu.transformer`. So states share all memory, and a
-search selects rows without copying keys and values.
+The rows of a decoder state are rows of addresses, see `tsallis.ops.cpu.transformer`. Therefore states share all memory,
+and a search selects rows without copying keys and values.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class CompiledState(NamedTuple):
 
     decoder: Any  # the backend's compiled decoder
     positions: _Positions
-    table: Tensor  # position encodings [steps and more, d_model]
+    table: Tensor  # position encodings [at least steps, d_model]
     rows: Tensor  # [rows, columns]
     steps: int  # tokens that the longest row has read
     width: int  # source length of attention weights
-    memory: tuple[Tensor, ...]  # keeps the memory of the addresses alive
+    memory: tuple[Tensor, ...]  # tensors at the addresses, kept alive
 
     def select(self, index: Tensor) -> CompiledState:
         return self._with(self.rows.index_select(0, index), self.steps, self.memory)
@@ -139,7 +139,7 @@ class _Positions:
         self._table = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def first(self, count: int) -> Tensor:
-        """Return at least `count` encodings [count or more, d_model]."""
+        """Return at least `count` encodings [at least count, d_model]."""
         if len(self._table) < count:
             self._table = self._module(self._table, 0, max(ROOM, 2 * count))
         return self._table
@@ -159,7 +159,7 @@ _packs: weakref.WeakKeyDictionary[nn.Module, _PackedWeights] = weakref.WeakKeyDi
 
 
 class CompiledMemory(Memory):
-    """Encoder states from the kernels, with the packed weights, so that decoding needn't look them up.
+    """Encoder states from the kernels; they include the packed weights, so that decoding needn't look these up.
 
     The mask is computed on first access.
     """
@@ -206,7 +206,7 @@ def start_compiled(model: Any, memory: Memory) -> CompiledState | None:
 def _pack(model: Any, like: Tensor, known: _PackedWeights | None = None) -> _PackedWeights | None:
     """Return the packed weights of a model, or None if kernels can't be used.
 
-    `known` weights are returned without a check. Otherwise weights come from a cache, and are packed again if the model
+    Weights in `known` are returned without a check. Other weights come from a cache, and are packed again if the model
     has changed.
     """
     if model.positions is None or traced() or torch.is_grad_enabled() or type(like) is not Tensor:

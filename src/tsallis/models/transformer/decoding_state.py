@@ -1,4 +1,4 @@
-"""The decoding state of the Transformer: projected sources, and the keys and values of each row's tokens."""
+"""Define the decoding state of the Transformer: projected sources, and keys and values of each row's tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOM = 8  # smallest number of tokens by which buffers grow
 
 
 def _room(steps: int) -> int:
-    """Return the buffer size for `steps` tokens, with room to grow (an eighth if long) so that copies are rare."""
+    """Return the buffer size for `steps` tokens; spare room (an eighth for long rows) makes copies rare."""
     return (steps // ROOM + 1) * ROOM + steps // 64 * ROOM
 
 
@@ -47,13 +47,13 @@ class KVBuffers:
         self.used = used  # number of entries that are written or reserved
 
     def reserve(self, steps: int) -> KVBuffers:
-        """Reserve room for one token after `steps` tokens; return these buffers, or a copy if it is taken."""
+        """Reserve room for one token after `steps` tokens; return these buffers, or a copy if the room is taken."""
         if self.used == steps < self.buffers[0].shape[2]:
             self.used += 1
             return self
         buffers = []
         for have in self.buffers:
-            # Fill with zeros: shorter rows read unwritten entries, with weight zero, which NaN would spoil.
+            # Fill with zeros: shorter rows read unwritten entries with weight zero, and zero times NaN is NaN.
             room = have.new_zeros(*have.shape[:2], _room(steps), have.shape[3])
             room[:, :, :steps] = have[:, :, :steps]
             buffers.append(room)
@@ -76,7 +76,7 @@ def selects_all(index: Tensor, rows: int) -> bool:
 
 
 def select_counts(read: Tensor | None, steps: int, index: Tensor) -> tuple[Tensor | None, int]:
-    """Return the tokens read by each row of `index` (None if equal), and their maximum."""
+    """Return the number of tokens that each row of `index` has read (None if equal), and the maximum number."""
     if read is None or not len(index):
         return read, steps
     read = read[index]
@@ -85,7 +85,7 @@ def select_counts(read: Tensor | None, steps: int, index: Tensor) -> tuple[Tenso
 
 
 def join_buffers(parts: Sequence[tuple[KVBuffers, int, Tensor | None]]) -> tuple[KVBuffers, int, Tensor | None]:
-    """Concatenate the rows of several states' buffers, given with their steps and tokens read per row."""
+    """Concatenate the rows of several states; each part has buffers, steps, and tokens read per row."""
     steps = max(own for _, own, _ in parts)
     counts = None
     if any(read is not None or own < steps for _, own, read in parts):
@@ -99,7 +99,7 @@ def join_buffers(parts: Sequence[tuple[KVBuffers, int, Tensor | None]]) -> tuple
 
 @dataclass(frozen=True)
 class RowPacking:
-    """Packing of rows with the same source as queries of one batch element, which avoids copies of sources.
+    """Packing that makes rows with the same source queries of one batch element, to avoid copies of sources.
 
     `slot` is each row's position among `sources * width` queries; None if the packing keeps all rows in place.
     """
@@ -140,7 +140,7 @@ class TransformerState:
     kv: KVBuffers
     steps: int  # tokens that the longest row has read
     read: Tensor | None = None  # [rows], tokens that each row has read, if they differ
-    active: tuple[Sources, Tensor] | None = None  # a subset with all sources that rows use, and its indices
+    active: tuple[Sources, Tensor] | None = None  # subset of sources that includes all sources in use, and its indices
 
     def select(self, index: Tensor) -> TransformerState:
         if selects_all(index, len(self.source)):
@@ -157,7 +157,7 @@ class TransformerState:
         return TransformerState(sources, source, kv, steps, counts)
 
     def attended_sources(self) -> tuple[Sources, Tensor]:
-        """Return a subset of sources with all that rows use, at most half of it unused, and its sorted indices."""
+        """Return a subset of the sources, and its sorted indices: all sources in use and at most as many others."""
         sources, which = self.active or (self.sources, torch.arange(len(self.sources), device=self.source.device))
         index = self.source.unique()
         return (self.sources.select(index), index) if 2 * len(index) <= len(sources) else (sources, which)
@@ -182,7 +182,7 @@ def _merge_sources(states: Sequence[TransformerState]) -> tuple[Sources, Tensor]
 
 
 class StepCache:
-    """Key-value cache of one step, to which each layer adds the keys and values of one token per row."""
+    """Key-value cache of one step; each layer appends the keys and values of one token per row."""
 
     def __init__(self, kv: KVBuffers, steps: int, read: Tensor | None) -> None:
         self.steps, self.count = steps, read
@@ -210,7 +210,7 @@ class StepCache:
         return k, v
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the next layer's keys and values [rows, heads, 1, head size]; return all of that layer."""
+        """Append the next layer's keys and values [rows, heads, 1, head size]; return all that this layer has."""
         begin = len(self.buffers)
         for have, new in zip(self.kv.buffers[begin : begin + 2], (keys, values), strict=True):
             self.buffers.append(self._append(have, new))

@@ -1,4 +1,4 @@
-"""The Transformer of Vaswani et al. 2017 with the attention of Correia et al. 2019 and sparse outputs."""
+"""Define the Transformer of Vaswani et al. 2017 with the attention of Correia et al. 2019 and sparse outputs."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ class TransformerSeq2Seq(AttentionModel):
         attention: Activation of all kinds of attention: "softmax", "sparsemax", "entmax" or "learned".
         attention_alpha: Alpha of attention "entmax".
         encoder_attention, decoder_attention, cross_attention: Override of `attention` for one kind.
-        tie_alphas: Sharing of learned alphas: "none" has one per head, "layer" one per attention, "kind" one per kind
-            of attention, "global" one for all.
+        tie_alphas: Sharing of learned alphas: "none" has one alpha per head, "layer" one per attention, "kind" one per
+            kind of attention, "global" one for the model.
         output: Activation of the output: "softmax", "sparsemax", "entmax" or "alpha_relu".
         output_alpha: Alpha of output "entmax" and "alpha_relu".
         tau: Threshold of output "alpha_relu", see :func:`tsallis.estimate_tau_from_scores`.
@@ -94,9 +94,9 @@ class TransformerSeq2Seq(AttentionModel):
         positions: Position encoding: "sinusoids" are added to embeddings; "rope", "alibi", "nape" and "none" apply to
             the self-attentions, see :class:`tsallis.nn.MultiheadAttention`.
         length_scale: Kind of :class:`tsallis.nn.LengthScale` of the self-attentions: "input", "head", "ssmax" or None.
-        copy: Target symbol of each source symbol, -1 for those that are never copied; it makes the output a mixture of
-            the map and of the last layer's attention to the source, see :class:`tsallis.models.copying.CopyOutput`.
-            None: nothing is copied.
+        copy: Target symbol of each source symbol, or -1 for symbols that are never copied. The output then mixes the
+            map with the last layer's attention to the source, see :class:`tsallis.models.copying.CopyOutput`. None:
+            nothing is copied.
 
     Raises:
         ValueError: If sizes don't fit, or a name is unknown.
@@ -348,11 +348,11 @@ class TransformerSeq2Seq(AttentionModel):
     def num_attended(self, decoded: DecoderOutput) -> Tensor:
         """Return the mean number of attended source positions per step [batch, tgt], over layers and heads.
 
-        Attended positions have a weight above zero. The pass that made `decoded` recorded them, so call this before the
-        next pass.
+        Attended positions have a weight above zero. Call this before the next pass, because the model records only its
+        last pass.
 
         Raises:
-            RuntimeError: If the last pass was another one, or was compiled.
+            RuntimeError: If the last pass did not make `decoded`, or was compiled.
         """
         mean = self._supports("cross", decoded).float().mean((0, 2))
         check_last_pass(mean.shape, decoded)
@@ -382,7 +382,7 @@ def _step_through(
 
 
 def _alphas(arguments: dict[str, Any]) -> Callable[[str], float | PerHeadAlpha]:
-    """Return a function that creates the alpha of each attention of a kind; tied ones share a module."""
+    """Return a function that creates the alpha of an attention of a given kind; tied alphas share a module."""
     tie, tied = arguments["tie_alphas"], {}
 
     def alpha(kind: str) -> float | PerHeadAlpha:

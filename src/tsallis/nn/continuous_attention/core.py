@@ -30,7 +30,7 @@ from tsallis.nn.output import transform_alpha
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.tracing import untraced
 
-# Bases by dimensions and name; "text-...", "translation" and "image-paper" are those of Martins et al. 2020, sec. 4.
+# Bases by number of dimensions and name. Martins et al. 2020, sec. 4 use "text-...", "translation" and "image-paper".
 BASES: dict[int, dict[str, Callable[[], Basis]]] = {
     1: {
         "text-32": lambda: text_basis(32),
@@ -48,7 +48,7 @@ class ContinuousContext(NamedTuple):
 
     context: Tensor  # [batch, queries, d_model], or [batch, d_model]
     density: Density  # batch shape [batch, heads, queries]
-    weights: Tensor | None  # [batch, heads, queries, length], of the discrete attention if there is one
+    weights: Tensor | None  # [batch, heads, queries, length]; None without discrete attention
 
 
 class Observations(NamedTuple):
@@ -56,11 +56,11 @@ class Observations(NamedTuple):
 
     mask: Tensor | None  # boolean [batch, length]
     positions: Tensor  # [length] or [batch, length]; in the plane [..., 2]
-    fit: dict[str, Any]  # the corresponding arguments of a value function
+    fit: dict[str, Any]  # arguments with which a value function fits the observations
 
 
 def map_alpha(transform: str | float) -> float:
-    """Return the alpha of "softmax", "sparsemax" or "entmax" (1.5), or of a number."""
+    """Return the alpha of "softmax", "sparsemax" or "entmax" (1.5); a number is its own alpha."""
     if not isinstance(transform, str):
         return alpha_number(transform)
     if transform == "alpha_relu":
@@ -69,7 +69,7 @@ def map_alpha(transform: str | float) -> float:
 
 
 def basis_of(basis: str | int | Basis, dims: int) -> Basis:
-    """Return the basis for a name, a size (:func:`text_basis`), a side (:func:`image_basis`), or a basis."""
+    """Return a basis itself, or the basis for a name, a size (:func:`text_basis`) or a side (:func:`image_basis`)."""
     if isinstance(basis, str):
         if basis not in BASES[dims]:
             raise ValueError(f"basis must be one of {', '.join(BASES[dims])}, a size or a Basis, got {basis!r}")
@@ -83,7 +83,7 @@ def basis_of(basis: str | int | Basis, dims: int) -> Basis:
 
 @untraced
 def _expect(signal: Signal, density: Density) -> Tensor:
-    """Compute the context outside the traced graph, because the number of points depends on values."""
+    """Compute the context outside the traced graph, because the number of quadrature points depends on values."""
     return signal.expect(density)
 
 
@@ -167,13 +167,13 @@ class ContinuousAttention(nn.Module):
                 nn.init.zeros_(layer.bias)
 
     def _observations(self, values: Tensor, mask: Tensor | None) -> Observations:
-        """Return the mask and positions of values, for the further arguments of `forward`."""
+        """Return the mask and positions of values; further arguments are those of `forward`."""
         raise NotImplementedError
 
     def attend(
         self, query: Tensor | None, values: Tensor, mask: Tensor | None = None, *where: Any, **options: Any
     ) -> ContinuousContext:
-        """Return the context, density and discrete weights, for the arguments of `forward`."""
+        """Return the context, density and discrete weights; arguments are those of `forward`."""
         self._check(values, mask)
         single = query is None or query.dim() == 2
         mask, positions, fit = self._observations(values, mask, *where, **options)
@@ -198,7 +198,7 @@ class ContinuousAttention(nn.Module):
         return ContinuousContext(context.squeeze(1) if single else context, density, weights)
 
     def _mix(self, weights: Tensor, density: Density) -> Tensor:
-        """Average the weights over a mixture's components to [batch, heads, queries, length]."""
+        """Average weights over the components of a mixture; return [batch, heads, queries, length]."""
         return (density.weights.unsqueeze(-1) * weights).sum(-2) if isinstance(density, Mixture) else weights
 
     def _density(
@@ -251,7 +251,7 @@ class ContinuousAttention(nn.Module):
         return scores.expand(-1, self.num_heads, -1, -1)
 
     def _scores(self, query: Tensor, values: Tensor) -> Tensor:
-        """Return the scores of keys [batch, heads, queries, length], for mixtures [..., components, length]."""
+        """Return scores [batch, heads, queries, length]; for mixtures [batch, heads, queries, components, length]."""
         sizes = (self.num_heads, self.components, self.head_dim)
         q = self.query_proj(query).unflatten(-1, sizes).transpose(1, 2).flatten(2, 3)  # [batch, heads, q * parts, size]
         k = self.key_proj(values).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)

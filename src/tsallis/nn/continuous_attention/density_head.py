@@ -1,4 +1,4 @@
-"""Densities of continuous attention, from features or from the weights of discrete attention."""
+"""Compute densities of continuous attention from features, or from the weights of discrete attention."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class DensityKind(nn.Module):
 
     Args:
         density: Name of the density: "gaussian", "truncated_parabola", "laplace" or "triangular" on the line,
-            "gaussian" or "truncated_paraboloid" in the plane. Or a fixed alpha >= 1, or "learned" for an alpha per head
-            (:class:`tsallis.nn.PerHeadAlpha`), or a module whose `forward()` returns alphas [heads] or [1].
+            "gaussian" or "truncated_paraboloid" in the plane. Alternatively a fixed alpha >= 1, "learned" for an alpha
+            per head (:class:`tsallis.nn.PerHeadAlpha`), or a module whose `forward()` returns alphas [heads] or [1].
         dims: Number of dimensions, 1 or 2.
         heads: Number of heads of the attention.
-        matching: Meaning of a computed spread, the "covariance" or the "scale" of the paper's formula.
+        matching: Meaning of a computed spread: "covariance", or "scale" for the scale in the paper's formula.
         floor: Constant added to variances.
 
     Raises:
@@ -87,9 +87,9 @@ class DensityKind(nn.Module):
             self.name, self.alpha = "beta_gaussian", alpha_number(density)
 
     def shape(self, components: int) -> dict[str, Any]:
-        """Return the density's shape arguments, for batch shape [batch, heads, queries] or [..., components].
+        """Return the density's shape arguments for batch shape [batch, heads, queries] or [..., components].
 
-        They turn argument checks off, so that a NaN affects only its row.
+        The arguments turn validation off, so that a NaN affects only its row.
         """
         shape: dict[str, Any] = {"validate_args": False}
         if isinstance(self.alpha, nn.Module):
@@ -102,7 +102,7 @@ class DensityKind(nn.Module):
         return shape
 
     def matched(self, weights: Tensor, positions: Tensor, components: int = 1) -> Elliptical:
-        """Return the density with the moments of weights [..., length] over positions of a compatible shape."""
+        """Return the density that has the moments of weights [..., length] over positions of a compatible shape."""
         shape = {name: value for name, value in self.shape(components).items() if name != "dims"}
         return match_moments(
             self.kind, weights, positions, matching=self.matching, floor=self.floor, dims=self.dims, **shape
@@ -111,7 +111,7 @@ class DensityKind(nn.Module):
     def spread(self, mean: Tensor, root: Tensor, components: int) -> Elliptical:
         """Return the density with a mean and a root: a standard deviation or lower triangular factor.
 
-        With matching "scale", it is the root of the scale.
+        The root belongs to the covariance, or with matching "scale" to the scale.
         """
         shape = self.shape(components)
         if self.matching == "covariance":
@@ -119,11 +119,11 @@ class DensityKind(nn.Module):
         return self.kind.from_scale(mean, root.square() if self.dims == 1 else root @ root.mT, **shape)
 
     def initial_root(self, heads: int, components: int) -> Tensor:
-        """Return initial roots [heads, 1, components] for :meth:`spread`, so that components divide the space."""
+        """Return initial roots [heads, 1, components] for :meth:`spread`; components divide the space among them."""
         std = torch.full((heads, 1, components), UNIFORM / components ** (1 / self.dims))
         if self.matching == "covariance":
             return std
-        shape = self.shape(2)  # always with a dimension for components
+        shape = self.shape(2)  # 2: always include a dimension for components
         if self.dims == 1:
             return self.kind.from_factor(torch.zeros_like(std), std, **shape).scale.detach().sqrt()
         factor = std[..., None, None] * torch.eye(2)
@@ -136,11 +136,11 @@ class DensityKind(nn.Module):
 
 
 class DensityHead(nn.Module):
-    r"""Linear heads from features to densities, with a mean in the unit interval or square and any spread.
+    r"""Linear heads that map features to densities with any spread and a mean in the unit interval or square.
 
     On the line :math:`\mu = \sigma(w_1^\top v)` and :math:`\sigma^2 = \mathrm{softplus}(w_2^\top v)` (Martins et al.
     2020, sec. 4); in the plane the spread is a Cholesky factor with softplus on its diagonal. Initially the means are
-    spread evenly over the space, and the components of each head together cover it.
+    distributed evenly over the space, and the components of each head together cover the space.
 
     Args:
         d_features: Size of the features.
@@ -166,9 +166,8 @@ class DensityHead(nn.Module):
         index = torch.arange(components) * heads + torch.arange(heads).unsqueeze(1)  # [heads, components]
         bias[..., 0] = torch.logit((index + 0.5) / (heads * components))
         if dims == 2:
-            bias[..., 1] = torch.logit(
-                (0.5 + index * GOLDEN) % 1
-            )  # golden-ratio steps spread any number of means evenly over the square
+            # Steps of the golden ratio distribute any number of means evenly over the square.
+            bias[..., 1] = torch.logit((0.5 + index * GOLDEN) % 1)
         start = kind.initial_root(heads, components).squeeze(1)
         start = start.square() - kind.floor if dims == 1 else start - math.sqrt(kind.floor)
         inverse = start + torch.log(-torch.expm1(-start))  # inverse of softplus
@@ -199,7 +198,7 @@ class DensityHead(nn.Module):
 
 
 class PooledFeatures(nn.Module):
-    """Max-pooled convolution, which gives one feature vector per sequence (Martins et al. 2020, sec. 4).
+    """Max-pooled convolution that returns one feature vector per sequence (Martins et al. 2020, sec. 4).
 
     Args:
         d_values: Size of the values.
@@ -214,7 +213,7 @@ class PooledFeatures(nn.Module):
         self.convolution = nn.Conv1d(d_values, filters, width, padding=width // 2)
 
     def forward(self, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Return features [batch, filters] of values [batch, length, d_values], which are zero where masked."""
+        """Return features [batch, filters] of values [batch, length, d_values]; masked values must be zero."""
         features = torch.relu(self.convolution(values.transpose(1, 2)))  # [batch, filters, length]
         if mask is not None:
             features = torch.where(mask.unsqueeze(1), features, 0)

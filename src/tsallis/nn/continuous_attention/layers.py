@@ -38,8 +38,8 @@ class ContinuousAttention1d(ContinuousAttention):
         d_values: Size of the values (default: `d_model`).
         moments: Source of a density's mean and spread. "query": linear heads of the query,
             :math:`\mu = \sigma(\cdot)` and :math:`\sigma^2 = \mathrm{softplus}(\cdot)`. "discrete": the moments of the
-            weights of discrete attention. "scores": the same, with scores passed in place of the query. "pooled":
-            linear heads of the max-pooled values after a convolution, without a query.
+            weights of discrete attention. "scores": the same, but pass scores in place of the query. "pooled":
+            linear heads of the max-pooled values after a convolution; there is no query.
         density: Kind of density: "gaussian" (continuous softmax), "truncated_parabola" (continuous sparsemax),
             "laplace", "triangular", an alpha >= 1, "learned" (an alpha per head), or a module that returns alphas
             [heads].
@@ -56,8 +56,8 @@ class ContinuousAttention1d(ContinuousAttention):
         filters: Number of filters of the convolution for "pooled" (default: `d_model`).
         filter_width: Width of the convolution, odd.
         floor: Constant added to variances, so that weights on a single position also give a density.
-        points: Size of the quadrature rule. The default depends on the values of each call; reading them waits for a
-            GPU, and breaks the graph of a compiler.
+        points: Size of the quadrature rule. The default depends on the values of each call. Reading these values waits
+            for a GPU, and breaks a compiled graph.
 
     Raises:
         ValueError: If sizes don't fit, or settings are unknown or incompatible.
@@ -92,8 +92,8 @@ class ContinuousAttention1d(ContinuousAttention):
                 [batch, queries, length], [batch, heads, queries, length] or [batch, length]. None with
                 moments="pooled".
             values: Values [batch, length, d_values]; masked values may be NaN.
-            mask: Boolean mask [batch, length], True for values to use. A row that is masked completely gets a context
-                of zeros (the bias of the output projection).
+            mask: Boolean mask [batch, length], True for values to use. A completely masked row gets a context of
+                zeros, before the bias of the output projection.
             lengths: Number of values to use per row [batch], at least 1, in place of a mask.
             positions: Positions [length] or [batch, length], in any dtype (default: the centres of equal cells of
                 [0, 1], one per value to use).
@@ -129,7 +129,8 @@ class ContinuousAttention1d(ContinuousAttention):
         else:
             fit = {"mask": mask}
             if positions is None and not traced() and bool((mask[:, 1:] <= mask[:, :-1]).all()):
-                fit = {"lengths": mask.sum(1).clamp(min=1)}  # a prefix mask is a length, whose regressions are cached
+                # Convert a prefix mask to a length, because regressions are cached by length.
+                fit = {"lengths": mask.sum(1).clamp(min=1)}
         if positions is None:
             ends = cell_edges(mask).to(like)
             centres = (ends[:, 1:] + ends[:, :-1]) / 2
@@ -144,7 +145,7 @@ class ContinuousAttention2d(ContinuousAttention):
               p = \mathrm{argmax}_p\; E_p\big[-\tfrac12 (t-\mu)^\top \Sigma^{-1} (t-\mu)\big] + H_\alpha(p)
 
     (Martins et al. 2020, eq. 15 and sec. 4.) :class:`ContinuousAttention1d` is the same on the line. An image is the
-    unit square, with its values at the centres of a grid's cells, or at any positions, such as the centres of boxes.
+    unit square. Its values are at the centres of a grid's cells, or at any positions, such as the centres of boxes.
 
     Args:
         d_model, num_heads, d_query, d_values, moments: See :class:`ContinuousAttention1d`.
@@ -153,7 +154,7 @@ class ContinuousAttention2d(ContinuousAttention):
         components, transform, combine, matching: See :class:`ContinuousAttention1d`.
         basis: "image" or "image-paper"; the side of an :func:`image_basis`; or a :class:`~tsallis.continuous.Basis`.
         ridge, project, filters, floor: See :class:`ContinuousAttention1d`.
-        filter_width: Width of the convolution for "pooled", which runs over the values in order; 1 ignores the order.
+        filter_width: Width of the convolution over the sequence of values for "pooled"; 1 ignores their order.
         points: See :class:`ContinuousAttention1d`; a number or (radial, angular).
 
     Raises:
@@ -185,9 +186,8 @@ class ContinuousAttention2d(ContinuousAttention):
             query: Queries or scores, see :meth:`ContinuousAttention1d.forward`.
             values: Values [batch, length, d_values]; masked values may be NaN.
             mask: Boolean mask [batch, length], True for values to use.
-            grid: Height and width of the image, whose values are in row-major order.
-            positions: Positions [length, 2] or [batch, length, 2] in place of a grid, as (x, y), x to the right and y
-                down.
+            grid: Height and width of the image; values are in row-major order.
+            positions: Positions (x, y) in place of a grid, [length, 2] or [batch, length, 2]; x points right, y down.
             need_density: Whether to return the density in place of the weights.
 
         Returns:
@@ -222,16 +222,17 @@ class ContinuousGlobalAttention(ScoredAttention):
     .. math:: c = E_p[V(t)] + \sum_j w_j h_j, \qquad
               w = \mathrm{entmax}_\alpha\big(s^\top W h_1, \dots, s^\top W h_n\big)
 
-    The memory is a signal on [0, 1]. The moments of the discrete attention, bilinear or additive, give a density over
-    it, and the layer adds the context of the density to the discrete context (the combined attention of Martins et al.
-    2020, sec. 4, without further parameters). The returned weights are the masses of the density in each position's
-    cell. They are exactly zero outside the support, and sum to 1 minus the mass outside [0, 1].
+    The memory is a signal on [0, 1]. The moments of the discrete attention (bilinear or additive) define a density over
+    the signal. The layer adds the context of the density to the discrete context: this is the combined attention of
+    Martins et al. 2020, sec. 4, without further parameters. The returned weights are the masses of the density in each
+    position's cell. They are exactly zero outside the support, and sum to 1 minus the mass outside [0, 1].
 
     Args:
         d_query: Size of the state.
         d_memory: Size of the memory.
         transform: Activation of the discrete attention: "softmax", "sparsemax", "entmax" (1.5) or an alpha.
-        density: Kind of density, see :class:`ContinuousAttention1d`; there is one head.
+        density: Kind of density, see :class:`ContinuousAttention1d`. "learned" has one alpha, because there is one
+            head.
         combine: Whether to add the discrete context.
         matching, basis, ridge, floor, points: See :class:`ContinuousAttention1d`.
         scorer: Score function, "bilinear" or "additive", see :class:`tsallis.nn.GlobalAttention`.
