@@ -78,6 +78,7 @@ ELSEWHERE = {
     "make demo": "tests/integration/cli/test_commands.py runs `tsallis demo`",
     "make test": "runs this test",
     "tsallis demo": "tests/integration/cli/test_commands.py",
+    "tsallis serve": "tests/integration/cli/test_serve.py",
     "python examples/piece_vectors.py": "tests/unit/test_example_data.py",
     "python examples/image_features.py": "tests/unit/test_example_data.py",
     "pip install": "what `make` does; see the Makefile",
