@@ -30,6 +30,7 @@ CASES = [
     ("slopes.py", "--slopes 1x2x512x4 --windows 300 600 --decoding 300 --rounds 1", "slopes-cpu"),
     ("allocator.py", f"{ALLOCATOR} --rounds 1", "allocator-xeon-cpu"),
     ("language.py", "--lengths 16 32 --tokens 64 --texts 2 --rounds 1", "language-cpu"),
+    ("race.py", "--accuracy 0 --proved 0", "race-cpu"),
     ("report.py", "--sentences 2 --length 4", "report-cpu"),
     ("decoding_proof.py", "--sizes multi30k --sentences 6 --batch 3", "decoding-proof-cpu"),
     (
