@@ -58,7 +58,7 @@ class OptionError(InputError):
         return self.message(str)
 
     def spelled(self, spell: Callable[[str], str]) -> str:
-        """Return the message in which `spell` spells the names of options."""
+        """Return the message, with each option name written as `spell(name)`."""
         return self.message(spell) if self.where is None else f"{self.where}: {self.message(spell)}"
 
 

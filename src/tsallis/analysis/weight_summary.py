@@ -86,8 +86,8 @@ def summarize_weights(
     if (attention is None) == (not pairs):
         arguments = [*(["attention"] if pairs else []), *(f"{kind}_attention" for kind in pairs)]
         raise ValueError(
-            "give attention and tokens, or some of encoder_attention, decoder_attention and cross_attention and the "
-            f"tokens of their sides, got {' and '.join(arguments) or 'no attention'}"
+            "expected either attention, or at least one of encoder_attention, decoder_attention and cross_attention, "
+            f"got {' and '.join(arguments) or 'none of them'}"
         )
     if attention is not None:
         pieces = read_tokens("tokens", tokens)

@@ -192,5 +192,5 @@ def _soft(
     loss = autograd.entmax_loss(scores, best, alpha) * mass.squeeze(-1) + (y * gaps).sum(-1)
     share = y / torch.where(mass > 0, mass, 1)
     loss = loss - mass.squeeze(-1) * entropy(share, alpha).squeeze(-1)
-    # Rounding can leave a difference of equal numbers below 0: set it to 0, and keep its gradients.
+    # The difference of two equal numbers can be negative by rounding: set it to 0, and keep its gradients.
     return torch.where(loss < 0, loss - loss.detach(), loss).masked_fill(empty, 0)

@@ -213,7 +213,7 @@ class LabelDecoder(nn.Module):
     def __init__(self, src_vocab: int, tgt_vocab: int, kind: str = "documents", **more: Any) -> None:
         super().__init__()
         if tgt_vocab <= FIRST:
-            raise ValueError(f"tgt_vocab must be above {FIRST}: labels stand behind as many symbols, got {tgt_vocab}")
+            raise ValueError(f"tgt_vocab must be above {FIRST}, the number of special symbols, got {tgt_vocab}")
         if kind not in ("documents", "questions"):
             raise ValueError(f"kind must be documents or questions, got {kind!r}")
         self.arguments: dict[str, Any] = {"src_vocab": src_vocab, "tgt_vocab": tgt_vocab, "kind": kind, **more}

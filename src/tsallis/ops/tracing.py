@@ -86,7 +86,7 @@ def saved(ctx: Any) -> list[Any]:
 
 
 def split_alpha(alpha: Alpha) -> tuple[float, Tensor | None]:
-    """Return alpha as two operator arguments: a number, and None or a tensor that replaces the number."""
+    """Return alpha as two operator arguments: a number, and a tensor that replaces the number (or None)."""
     return (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
 
 

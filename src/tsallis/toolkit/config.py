@@ -164,7 +164,7 @@ class Settings(Section):
     @model_validator(mode="after")
     def _check_combinations(self) -> Settings:
         if self.sort_by == "target" and self.max_tokens is not None:
-            raise ValueError("sort_by: target is for batches of batch_size rows, without max_tokens")
+            raise ValueError("sort_by: target needs batch_size: leave out max_tokens")
         if self.lowest_learning_rate > self.learning_rate:
             raise ValueError(f"lowest_learning_rate {self.lowest_learning_rate:g} is above {self.learning_rate:g}")
         if self.schedule == "linear" and (self.updates is None or self.warmup >= self.updates):
@@ -431,7 +431,7 @@ def _path(detail: ErrorDetails, content: Any) -> tuple[int | str, ...]:
 
 
 def describe_mistake(detail: ErrorDetails) -> tuple[str, str]:
-    """Return the error message for a value in a file, and the end of the message, which shows the value."""
+    """Return the error message for a wrong value in a file in two parts: the message, and its end with the value."""
     if detail["type"] in ("missing", "extra_forbidden", "unexpected_keyword_argument"):
         return "missing" if detail["type"] == "missing" else "unknown key", ""
     message = detail["msg"].removeprefix("Value error, ")

@@ -205,7 +205,7 @@ def test_a_tree_has_the_certificate_of_its_search() -> None:
 def test_hypotheses_of_another_model_are_refused() -> None:
     model = trie(GRAMMAR)
     result = Result((Hypothesis((5,), -1.0, (1, 1), (1, 1)),), Certificate("complete", -math.inf))
-    with pytest.raises(ValueError, match="impossible at '▁y'"):
+    with pytest.raises(ValueError, match="another model made the hypothesis: '▁y' has"):
         beam_tree(model, torch.tensor([[4]]), result, TGT)
 
 

@@ -134,7 +134,7 @@ SHAPE = r"must have shape \[1, heads, 4, 4\]: 1 sentence with 4 tokens .* got"
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "give attention and tokens, or some of encoder_attention, .* got no attention"),
+        ({}, "expected either attention, or at least one of encoder_attention, .* got none of them"),
         ({**OWN, "attention": [ONE], "cross_attention": [ONE]}, "got attention and cross_attention"),
         ({"attention": [ONE]}, "attention needs its tokens: tokens must be given"),
         ({"cross_attention": [ONE], "decoder_tokens": PIECES}, "needs its tokens: encoder_tokens must be given"),

@@ -363,8 +363,7 @@ class Elliptical(Density):
             return math.nan
         if points is None and graph_outlives_values():
             raise NotImplementedError(
-                "a graph for later inputs can't hold an expectation whose number of points depends on the density: "
-                "set points="
+                "can't export or compile an expectation whose number of points depends on the density: set points="
             )
         widest = self._widest() or math.nan
         return widest / basis.width

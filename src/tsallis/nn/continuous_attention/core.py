@@ -131,7 +131,7 @@ class ContinuousAttention(nn.Module):
             raise ValueError(f"d_model must be a multiple of num_heads, got {d_model} and {num_heads}")
         check_one_of("moments", moments, MOMENTS)
         if components < 1 or (moments == "scores" and components > 1):
-            raise ValueError(f"components must be at least 1, and 1 with moments of scores, got {components}")
+            raise ValueError(f"components must be at least 1, and 1 if scores give the moments, got {components}")
         if combine and moments not in ("discrete", "scores"):
             raise ValueError(f"only discrete attention can be combined with, got moments={moments!r}")
         if not project and d_values != d_model:

@@ -34,7 +34,7 @@ from tsallis.ops.eager.ranking import best_symbols as best_symbols_in_float64
 from tsallis.ops.protocol import Capabilities
 from tsallis.ops.sparse_rows import CsrRows
 
-DROP_ROW = 4096  # default row length of dropout; threads share the rows
+DROP_ROW = 4096  # default number of dropout factors that one thread computes at once
 SUPPORT_LIST_CLASSES = 1024  # smallest number of classes for which a loss saves small supports
 CAPABILITIES = Capabilities(
     operations=(

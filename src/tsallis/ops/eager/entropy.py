@@ -26,7 +26,7 @@ def entropy(probs: Tensor, alpha: Alpha) -> Tensor:
 
 
 def entropy_alpha_gradient(probs: Tensor, alpha: Alpha) -> Tensor:
-    r"""Return `dH_alpha(p)/d alpha` at fixed p [rows, 1], without a singularity at alpha = 1."""
+    r"""Return the derivative `dH_alpha(p)/d alpha` [rows, 1] with p fixed; it has no singularity at alpha = 1."""
     log_p, x = _logarithms(probs, alpha)
     first = (log_p * _scaled_expm1_over(probs, log_p, x)).sum(-1, keepdim=True)
     second = (log_p * log_p * _scaled_slope(probs, log_p, x)).sum(-1, keepdim=True)

@@ -409,7 +409,7 @@ def entmax_loss(
 def entmax_loss_gradient(
     scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
 ) -> Tensor:
-    """Return the gradient of the scores, (p - e_y) times the losses' gradients [rows]; `out` may be `scores`."""
+    """Return the gradient of the scores: (p - e_y) times the gradient of each row's loss. `out` may be `scores`."""
     scores_grad = torch.empty_like(scores) if out is None else out
     rows, d = scores.shape
     some, width = block(d)

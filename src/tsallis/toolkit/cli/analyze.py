@@ -36,7 +36,7 @@ def analyze(
     text: Annotated[
         Path | None,
         typer.Option(
-            help="File of lines that replace a split (-: standard input). The first run answers lines without outputs."
+            help="File whose lines replace a split (-: standard input). The first run generates missing outputs."
         ),
     ] = None,
     records: Annotated[Path | None, typer.Option("--json", help="Also write all numbers to this file.")] = None,
@@ -53,9 +53,7 @@ def analyze(
     ] = None,
     sweep: Annotated[
         bool,
-        typer.Option(
-            "--sweep", help="Only draw scores against the one setting in which the runs differ; run no model."
-        ),
+        typer.Option("--sweep", help="Run no model: only plot scores over the one setting in which the runs differ."),
     ] = False,
     language: TextLanguage = None,
     checkpoint: Which = "best",

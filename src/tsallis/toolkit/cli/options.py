@@ -45,7 +45,9 @@ SplitImages = Annotated[
 With = Annotated[
     list[Path] | None,
     typer.Option(
-        "--with", metavar="RUN2", help="Another run of an ensemble, which averages the probabilities; may be repeated."
+        "--with",
+        metavar="RUN2",
+        help="Another run of an ensemble, which averages probabilities; repeat it for more.",
     ),
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto (a GPU if there is one).")]

@@ -61,7 +61,7 @@ def read_word_vectors(
     if Path(path).name.endswith(".safetensors"):
         rows = _read_matrix(Path(path), symbols, words, tensor)
     elif words is not None or tensor is not None:
-        raise InputError(f"{path}: words and tensor are for .safetensors files")
+        raise InputError(f"{path}: the settings words and tensor need a .safetensors file")
     else:
         rows = _read_text(path, symbols)
     if not rows:

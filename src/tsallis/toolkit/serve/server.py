@@ -78,5 +78,5 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._worker.stop()  # otherwise running answers would delay the shutdown
+        self._worker.stop()  # otherwise unfinished requests would delay the shutdown
         await super().shutdown(sockets)

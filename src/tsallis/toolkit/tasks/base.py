@@ -249,7 +249,7 @@ class Task(ABC):
 
     @classmethod
     def restore(cls, facts: Mapping[str, Any], path: Path | str = TASK) -> Task:
-        """Create the task from the content of `task.json`. This reverses `facts`; errors name `path`."""
+        """Create the task from the content of `task.json`, as the method `facts` returns it. Errors name `path`."""
         if facts.get("task", cls.name) != cls.name:
             raise InputError(f"{path}: expected the task {cls.name}, found {describe(facts['task'])}; restore the file")
         fields = json.dumps({key: value for key, value in facts.items() if key != "task"})

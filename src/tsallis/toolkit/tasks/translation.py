@@ -62,7 +62,7 @@ class SubwordsConfig(LearningConfig):
             raise ValueError("expected model, or both src_model and tgt_model")
         others = self.learning_options() + (["joint"] if not self.joint else [])
         if self.models is not None and others:
-            raise ValueError(f"an existing model is not learned: {', '.join(others)} can't be set beside it")
+            raise ValueError(f"an existing model is used as it is: leave out {', '.join(others)}")
         if self.kind == "word" and self.sample:
             raise ValueError("kind: word has no other segmentations to sample")
         return self
