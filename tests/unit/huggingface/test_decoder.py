@@ -246,5 +246,5 @@ def test_mistakes_are_named() -> None:
         decoder.sources({"input_ids": [[5, 6]]})
     with pytest.raises(TypeError, match=r"input_ids must be a tensor of int64 or int32, got torch\.float32"):
         decoder.sources({"input_ids": ids.float()})
-    with pytest.raises(ValueError, match="holds its end"):
+    with pytest.raises(ValueError, match="end symbol may not occur inside an output"):
         decoder.symbols([5, END])

@@ -108,16 +108,13 @@ def line_blocks(
 
     A block of standard input contains only available lines, so that they are answered at once. If a line is bad, the
     lines before it are yielded, then its error is raised. If bad lines are skipped, the error is printed instead, the
-    line counts as blank, and the command ends with status 1. At the end, unknown symbols and ignored input are reported
-    on standard error.
+    line counts as blank, and the command ends with status 1. Unknown symbols and ignored input are reported at the end.
 
     Args:
-        run: Run whose vocabularies are used.
-        task: Task of the run.
+        run: Run whose vocabularies are used, and its `task`.
         file: Input file; None or `-` for standard input.
         gold: Whether lines contain the reference output.
-        beginnings: Whether the last column is the text that the output starts with; None: only if there is an
-            extra column.
+        beginnings: Whether the last column is the beginning of the output; None: only if there is an extra column.
         empty_outputs: Whether the reference may be empty, if the task allows it.
         check: Function that raises InputError if a block has a line that can't be answered.
         on_error: Whether to "stop" at a bad line or to "skip" it; None: "skip" for standard input, "stop" for files.
@@ -128,8 +125,7 @@ def line_blocks(
 
     expected = task.formats[gold] + ("<TAB>beginning" if beginnings else "")
     values = task.check_options(run, options) | ({"empty": True} if empty_outputs and task.empty_outputs else {})
-    unknown_symbols, ends = UnknownSymbols(run, task), 0
-    bad = 0
+    unknown_symbols, ends, bad = UnknownSymbols(run, task), 0, 0
 
     def skip_line(error: InputError) -> None:
         nonlocal bad
@@ -144,7 +140,7 @@ def line_blocks(
             if beginnings is not False:
                 columns = task.formats[gold].count("<TAB>") + 1
                 split = _split(block, columns, f"{name}:{{}}: expected {expected}", first, beginnings is None)
-                block, texts = (list(column) for column in zip(*split, strict=True))
+                block, texts = map(list, zip(*split, strict=True))
             own, rows = copy_unknown(task, run, task.read(block, name, run, gold, first, **values))
             answered = Block(first, rows, [texts[number] for number in rows.numbers], own)
             check(answered)

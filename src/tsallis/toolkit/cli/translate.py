@@ -30,30 +30,32 @@ if TYPE_CHECKING:
     from tsallis.toolkit.inference import Answer
 
 
+PrefixColumn = Annotated[
+    bool, typer.Option("--prefix-column", help="The last column of each line is the text that its output starts with.")
+]
+Tokens = Annotated[bool, typer.Option("--tokens", help="With --json: also print each symbol and its log-probability.")]
+Alignment = Annotated[
+    Literal["largest", "support"] | None,
+    typer.Option(
+        help="Print alignments: per symbol, the position with the largest weight, or all above zero (support)."
+    ),
+]
+
+
 @search_options(*OPTIONS)
 def translate(
     run: RunArgument,
     options: SearchOptions,
     file: FileArgument = None,
-    prefix_column: Annotated[
-        bool,
-        typer.Option("--prefix-column", help="The last column of each line is the text that its output starts with."),
-    ] = False,
+    prefix_column: PrefixColumn = False,
     others: With = None,
     language: Language = None,
     images: Images = None,
     on_error: OnError = None,
     checkpoint: Which = "best",
     device: Device = "auto",
-    tokens: Annotated[
-        bool, typer.Option("--tokens", help="With --json: also print each symbol and its log-probability.")
-    ] = False,
-    alignment: Annotated[
-        Literal["largest", "support"] | None,
-        typer.Option(
-            help="Print alignments: per symbol, the position with the largest weight, or all above zero (support)."
-        ),
-    ] = None,
+    tokens: Tokens = False,
+    alignment: Alignment = None,
     as_json: Json = False,
 ) -> None:
     """Print the model's output for each input line.

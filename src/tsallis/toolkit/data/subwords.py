@@ -76,17 +76,15 @@ class Subwords:
         """Learn a vocabulary from lines of text. The same lines always give an identical model.
 
         Args:
-            lines: Lines of text, which are read once. If there are more than two million, a fixed uniform sample is
-                used. Lines of more than 4192 bytes are skipped.
+            lines: Lines of text, which are read once. Of more than two million lines, a fixed uniform sample is used.
+                Lines of more than 4192 bytes are skipped.
             size: Number of subwords, including the four special ones.
-            kind: `"bpe"` (Sennrich et al. 2016), `"unigram"` (Kudo 2018) or `"word"`. The last one is for text whose
-                symbols are separated by white space. It keeps the `size` most frequent symbols, or all if there are
-                fewer.
-            coverage: Share of the text's characters that the vocabulary covers; the rarest characters are unknown. Use
-                0.9995 for Chinese and Japanese.
+            kind: `"bpe"` (Sennrich et al. 2016), `"unigram"` (Kudo 2018) or `"word"`, which keeps up to `size` symbols
+                between white space, the most frequent ones.
+            coverage: Share of the text's characters that the vocabulary covers, 0.9995 for Chinese and Japanese.
             byte_fallback: Whether to spell unknown characters as bytes. The bytes take 256 numbers of the vocabulary.
-            normalization: Normalization rule of sentencepiece: `"nmt_nfkc"`, `"nfkc"` or `"identity"`. The first two
-                fold case with the suffix `"_cf"`. The last one normalises only white space.
+            normalization: Rule of sentencepiece: `"nmt_nfkc"`, `"nfkc"` (either folds case with the suffix `"_cf"`), or
+                `"identity"`, which normalises only white space.
             split_digits: Whether every digit is a separate subword.
             name: Name of the lines' files, for errors.
 
