@@ -23,7 +23,7 @@ UNSUPPORTED = {
 }
 # Model types whose results differ with and without a cache.
 UNCACHED = {"fsmt", "prophetnet"}
-# Model types whose decoder masks the padding id without a cache.
+# Model types whose decoder masks the padding id when it runs without a cache.
 MASKS_PADDING = {"t5gemma"}
 
 

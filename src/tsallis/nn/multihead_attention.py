@@ -354,7 +354,7 @@ class MultiheadAttention(ConstantBuffers):
 
     @property
     def _plain(self) -> bool:
-        """Return whether this module adds no extra keys, which would be visible regardless of length and order."""
+        """Return whether this module adds no extra keys. Extra keys are visible whatever the length and order."""
         return self.bias_k is None and not self.add_zero_attn
 
     def _queries_keys_values(

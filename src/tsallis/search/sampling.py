@@ -179,7 +179,7 @@ def draw_tokens(log_probs: Tensor, uniform: Tensor, dead: Tensor) -> tuple[Tenso
     share = uniform / (1 - dead).clamp(min=ROUNDED)
     token = torch.searchsorted(sums, (share * sums[:, -1]).unsqueeze(-1), right=True)
     last = log_probs.shape[-1] - 1 - (weights.flip(-1) > 0).int().argmax(-1, keepdim=True)
-    token = token.minimum(last).squeeze(-1)  # rounding may raise the product to the total sum
+    token = token.minimum(last).squeeze(-1)  # uniform times the total may round up to the total
     log_prob = log_probs.gather(-1, token.unsqueeze(-1)).squeeze(-1)
     return token, log_prob.masked_fill((dead > 0) & (uniform >= 1 - dead), -torch.inf)
 

@@ -293,7 +293,7 @@ def backward_mask(
     delta: tl.tensor,
     block_list: tl.tensor,
     counts: tl.tensor,
-    mask_grad: tl.tensor,  # float32, with the mask's rows and columns; with ONE_ROW, 1 row or 1 per query block
+    mask_grad: tl.tensor,  # float32, shaped as the mask; if ONE_ROW, one row, or one row per query block
     query_strides: tl.tuple,
     key_strides: tl.tuple,
     value_strides: tl.tuple,
