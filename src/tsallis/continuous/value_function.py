@@ -343,7 +343,7 @@ class ValueFunction(nn.Module):
         if dims == 2:
             if grid is None or grid[0] * grid[1] != size or lengths is not None:
                 raise ValueError(
-                    f"in the plane give positions, or a grid of height and width for {size} values, got {grid}"
+                    f"in two dimensions, give positions, or a grid with height * width = {size}, got {grid}"
                 )
             solver = self._cell_solver(("grid", *grid), values, remember)
             return solver if keep is None else self._at_positions(values, grid_centres(*grid), keep)

@@ -36,7 +36,7 @@ def analyze(
     text: Annotated[
         Path | None,
         typer.Option(
-            help="File whose lines replace a split (-: standard input). The first run generates missing outputs."
+            help="File whose lines replace a split (-: standard input). RUN generates outputs that lines lack."
         ),
     ] = None,
     records: Annotated[Path | None, typer.Option("--json", help="Also write all numbers to this file.")] = None,

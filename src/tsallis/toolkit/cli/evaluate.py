@@ -53,7 +53,7 @@ def evaluate(
         list[Path] | None,
         typer.Argument(
             metavar="[RUN2] [FILE]",
-            help="Another run to compare with, and an input file (-: standard input); without it, a split of the data.",
+            help="Another run to compare with, and an input file (-: standard input; without FILE: a data split).",
         ),
     ] = None,
     split: Annotated[

@@ -47,7 +47,7 @@ With = Annotated[
     typer.Option(
         "--with",
         metavar="RUN2",
-        help="Another run of an ensemble, which averages probabilities; repeat it for more.",
+        help="Add this run to an ensemble, which averages the probabilities of runs; may be repeated.",
     ),
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto (a GPU if there is one).")]

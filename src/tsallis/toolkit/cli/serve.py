@@ -48,7 +48,8 @@ def serve(
     symbols: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum symbols per source.")] = 256,
     batch: Annotated[int, typer.Option(min=1, max=MOST, help="Maximum sources per request, and per search.")] = 32,
     outputs: Annotated[
-        int, typer.Option(min=1, max=MOST, help="Maximum number of outputs, beam size and draws.")
+        int,
+        typer.Option(min=1, max=MOST, help="Maximum number of outputs, maximum beam size and maximum number of draws."),
     ] = 100,
     time: Annotated[float, typer.Option(min=0.1, max=3600, help="Maximum work on a request, in seconds.")] = 10.0,
     patience: Annotated[
