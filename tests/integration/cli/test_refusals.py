@@ -225,7 +225,11 @@ def test_a_lock_is_not_left(here: Path) -> None:
         (edit(TRAIN, lambda blob: blob + b"walk\n"), (), "train.tsv:21"),
         (write("data/dev.tsv", "walk\twalked\n"), (), "dev.tsv:1"),
         (write("data/dev.tsv", "w" * 400 + "\twalked\tV\n"), (), "dev.tsv:1: 401 symbols"),
-        (write("vectors.txt", "a 1 2 3\n"), ("training.src_embeddings.file=vectors.txt",), "vectors of 3 numbers"),
+        (
+            write("vectors.txt", "a 1 2 3\n"),
+            ("training.src_embeddings.file=vectors.txt",),
+            "vectors of 4 numbers",
+        ),
         (write("vectors.txt", "a 1 2 x y\n"), ("training.src_embeddings.file=vectors.txt",), "vectors.txt:1"),
         (write("data/dev.tsv", "\nwalk\twalked\tV\n\n" + "w" * 400 + "\twalked\tV\n"), (), "dev.tsv:4: 401 symbols"),
         (write("config.yaml", "version: 1\n"), (), "config.yaml"),

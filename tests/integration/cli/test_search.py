@@ -205,7 +205,7 @@ def test_evaluate_writes_outputs_beside_references(tsallis, trained: Path, small
     ("command_name", "options", "words"),
     [
         ("translate", ("--prefix", "aded", "--max-length", 3), "4 symbols, the largest length is 3"),
-        ("translate", ("--prefix-column",), "found 2 columns"),
+        ("translate", ("--prefix-column", "--on-error", "stop"), "found 2 columns"),
         (
             "translate",
             ("--prefix", "a", "--prefix-column"),

@@ -83,7 +83,9 @@ def test_cases_are_always_the_same_and_miss_no_target() -> None:
     [
         (0, "walked\n", "", ""),
         (2, "walked\n", "tsallis: in:2: one column\n", ""),
-        (1, "", "tsallis: no\n", "exit status 1"),
+        (1, "walked\n\n", "tsallis: in:2: one column\n", ""),
+        (1, "", "", "no bad line"),
+        (3, "", "tsallis: no\n", "exit status 3"),
         (2, "", "tsallis: in\nwrong\n", "not one line"),
         (2, "", "Warning: x\ntsallis: in\n", "not one line"),
         (2, "", "", "not one line"),

@@ -111,7 +111,7 @@ def decoder(**options: Any) -> TransformerDecoderLayer:
         (continuous, {"density": "truncated_paraboloid"}, "density must be one of .* got 'truncated_paraboloid'"),
         (continuous, {"density": 0.5}, "alpha must be finite and at least 1, got 0.5"),
         (continuous, {"components": 0}, "components must be at least 1"),
-        (continuous, {"moments": "scores", "components": 2}, "1 with moments of scores, got 2"),
+        (continuous, {"moments": "scores", "components": 2}, "1 if scores give the moments, got 2"),
         (continuous, {"combine": True}, "only discrete attention can be combined with, got moments='query'"),
         (continuous, {"moments": "discrete", "transform": "alpha_relu"}, "sum to 1.*'alpha_relu'"),
         (continuous, {"moments": "discrete", "transform": "hardmax"}, "transform must be one of .*'hardmax'"),

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 
+from tsallis.errors import describe
 from tsallis.toolkit.datasets.download import Part
 from tsallis.toolkit.datasets.paraphrase_split import split_pairs
 
@@ -75,8 +76,11 @@ def pairs(lines: Iterator[bytes], names: Iterable[bytes]) -> Iterator[bytes]:
 
 def questions(content: bytes) -> Iterator[bytes]:
     """Yield `image<TAB>question<TAB>answer` from a JSON list of [question, answer, number of the image]."""
-    for question, answer, image in json.loads(content):
-        yield row(str(image), question, answer)
+    entries = json.loads(content)
+    for entry in entries if isinstance(entries, list) else [entries]:
+        if not (isinstance(entry, list) and len(entry) == 3 and all(isinstance(text, str) for text in entry[:2])):
+            raise ValueError(f"expected [question, answer, number of the image], found {describe(entry)}")
+        yield row(str(entry[2]), *entry[:2])
 
 
 def row(*columns: str) -> bytes:

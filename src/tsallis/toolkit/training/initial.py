@@ -78,11 +78,13 @@ def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) ->
     own = {name: value for name, value in model.state_dict().items() if name not in shared}
     taken: list[str] = []
     symbols: dict[str, list[int]] = {}
-    for name in (name for name in own if name in state):
+    matches = [name for name in own if name in state]
+    for name in matches:  # before the first parameter is changed
         theirs, ours = (list(x[name].shape[name in by_symbol :]) for x in (state, own))
         if theirs != ours:
             shapes = f"{name} of shape {theirs} there, {ours} here; sizes of model must be the same"
             raise InputError(f"training.init_from: {source.folder}: {shapes}")
+    for name in matches:
         if name in by_symbol:
             symbols[name] = _take_rows(own[name], state[name], by_symbol[name], source, vocabularies)
         else:
