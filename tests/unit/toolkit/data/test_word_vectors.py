@@ -96,5 +96,5 @@ def test_files_that_are_no_vectors(tmp_path: Path) -> None:
     path.write_bytes(b"x" * 100)
     with pytest.raises(InputError, match="not a safetensors file"):
         read_word_vectors(path, SYMBOLS)
-    with pytest.raises(InputError, match=r"words and tensor are for \.safetensors files"):
+    with pytest.raises(InputError, match=r"words and tensor need a \.safetensors file"):
         read_word_vectors(write(tmp_path, "red 1\n"), SYMBOLS, tensor="a")

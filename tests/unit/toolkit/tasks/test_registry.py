@@ -138,5 +138,5 @@ def test_a_training_does_not_go_on_with_the_task_of_another_run(runs: Path, tmp_
 
 def test_the_page_on_data_files_names_every_task() -> None:
     page = (Path(__file__).parents[4] / "docs" / "settings.md").read_text(encoding="utf-8")
-    (sentence,) = [part for part in page.split("\n\n") if part.startswith("A configuration says with `data.task`")]
+    (sentence,) = [part for part in page.split("\n\n") if part.startswith("`data.task` sets the task")]
     assert all(f"`{name}`" in sentence for name in TASKS)
