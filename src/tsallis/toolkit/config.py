@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails
 from torch import Tensor
 
@@ -35,7 +35,7 @@ ON_RESUME = "may change when a run is resumed"  # marks these settings in the sc
 MOST_MISTAKES = 20  # maximum number of errors in one message
 ARCHITECTURE = ("model", "architecture")
 
-FileName = Annotated[str, Field(pattern=r"^[^\x00]*$", max_length=4096)]
+FileName = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=4096)]
 # These types have upper limits: larger values would exceed the memory of any machine, or the index type of a kernel.
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Size = Annotated[int, Field(ge=1, le=65_536)]  # width of a layer
