@@ -162,6 +162,13 @@ def test_python_refuses_what_the_command_has_not(speaker: Path, options: dict[st
     assert str(refusal.value) == words
 
 
+def test_one_prompt_is_no_list_and_a_dictionary_no_options(speaker: Path) -> None:
+    with pytest.raises(InputError, match="prompts: expected several texts, found one: put it into a list"):
+        open_run(speaker).generate("am")
+    with pytest.raises(TypeError, match=r"options must be tsallis\.search\.SearchOptions, got {'seed': 1}"):
+        open_run(speaker).generate(options={"seed": 1})
+
+
 def test_a_prompt_is_printed_as_it_was_given(tsallis, speaker: Path, tmp_path: Path) -> None:
     prompts = ("am", "am @ zw", "@", "am  zw", "am ", " am", "ab\u2028c")
     for number, (run, prompt) in enumerate(itertools.product((speaker, with_subwords(tmp_path)), prompts)):

@@ -153,8 +153,8 @@ class BatchPlan:
             then by the source; this saves steps of recurrent decoders, but does not support `max_tokens`.
 
     Raises:
-        ValueError: If there are no rows, if `sort_by` is unknown, or if it is "target" and `lengths` are not pairs or
-            `max_tokens` is given.
+        ValueError: If there are no rows, `lengths` have another shape, a number is below 1, or `sort_by` is unknown or
+            does not match `lengths` and `max_tokens`.
         InputError: If a row is longer than `max_tokens`.
 
     Example:
@@ -175,9 +175,14 @@ class BatchPlan:
         bucket: int = 40,
         sort_by: str = "total",
     ) -> None:
+        for name, value in (("batch_size", batch_size), ("max_tokens", max_tokens), ("bucket", bucket)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         counts = np.asarray(lengths)
         if counts.size == 0:
             raise ValueError("there are no rows to make batches of")
+        if counts.ndim > 2 or (counts.ndim == 2 and counts.shape[1] != 2):
+            raise ValueError(f"lengths must be [rows] or [rows, 2], got {list(counts.shape)}")
         self.batch_size = batch_size
         self.max_tokens = max_tokens
         self.seed = seed

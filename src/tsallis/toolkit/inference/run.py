@@ -163,7 +163,7 @@ class TextRun:
             InputError: If the command would reject a line or an option.
         """
         texts = _check_lines(lines, "lines")
-        options = options or SearchOptions()
+        options = _check_options(options, SearchOptions())
         if options.prefix is not None and prefixes is not None:
             raise InputError("prefix is the beginning of all outputs, prefixes are of each line: give one of them")
         starts = _beginnings(prefixes, len(texts))
@@ -316,7 +316,7 @@ class TextRun:
             InputError: If the command would reject a line or an option.
         """
         texts = _check_lines(prompts, "prompts")
-        options = options or SearchOptions(mode="sample")
+        options = _check_options(options, SearchOptions(mode="sample"))
         self.check_generation(options)
         blocks = self._blocks(texts, "prompts", False)
         return [answer for first, run, read in blocks for answer in run.continue_lines(read, options, first)]
@@ -478,6 +478,17 @@ class TextRun:
             read = self.task.read(lines[first : first + BLOCK], name, self.run, gold, first, **values)
             run, read = copy_unknown(self.task, self.run, read)
             yield first, self.for_run(run), read
+
+
+def _check_options(options: SearchOptions | None, default: SearchOptions) -> SearchOptions:
+    """Return the options, or the default if they are None.
+
+    Raises:
+        TypeError: If the argument is not search options.
+    """
+    if options is not None and not isinstance(options, SearchOptions):
+        raise TypeError(f"options must be tsallis.search.SearchOptions, got {describe(options)}")
+    return default if options is None else options
 
 
 def whole_batch(corpus: Corpus, model: Any) -> Batch:

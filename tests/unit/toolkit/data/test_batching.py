@@ -118,11 +118,23 @@ def test_rows_of_like_length_share_a_batch() -> None:
     assert order != sorted(order)
 
 
-def test_arguments_of_a_plan() -> None:
-    with pytest.raises(ValueError, match="no rows"):
-        BatchPlan([])
-    with pytest.raises(ValueError, match="no rows"):
-        BatchPlan(torch.empty(0, 2))
+@pytest.mark.parametrize(
+    ("lengths", "options", "words"),
+    [
+        ([1], {"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ([1], {"bucket": 0}, "bucket must be at least 1, got 0"),
+        ([1], {"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ([], {}, "no rows"),
+        (torch.empty(0, 2), {}, "no rows"),
+        ([[1, 2, 3]], {}, r"lengths must be \[rows\] or \[rows, 2\], got \[1, 3\]"),
+    ],
+)
+def test_arguments_of_a_plan(lengths: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        BatchPlan(lengths, **options)
+
+
+def test_a_batch_has_64_rows_by_default() -> None:
     assert BatchPlan([1] * 65).batch_size == 64 and len(BatchPlan([1] * 65)) == 2
 
 
