@@ -148,7 +148,7 @@ def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignor
                 f"target must hold classes from 0 to {classes - 1} or ignore_index {ignore_index}, "
                 f"got {int(target[out_of_range][0])}"
             )
-    # Replace a negative class that was not checked by a class that is too large, so that the kernel raises.
+    # A negative class that was not checked becomes too large a class, so that the kernel raises.
     return torch.where(has_loss, torch.where(target < 0, classes, target), -1)
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tsallis.toolkit.training import Run
     from tsallis.toolkit.training.distributed import World
 
-OnError = Literal["stop", "skip"]
 STDIN = "standard input"  # name of standard input in messages
 BAD_LINES = 1  # exit status after bad lines were skipped
 MOST_NAMED = 5  # maximum number of unknown symbols named in a warning
@@ -101,7 +100,7 @@ def line_blocks(
     beginnings: bool | None = False,
     empty_outputs: bool = False,
     check: Callable[[Block], object] = lambda block: None,
-    on_error: OnError | None = "stop",
+    on_error: Literal["stop", "skip"] | None = "stop",
     **options: Any,
 ) -> Iterator[Block]:
     """Read lines in blocks of up to 64.

@@ -22,6 +22,8 @@ def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:
         >>> levenshtein("drawed", "drew")
         3
     """
+    if a == b:
+        return 0
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, start=1):
         previous, row[0] = row[0], i

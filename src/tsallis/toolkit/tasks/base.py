@@ -190,6 +190,10 @@ class Task(ABC):
         """
         return ambiguous_text(vocabulary)
 
+    def first_answer(self, reference: str) -> str:
+        """Return the first right answer of a reference, which may contain several."""
+        return reference
+
     def input_line(self, title: str) -> str:
         """Return the input line for a title; see `titles` of :class:`~tsallis.toolkit.tasks.types.Lines`."""
         return title

@@ -36,15 +36,10 @@ def with_source_symbols(task: Any, data: Data) -> Data:
     if not isinstance(tgt, Vocabulary) or not isinstance(src, Vocabulary):
         return data
     vocabularies = replace(data.vocabularies, tgt=extended(tgt, src.symbols))
-    targets = [vocabularies.tgt.encode(_target(task, reference)) for reference in data.dev.references]
+    targets = [vocabularies.tgt.encode(task.first_answer(reference)) for reference in data.dev.references]
     dev = replace(data.dev, corpus=Corpus(data.dev.corpus.src, targets, data.dev.corpus.counts))
     run, unknown, dev = read_unknown(task, Run(Path(), None, src, vocabularies.tgt, {}, {}), dev)
     return replace(data, dev=dev, vocabularies=vocabularies, wide=(run.tgt_vocab, unknown))
-
-
-def _target(task: Any, reference: str) -> str:
-    """Return the first right answer of a reference."""
-    return (*task.answers(reference), "")[0]
 
 
 def extended(vocabulary: Vocabulary, symbols: Iterable[str]) -> Vocabulary:
@@ -98,7 +93,7 @@ def read_unknown(task: Any, run: Run, lines: Lines) -> tuple[Run, list[int], Lin
     if not isinstance(src, Vocabulary) or not isinstance(tgt, Vocabulary):
         return run, [], lines
     sources = [[int(number) for number in source] for source in lines.corpus.src]
-    texts = {row: task.text_symbols(lines.titles[row]) for row, source in enumerate(sources) if UNK in source}
+    texts = {row: task.text_symbols(lines.titles[row], src) for row, source in enumerate(sources) if UNK in source}
     found = dict.fromkeys(symbol for symbols in texts.values() for symbol in symbols)
     new = [symbol for symbol in found if symbol not in src and is_copied(symbol, tgt.separator)]
     if not new:
@@ -113,5 +108,6 @@ def read_unknown(task: Any, run: Run, lines: Lines) -> tuple[Run, list[int], Lin
     rows = []
     for source, reference in zip(sources, lines.references, strict=True):
         known = {targets[number - len(src)] for number in source if number >= len(src)}
-        rows.append([t if t < len(run.tgt_vocab) or t in known else UNK for t in tgt.encode(_target(task, reference))])
+        target = tgt.encode(task.first_answer(reference))
+        rows.append([t if t < len(run.tgt_vocab) or t in known else UNK for t in target])
     return wide, targets, replace(lines, corpus=Corpus(sources, rows, lines.corpus.counts))

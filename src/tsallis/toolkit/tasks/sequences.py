@@ -15,6 +15,7 @@ from tsallis.models.batch import Batch, has_loss
 from tsallis.symbols import BOS, EOS
 from tsallis.toolkit.config import Alpha, Basis, Density, Depth, Map, Settings, Size
 from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.data.vocabulary import split_symbols
 from tsallis.toolkit.tasks.base import Task
 from tsallis.toolkit.tasks.copying import copied_symbols, with_source_symbols
 from tsallis.toolkit.tasks.types import Attention, Data, ModelSection
@@ -145,6 +146,10 @@ class SequenceTask(Task):
         arguments = batch.src, batch.src_lengths, batch.tgt_in
         density = run.model.densities(*arguments) if hasattr(run.model, "densities") else None
         return {"source": Attention(run.model(*arguments, need_attention=True).attention, density)}
+
+    def text_symbols(self, title: str, vocabulary: Any) -> list[str]:
+        """Return the symbols of the text in a title, without features. They are the last symbols of the source."""
+        return [*split_symbols(title, vocabulary.separator)]
 
     def preview(self, data: Data) -> list[str]:
         lines = [f"columns: {self.formats[True]}; as the model sees them:"]

@@ -47,6 +47,11 @@ def _check_symbols(symbols: str) -> str:
     return symbols
 
 
+def separator_of(symbols: str) -> str:
+    """Return the separator between symbols, from the value of the settings `src_symbols` and `tgt_symbols`."""
+    return SEPARATORS.get(symbols, symbols)
+
+
 Symbols = Annotated[str, AfterValidator(_check_symbols)]
 Separator = Annotated[str, Field(min_length=1, max_length=10)]
 Normalization = Literal["NFC", "NFD", "NFKC", "NFKD"]
@@ -192,13 +197,13 @@ class Strings(SequenceTask):
     @classmethod
     def load(cls, config: StringsData) -> tuple[Task, Data]:
         task = cls.of_config(config)
-        examples, dev_examples = cls.read_split(config, "train"), cls.read_split(config, "dev")
+        examples, dev_examples = task.examples_of(config, "train"), task.examples_of(config, "dev")
         if not examples or not dev_examples:
             raise InputError(f"data.held_out: {config.held_out:g} of the sources leaves no train or no dev examples")
         task.check_columns(examples)
         dev = _in_turn(dev_examples)
         examples = [replace(e, target=answer) for e in examples for answer in task.answers(e.target or "")]
-        separators = [SEPARATORS.get(symbols, symbols) for symbols in (config.src_symbols, config.tgt_symbols)]
+        separators = [separator_of(symbols) for symbols in (config.src_symbols, config.tgt_symbols)]
         sides = [(e.src_tokens(separators[0]), e.tgt_tokens(separators[1])) for e in examples]
         rows = [row for row, (src, tgt) in enumerate(sides) if max(len(src), len(tgt)) <= config.max_length]
         train = [examples[row] for row in rows]
@@ -370,15 +375,8 @@ class Strings(SequenceTask):
                     f"{' or '.join(self.formats)}{self._example(run, example.source)}"
                 )
             examples.append((number, example))
-        symbols = (
-            [
-                (s in tgt)
-                for _, e in examples
-                for s in self._symbols((*self.answers(e.target or ""), "")[0], self.tgt_symbols)
-            ]
-            if gold
-            else []
-        )
+        targets = [self.first_answer(e.target or "") for _, e in examples] if gold else []
+        symbols = [symbol in tgt for target in targets for symbol in self._symbols(target, self.tgt_symbols)]
         if len(examples) >= FEWEST and 2 * sum(symbols) < len(symbols):
             example = examples[0][1]
             raise InputError(
@@ -398,16 +396,20 @@ class Strings(SequenceTask):
         joined = f"separated by {describe(self.feature_separator)}"
         return f"; for example {line} (the run's features, {joined}: {known})"
 
-    def text_symbols(self, title: str) -> list[str]:
-        """Return the symbols of the text in a title, without features. They are the last symbols of the source."""
-        text = title.rpartition(" + ")[0] if self.columns.features and " + " in title else title
-        return self._symbols(text, self.src_symbols)
+    def _title_parts(self, title: str) -> tuple[str, str]:
+        """Return the source and the joined features of a title; a title without features is a source."""
+        if not self.columns.features or " + " not in title:
+            return title, ""
+        source, _, features = title.rpartition(" + ")
+        return source, features
+
+    def text_symbols(self, title: str, vocabulary: Any) -> list[str]:
+        return super().text_symbols(self._title_parts(title)[0], vocabulary)
 
     def unknown_symbols(self, run: Run, source: Sequence[int], title: str) -> list[str]:
-        features: list[str] = []
-        if self.columns.features and " + " in title:
-            features = title.rpartition(" + ")[2].split(self.feature_separator)
-        symbols = [*features, *self.text_symbols(title)]
+        features = self._title_parts(title)[1]
+        names = features.split(self.feature_separator) if features else []
+        symbols = [*names, *self.text_symbols(title, run.src_vocab)]
         return [s for s, n in zip(symbols, source[len(source) - len(symbols) :], strict=True) if n == UNK]
 
     def parse(
@@ -439,11 +441,14 @@ class Strings(SequenceTask):
 
     @staticmethod
     def _symbols(text: str, symbols: str) -> list[str]:
-        return [*split_symbols(text, SEPARATORS.get(symbols, symbols))]
+        return [*split_symbols(text, separator_of(symbols))]
 
     def answers(self, target: str) -> list[str]:
         """Return the right answers in a target column."""
         return [target] if self.answer_separator is None else [a for a in target.split(self.answer_separator) if a]
+
+    def first_answer(self, reference: str) -> str:
+        return next(iter(self.answers(reference)), "")
 
     def split(self, run: Run, config: StringsData, split: str, **options: Any) -> Lines:
         if options.get("language") is not None:
@@ -454,9 +459,9 @@ class Strings(SequenceTask):
 
     def input_line(self, title: str) -> str:
         columns, fields = self.columns, [""] * self.columns.width
-        fields[columns.source - 1] = title
-        if columns.features and " + " in title:
-            fields[columns.source - 1], _, fields[columns.features[0] - 1] = title.rpartition(" + ")
+        fields[columns.source - 1], features = self._title_parts(title)
+        if columns.features:
+            fields[columns.features[0] - 1] = features
         del fields[columns.target - 1]
         return "\t".join(fields[: columns.plain_width])
 
@@ -477,14 +482,14 @@ class Strings(SequenceTask):
         titles = [f"{e.source} + {joiner.join(e.features)}" if e.features else e.source for e in examples]
         references = [self._reference(e.target or "") for e in examples]
         languages = [e.language for e in examples if e.language is not None]
-        first = [replace(e, target=(*self.answers(e.target or ""), "")[0]) for e in examples]
+        first = [replace(e, target=self.first_answer(e.target or "")) for e in examples]
         corpus = encode_examples(first, vocabularies.src, vocabularies.tgt)
         known = languages if languages and len(languages) == count else None
         return Lines(corpus, references, titles, list(range(count)), count, known)
 
     def _reference(self, target: str) -> str:
         """Return the text of a target column with exactly one separator between symbols."""
-        separator = SEPARATORS.get(self.tgt_symbols, self.tgt_symbols)
+        separator = separator_of(self.tgt_symbols)
         if separator in ("", GRAPHEMES):
             return target
         answers = (separator.join(split_symbols(answer, separator)) for answer in self.answers(target))

@@ -14,12 +14,17 @@ from task_runs import config_of, evaluate, train, untrained_run
 from tsallis.errors import InputError
 from tsallis.models.copying import CopyOutput
 from tsallis.search import Certificate, Ensemble, Hypothesis, Result, SearchOptions
+from tsallis.symbols import UNK
 from tsallis.toolkit.cli.input import read_all
 from tsallis.toolkit.data import Vocabulary
+from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.inference import TextRun
-from tsallis.toolkit.tasks.copying import copied_symbols, copy_unknown, extended
+from tsallis.toolkit.tasks.copying import copied_symbols, copy_unknown, extended, read_unknown
 from tsallis.toolkit.tasks.prepared import prepare
 from tsallis.toolkit.tasks.registry import task_of
+from tsallis.toolkit.tasks.translation import Translation
+from tsallis.toolkit.tasks.types import Lines
+from tsallis.toolkit.training import Run
 
 TRAIN = "abx\tbad\tV\nba\tab\tV;PST\nxab\tabd\tV\n"  # x is in sources alone, d in targets alone
 DEV = "aλb\txλ\tV\n"  # λ is unknown
@@ -183,3 +188,12 @@ def test_the_threshold_of_alpha_relu_is_that_of_the_map(folder: Path) -> None:
         for copy in (True, True)
     ]
     assert taus[0] == taus[1] and 0 < abs(taus[0]) < 10
+
+
+def test_any_task_of_sequences_can_copy() -> None:
+    """Tasks without features and with one answer define nothing for it."""
+    task, letters = Translation("de", "en"), Vocabulary(["a"], " ")
+    lines = Lines(Corpus([[4, UNK]], [[4, UNK]]), ["a z"], ["a z"], [0], 1)
+    run, targets, read = read_unknown(task, Run(Path(), None, letters, letters, {}, {}), lines)
+    assert run.src_vocab.symbols == run.tgt_vocab.symbols == ("a", "z") and targets == [5]
+    assert [list(side[0]) for side in (read.corpus.src, read.corpus.tgt)] == [[4, 5], [4, 5]]
