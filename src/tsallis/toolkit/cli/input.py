@@ -92,6 +92,16 @@ class UnknownSymbols:
         print(one_line(f"tsallis: {name}: {message}"), file=sys.stderr)
 
 
+class SkippedLines:
+    """Print the error of each bad line, and count them."""
+
+    count = 0
+
+    def __call__(self, error: InputError) -> None:
+        self.count += 1
+        print(one_line(f"tsallis: {error}"), file=sys.stderr)
+
+
 def line_blocks(
     run: Run,
     task: Task,
@@ -124,14 +134,8 @@ def line_blocks(
 
     expected = task.formats[gold] + ("<TAB>beginning" if beginnings else "")
     values = task.check_options(run, options) | ({"empty": True} if empty_outputs and task.empty_outputs else {})
-    unknown_symbols, ends, bad = UnknownSymbols(run, task), 0, 0
-
-    def skip_line(error: InputError) -> None:
-        nonlocal bad
-        bad += 1
-        print(one_line(f"tsallis: {error}"), file=sys.stderr)
-
-    skip = skip_line if (on_error or ("skip" if is_stdin(file) else "stop")) == "skip" else None
+    unknown_symbols, ends, skipped = UnknownSymbols(run, task), 0, SkippedLines()
+    skip = skipped if (on_error or ("skip" if is_stdin(file) else "stop")) == "skip" else None
     with _open_lines(expected, file, skip) as (lines, name, ready):
 
         def read(block: list[str], first: int) -> Block:
@@ -154,7 +158,7 @@ def line_blocks(
             first += len(texts)
     Ignored(ends=ends).warn(name)
     unknown_symbols.warn(name)
-    if bad:
+    if skipped.count:
         raise typer.Exit(BAD_LINES)
 
 

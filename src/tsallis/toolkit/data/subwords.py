@@ -93,19 +93,11 @@ class Subwords:
         """
         from sentencepiece import SentencePieceTrainer
 
-        errors: list[Exception] = []  # sentencepiece hides the errors of `lines` behind its own error
-
-        def guarded() -> Iterator[str]:
-            try:
-                yield from lines
-            except Exception as error:
-                errors.append(error)
-                raise
-
+        errors: list[Exception] = []
         written = BytesIO()
         try:
             SentencePieceTrainer.train(
-                sentence_iterator=guarded(),
+                sentence_iterator=_keep_error(lines, errors),
                 model_writer=written,
                 vocab_size=size,
                 model_type=kind,
@@ -240,6 +232,15 @@ class Subwords:
     def load(cls, path: Path | str) -> Subwords:
         """Read a sentencepiece model; raise an :class:`~tsallis.errors.InputError` for other files."""
         return cls(read_bytes(path), str(path))
+
+
+def _keep_error(lines: Iterable[str], errors: list[Exception]) -> Iterator[str]:
+    """Yield the lines and store an error of reading them: sentencepiece hides it behind its own error."""
+    try:
+        yield from lines
+    except Exception as error:
+        errors.append(error)
+        raise
 
 
 def _explain(message: str, size: int) -> str:
