@@ -23,6 +23,23 @@ COMMON = {
     "src": "Source language: the ending of its file",
     "tgt": "Target language: the ending of its file",
     "subwords": "How text is split into symbols",
+    "tgt_model": "Existing sentencepiece model of the target; needs src_model",
+    "columns": "Numbers of the columns of a line, from 1",
+    "images": "Images of each split: an array file, a .tar file or a folder",
+    "synthetic": "Generated data, in place of files",
+    "source": "Column of the source",
+    "target": "Column of the target",
+    "features": "Column or columns of the features; auto: column 3 if the training data have it",
+    "label": "Column of the label",
+    "text": "Column of the text; -1: the last column",
+    "name": "Name of the synthetic task",
+    "test_lengths": "Numbers of tokens per test example",
+    "texts": "What one text is: a line or a paragraph",
+    "freeze": "Whether the vectors stay fixed during training",
+    "seed": "Random seed",
+    "tgt_symbols": "As src_symbols, for the target",
+    "tgt_normalization": "As src_normalization, for the target",
+    "feature_separator": "Separator of the features in their column",
 }
 
 

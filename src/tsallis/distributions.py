@@ -132,7 +132,9 @@ class EntmaxCategorical(Categorical):
     def indices(self) -> Tensor:
         """Return the classes in the support [..., width], most probable first, padded with -1."""
         if transforms_active():
-            raise RuntimeError("indices and values have a width that depends on the scores: take probs in torch.func")
+            raise RuntimeError(
+                "indices and values can't be used in torch.func, because their width depends on the scores: use probs"
+            )
         width = max(int(self.support_size.amax()), 1) if self.scores.numel() else 1
         values, order = self._log_probs.detach().topk(width, -1)
         return order.masked_fill(values == -torch.inf, -1)
@@ -161,7 +163,7 @@ class EntmaxCategorical(Categorical):
             right = right & (value == value.floor())
         if not torch._is_all_true(right):
             wrong = value[~right][0].item()
-            raise ValueError(f"value must hold classes from 0 to {self._num_events - 1}, got {wrong:g}")
+            raise ValueError(f"value must contain classes from 0 to {self._num_events - 1}, got {wrong:g}")
 
     def loss(self, value: Tensor) -> Tensor:
         """Return the :func:`tsallis.entmax_loss` of values, which is finite outside the support too."""
@@ -184,8 +186,8 @@ class EntmaxCategorical(Categorical):
             return self._sample_transformed(sample_shape, generator)
         if bool((self.support_size == 0).any()):
             if bool(self.probs.isnan().any()):
-                raise ValueError("can't sample: a row has scores that are not finite, NaN or infinity")
-            raise ValueError("can't sample: a row has no support, every one of its scores is -inf")
+                raise ValueError("can't sample: the scores of a row contain NaN or infinity")
+            raise ValueError("can't sample: all scores of a row are -inf")
         shape = self._extended_shape(sample_shape)
         width = self.indices.shape[-1]
         count = torch.Size(sample_shape).numel()
@@ -235,7 +237,7 @@ class EntmaxCategorical(Categorical):
 def _check_scores(scores: Tensor) -> None:
     check_floating(scores)
     if scores.dim() == 0 or scores.shape[-1] == 0:
-        raise ValueError(f"scores must be [..., classes] with at least one class, got shape {tuple(scores.shape)}")
+        raise ValueError(f"scores must have shape [..., classes] with at least one class, got {tuple(scores.shape)}")
 
 
 def _checked_alpha(alpha: Alpha, shape: torch.Size) -> Alpha:
@@ -247,7 +249,7 @@ def _checked_alpha(alpha: Alpha, shape: torch.Size) -> Alpha:
     try:
         return savable(alpha).expand(shape)
     except RuntimeError as error:
-        hint = "; it has no dimension of classes: alpha.squeeze(-1)" if alpha.shape[:-1] == shape else ""
+        hint = "; remove the dimension of classes with alpha.squeeze(-1)" if alpha.shape[:-1] == shape else ""
         raise ValueError(
             f"alpha of shape {tuple(alpha.shape)} can't be broadcast to the batch shape {tuple(shape)}{hint}"
         ) from error

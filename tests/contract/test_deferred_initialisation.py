@@ -220,7 +220,7 @@ def test_constants_survive_other_dtypes_and_modes() -> None:
 
 
 def test_an_alpha_without_numbers_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"alpha must have numbers, .* 'meta'"):
+    with pytest.raises(ValueError, match="alpha must not be on the device 'meta'"):
         compat.EntmaxBisect(torch.tensor([1.2, 1.7], device="meta"))
 
 

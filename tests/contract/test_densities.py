@@ -414,13 +414,13 @@ def test_mixtures(name: str) -> None:
 
 def test_mixtures_that_fit_nowhere_are_refused() -> None:
     pair = TruncatedParabola(torch.zeros(2), torch.ones(2))
-    with pytest.raises(ValueError, match="don't fit the batch shape"):
+    with pytest.raises(ValueError, match="for components of batch shape"):
         Mixture(torch.ones(3) / 3, pair)
     with pytest.raises(ValueError, match="2 components"):
         Mixture(torch.ones(3) / 3, [pair, pair])
     with pytest.raises(ValueError, match="sum to 1"):
         Mixture(torch.ones(2), pair)
-    with pytest.raises(ValueError, match="share a space"):
+    with pytest.raises(ValueError, match="same number of dimensions"):
         Mixture(torch.ones(2) / 2, [pair, TruncatedParaboloid(torch.zeros(2), torch.eye(2))])
 
 

@@ -264,7 +264,7 @@ def refusal(name: str, options: dict[str, Any], recorder: Any) -> tuple[type[Exc
     if options["points"] is None:
         if recorder is exported_strictly:  # torch.compile leaves the expectation out of its graph
             return torch._dynamo.exc.Unsupported, "_expect"
-        return NotImplementedError, "set points="
+        return NotImplementedError, "pass points="
     return (torch.onnx.errors.UnsupportedOperatorError, "cholesky|mT") if recorder is onnx_by_tracing else None
 
 

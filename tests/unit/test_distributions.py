@@ -75,7 +75,7 @@ def test_samples_come_from_the_support_in_proportion(scores: torch.Tensor) -> No
     share = torch.nn.functional.one_hot(drawn, 4).double().mean(0)
     torch.testing.assert_close(share, d.probs, atol=0.015, rtol=0)
     assert d.sample().shape == (3,) and d.sample((2, 5)).shape == (2, 5, 3)
-    with pytest.raises(ValueError, match="no support"):
+    with pytest.raises(ValueError, match="all scores of a row are -inf"):
         EntmaxCategorical(torch.full((2, 3), -torch.inf), validate_args=False).sample()
 
 
@@ -155,7 +155,7 @@ def test_bad_input_is_refused(scores: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="got 4"):
         EntmaxCategorical(scores, validate_args=True).log_prob(torch.tensor([0, 1, 4]))
     for wrong, words in ((0.5, "0.5"), (-1, "-1"), (4, "4"), (torch.nan, "nan"), (-0.5, "-0.5"), (1e9, "1e\\+09")):
-        with pytest.raises(ValueError, match=f"value must hold classes from 0 to 3, got {words}$"):
+        with pytest.raises(ValueError, match=f"classes from 0 to 3, got {words}$"):
             EntmaxCategorical(scores, validate_args=True).log_prob(torch.tensor([0, wrong, 1]))
     with pytest.raises(ValueError, match="value must be a tensor of classes, got 1"):
         EntmaxCategorical(scores, validate_args=True).log_prob(1)
@@ -163,9 +163,9 @@ def test_bad_input_is_refused(scores: torch.Tensor) -> None:
     assert torch.equal(whole, EntmaxCategorical(scores).log_prob(torch.tensor([0, 1, 2])))
     assert EntmaxCategorical(scores, validate_args=False).log_prob(torch.tensor([0.5, 1, 2])).shape == (3,)
     for broken in (torch.nan, torch.inf):
-        with pytest.raises(ValueError, match="a row has scores that are not finite, NaN or infinity"):
+        with pytest.raises(ValueError, match="scores of a row contain NaN or infinity"):
             EntmaxCategorical(torch.tensor([[1.0, broken], [0.0, 0.0]]), validate_args=False).sample()
-    with pytest.raises(ValueError, match="a row has no support, every one of its scores is -inf"):
+    with pytest.raises(ValueError, match="all scores of a row are -inf"):
         EntmaxCategorical(torch.tensor([[-torch.inf] * 2, [0.0, 0.0]])).sample()
     with pytest.raises(ValueError, match="alpha must be positive and finite, got a tensor with -1"):
         EntmaxCategorical(torch.zeros(3, 4), torch.tensor([1.5, -1.0, 2.0]))

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.process
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(tsallis.__file__).parent
 KERNEL = "tsallis/ops/cpu/_kernel.so"
-WARNED = "tsallis computes on the CPU without its compiled kernels, which are several times as fast: "
-CONTENT = "Or be content with PyTorch's operations: TSALLIS_BACKEND=eager."
+WARNED = "tsallis runs on the CPU without its compiled kernels, which are several times faster: "
+CONTENT = "To use PyTorch's operations without this warning, set TSALLIS_BACKEND=eager."
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,9 @@ def summarize_reader(
         raise InputError(f"{corpus}: there are no sentences to analyse")
     missing = set(range(len(texts))).difference(text.index for text in texts)
     if missing:
-        raise ValueError(f"{len(texts)} sentences must be numbered from 0, each once: none has number {min(missing)}")
+        raise ValueError(
+            f"the {len(texts)} sentences must have the numbers from 0 to {len(texts) - 1}, none has {min(missing)}"
+        )
     symbols = sum(len(text.source) for text in texts), sum(len(text.target) for text in texts)
     roles, contrasts = attention_pass.roles.result(), attention_pass.contrasts.result()
     rows, by_row = attention_pass.choose(sentences), head_examples(roles, contrasts)

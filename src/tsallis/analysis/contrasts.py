@@ -226,7 +226,7 @@ class Comparison:
         shared = [kind for kind in SIDES if all(kind in {layer.kind for layer in layers} for layers in self.layers)]
         self.kinds = tuple(shared if kinds is None else kinds)
         if not self.kinds:
-            raise InputError("the two models have no kind of attention in common")
+            raise InputError("the two models must have a kind of attention in common, found none")
         self._numbers = {kind: [_of_kind(layers, kind) for layers in self.layers] for kind in self.kinds}
         self._words = {kind: _WordLists(count) for kind in self.kinds}
 
@@ -238,8 +238,8 @@ class Comparison:
         """
         if one.text != other.text:
             raise InputError(
-                f"the models have not read the same sentences: they differ at sentence {one.text.index + 1}, "
-                "or spell it by other pieces"
+                f"the two models must read the same sentences with the same tokens, but sentence "
+                f"{one.text.index + 1} differs"
             )
         for kind in self.kinds:
             numbers = self._numbers[kind]
@@ -332,7 +332,7 @@ def compare_models(first: Recording, second: Recording, kind: str, count: int = 
     for one, other in zip_longest(first, second):
         if one is None or other is None:
             number = (one or other).text.index
-            raise InputError(f"the models have not read the same sentences: sentence {number + 1} is in one alone")
+            raise InputError(f"the two models must read the same sentences, but only one has sentence {number + 1}")
         comparison.update(one, other)
     (contrast,) = comparison.result()
     return contrast
@@ -342,7 +342,7 @@ def _of_kind(layers: Sequence[AttentionLayer], kind: str) -> list[int]:
     numbers = [number for number, layer in enumerate(layers) if layer.kind == kind]
     if not numbers:
         kinds = ", ".join(dict.fromkeys(layer.kind for layer in layers))
-        raise InputError(f"the recording has no attention of kind {kind!r}, only {kinds}")
+        raise InputError(f"kind must be one of {kinds} for this recording, got {kind!r}")
     return numbers
 
 

@@ -77,7 +77,7 @@ def mask_head(attention: MultiheadAttention, head: int) -> Iterator[None]:
         True
     """
     if not 0 <= head < attention.num_heads:
-        raise ValueError(f"heads are numbered from 0 to {attention.num_heads - 1}, got {head}")
+        raise ValueError(f"head must be from 0 to {attention.num_heads - 1}, got {head}")
     part = slice(head * attention.head_dim, (head + 1) * attention.head_dim)
 
     def clear(_: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
@@ -146,5 +146,5 @@ def _loss(model: TransformerSeq2Seq | LanguageModel, batches: Iterable[Batch]) -
             total += float(model.output.loss(decoded.hidden[counts], target[counts], reduction="sum"))
             symbols += int(counts.sum())
     if symbols == 0:
-        raise InputError("there are no symbols to compute a loss of: the corpus is empty or has no targets")
+        raise InputError("can't compute a loss: the corpus is empty or has no targets")
     return total / symbols, symbols

@@ -187,7 +187,7 @@ class Outputs:
             InputError: There were no steps.
         """
         if self.steps == 0:
-            raise InputError("there are no steps to describe: the corpus is empty or has no targets")
+            raise InputError("can't describe outputs: the corpus is empty or has no targets")
         largest = int(self.support.nonzero()[0].max())
         total, norm, threshold = (self._distribution(name) for name in WIDTHS)
         assert total is not None and norm is not None

@@ -161,7 +161,7 @@ def _record_batch(reader: AttentionReader, batch: Any) -> RecordedBatch:
     result = reader.run(batch, receive)
     missing = [layer.name for number, layer in enumerate(layers) if number not in by_layer]
     if missing:
-        raise ValueError(f"the model gave no weights of {', '.join(missing)}")
+        raise ValueError(f"the model must return weights for each layer, got none for {', '.join(missing)}")
     rows = zip(*(by_layer[number] for number in range(len(layers))), strict=True)
     return RecordedBatch(batch, [Sentence(text, weights) for text, weights in zip(texts, rows, strict=True)], result)
 
@@ -172,7 +172,9 @@ def _compress(layer: AttentionLayer, texts: Sequence[Text], weights: Tensor) -> 
     shape = (len(texts), layer.heads, *(max(size) for size in zip(*sizes, strict=True)))
     fits = weights.dim() == 4 and weights.shape[:2] == shape[:2]
     if not fits or any(have < need for have, need in zip(weights.shape, shape, strict=True)):
-        raise ValueError(f"weights of {layer.name} must have shape {shape} or padding, got {tuple(weights.shape)}")
+        raise ValueError(
+            f"weights of {layer.name} must have shape {shape}, or more with padding, got {tuple(weights.shape)}"
+        )
     # NumPy has no bfloat16. Keep float64, because some of its positive weights would be 0 in float32.
     rows = weights.detach().to(torch.promote_types(weights.dtype, torch.float32)).cpu().numpy()
     return [SparseWeights.of(row[:, :queries, :keys]) for row, (queries, keys) in zip(rows, sizes, strict=True)]
@@ -261,7 +263,9 @@ def read_model(model: Any, src_vocab: Symbols, tgt_vocab: Symbols) -> AttentionR
         return TransformerReader(model, src_vocab, tgt_vocab)
     if isinstance(model, RNNSeq2Seq) and isinstance(model.attention, GlobalAttention | ContinuousGlobalAttention):
         return RNNReader(model, src_vocab, tgt_vocab)
-    raise ValueError(f"expected a TransformerSeq2Seq, an RNNSeq2Seq or a LanguageModel, got {type(model).__name__}")
+    raise ValueError(
+        f"model must be a TransformerSeq2Seq, an RNNSeq2Seq or a LanguageModel, got {type(model).__name__}"
+    )
 
 
 def _without_underflow(weights: Tensor, layer: AttentionLayer) -> Tensor:

@@ -29,14 +29,13 @@ def one_of(density: Density, index: Index, dims: int) -> Density:
         ValueError: The density has another number of dimensions, or the index does not select one density.
     """
     if density.dims != dims:
-        where = "on the line" if dims == 1 else "in the plane"
-        raise ValueError(f"the density must be one {where}, got one in {density.dims} dimensions")
+        raise ValueError(f"density must have {dims} dimension{'s' * (dims > 1)}, got {density.dims}")
     index = (index,) if isinstance(index, int) else tuple(index)
     batch = tuple(density.batch_shape)
     if math.prod(batch[len(index) :]) == 1:  # dimensions that the index omits, such as heads and queries, have size 1
         index += (0,) * (len(batch) - len(index))
     if len(index) != len(batch) or any(not -n <= i < n for i, n in zip(index, batch, strict=True)):
-        raise ValueError(f"index must name one density of a batch of shape {list(batch)}, got {list(index)}")
+        raise ValueError(f"index must select one density of a batch of shape {list(batch)}, got {list(index)}")
     return _select(density, index)
 
 
@@ -51,7 +50,7 @@ def _select(density: Density, index: tuple[int, ...]) -> Density:
             family = BetaGaussian(float(alpha.expand(density.batch_shape)[index]), density.dims)
         return Elliptical(numbers(density.mean[index]), numbers(density.factor[index]), family)
     if index:
-        raise TypeError(f"of a batch of {type(density).__name__} none can be picked: give a density for each figure")
+        raise TypeError(f"index can't select from a batch of {type(density).__name__}: pass a single density")
     return density
 
 

@@ -51,7 +51,7 @@ class Statistic(ABC, Generic[R]):
             InputError: There were no sentences.
         """
         if self.sentences == 0:
-            raise InputError("there are no sentences to describe: the corpus is empty or was already iterated over")
+            raise InputError("no sentences to describe: the corpus is empty or was already iterated over")
         return self._result()
 
     @abstractmethod

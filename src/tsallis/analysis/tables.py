@@ -91,7 +91,7 @@ class Histogram(Record):
         counts, edges = np.histogram(numbers, bins, (low, high))
         if counts.sum() != len(numbers):
             outlier = numbers[~((numbers >= low) & (numbers <= high))][0]
-            raise ValueError(f"values must lie between {low:g} and {high:g}, got {outlier:g}")
+            raise ValueError(f"values must be from {low:g} to {high:g}, got {outlier:g}")
         return cls(tuple(edges.tolist()), tuple(counts.tolist()))
 
     def coarser(self, bins: int) -> Histogram:

@@ -155,7 +155,7 @@ def _grow(
         row, token = rows[prefix[:-1]], prefix[-1]
         step = float(log_probs[row, token])
         if step == -float("inf"):
-            raise ValueError(f"another model made the hypothesis: {vocab.name(token)!r} has probability zero in it")
+            raise ValueError(f"the hypothesis is impossible for this model: {vocab.name(token)!r} has probability zero")
         node, total = len(edges) + 1, level.totals[row] + step
         edges.append(Edge(level.nodes[row], node, vocab.name(token), step, total, token == EOS))
         if token != EOS:

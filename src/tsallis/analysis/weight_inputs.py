@@ -41,16 +41,18 @@ def read_tokens(argument: str, tokens: Tokens | None) -> Pieces:
         ValueError: There are no tokens, or a sentence has none.
     """
     if tokens is None:
-        raise ValueError(f"attention needs its tokens: {argument} must be given")
+        raise ValueError(f"{argument} must be given, got None")
     if not _is_sequence(tokens):
         raise TypeError(f"{argument} must be a sequence of strings, got {describe(tokens)}")
     sentences: Sequence[Any] = [tokens] if all(isinstance(token, str) for token in tokens) else tokens
     for number, sentence in enumerate(sentences):
         odd = [token for token in sentence if not isinstance(token, str)] if _is_sequence(sentence) else [sentence]
         if odd:
-            raise TypeError(f"{argument} must be strings, or such a sequence for each sentence, got {describe(odd[0])}")
+            raise TypeError(
+                f"{argument} must be a list of strings, or one list of strings per sentence, got {describe(odd[0])}"
+            )
         if not sentence:
-            raise ValueError(f"{argument} must hold tokens of every sentence, got none of sentence {number}")
+            raise ValueError(f"{argument} must have at least one token per sentence, got none in sentence {number}")
     return spell_tokens(sentences)
 
 
@@ -74,7 +76,7 @@ def split_layers(
         ValueError: A shape does not match the tokens, or there are no layers.
     """
     if not _is_sequence(attention):
-        raise TypeError(f"{argument} must be a sequence with a tensor for each layer, got {_describe(attention)}")
+        raise TypeError(f"{argument} must be a sequence with one tensor per layer, got {_describe(attention)}")
     sizes = [(len(q), len(k)) for q, k in zip(queries, keys, strict=True)]
     layers = []
     for number, tensor in enumerate(attention):
@@ -86,7 +88,7 @@ def split_layers(
     if not layers:
         raise ValueError(
             f"{argument} must have the weights of at least one layer, got {describe(attention)}: "
-            "models of Transformers give theirs with attn_implementation='eager' and output_attentions=True"
+            "Transformers models return weights with attn_implementation='eager' and output_attentions=True"
         )
     return layers
 
@@ -115,9 +117,8 @@ def _check_shape(name: str, tensor: Any, sizes: Sequence[tuple[int, int]]) -> No
     if len(shape) != 4 or shape[0] != len(sizes) or 0 in shape or shape[2] < queries or shape[3] < keys:
         sentences = "1 sentence" if len(sizes) == 1 else f"{len(sizes)} sentences, the longest"
         raise ValueError(
-            f"{name} must have shape [{len(sizes)}, heads, {queries}, {keys}]: {sentences} with {queries} "
-            f"{'token' if queries == 1 else 'tokens'} for queries and {keys} for keys; or a larger one, with padding; "
-            f"got {shape}"
+            f"{name} must have shape [{len(sizes)}, heads, {queries}, {keys}] or more with padding, for {sentences} "
+            f"with {queries} {'token' if queries == 1 else 'tokens'} for queries and {keys} for keys, got {shape}"
         )
 
 
@@ -154,14 +155,14 @@ def _check_row(place: str, weights: Tensor, causal: bool, tolerance: float) -> N
         raise ValueError(f"{place}{_numbers(index)} must be finite and at least 0, got {values[index].item():g}")
     for index in _first(values.triu(1) > 0) if causal else ():
         raise ValueError(
-            f"{place}{_numbers(index)} must be 0 where a query sees no later key, got {values[index].item():g}: "
-            "causal=False says that it does"
+            f"{place}{_numbers(index)} must be 0 for a key after the query, got {values[index].item():g}; "
+            "pass causal=False if queries attend to later keys"
         )
     sums = values.sum(-1)  # [heads, queries]
     for index in _first(((sums - 1).abs() > tolerance) & (sums > 0)):
         raise ValueError(
             f"{place}{_numbers(index)} must sum to 1 within {tolerance:g} over {values.shape[-1]} keys, got "
-            f"{sums[index].item():.4g}: are the weights those of model.eval(), and are these all tokens but padding?"
+            f"{sums[index].item():.4g}: call model.eval() before, and pass all tokens except padding"
         )
 
 

@@ -80,13 +80,13 @@ def summarize_weights(
         'encoder layer 1 head 1 attends to the previous token with confidence 1.00, density 44 %'
     """
     if not 0 <= tolerance <= 1:
-        raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance}")
+        raise ValueError(f"tolerance must be from 0 to 1, got {tolerance}")
     kinds = {"encoder": encoder_attention, "decoder": decoder_attention, "cross": cross_attention}
     pairs = {kind: layers for kind, layers in kinds.items() if layers is not None}
     if (attention is None) == (not pairs):
         arguments = [*(["attention"] if pairs else []), *(f"{kind}_attention" for kind in pairs)]
         raise ValueError(
-            "expected either attention, or at least one of encoder_attention, decoder_attention and cross_attention, "
+            "pass either attention, or at least one of encoder_attention, decoder_attention and cross_attention, "
             f"got {' and '.join(arguments) or 'none of them'}"
         )
     if attention is not None:
@@ -119,7 +119,7 @@ def _read_sides(kinds: Collection[str], source: Tokens | None, target: Tokens | 
     counts = [len(pieces) for pieces in texts.values()]
     if len({*counts}) > 1:
         raise ValueError(
-            f"encoder_tokens and decoder_tokens must be of as many sentences, got {counts[0]} and {counts[1]}"
+            f"encoder_tokens and decoder_tokens must have as many sentences, got {counts[0]} and {counts[1]}"
         )
     return texts
 

@@ -44,9 +44,11 @@ class AttentionLayer:
         if self.kind not in SIDES:
             raise ValueError(f"kind must be one of {', '.join(SIDES)}, got {self.kind!r}")
         if self.layer < 0 or not self.alphas:
-            raise ValueError(f"an attention layer has a number from 0 on and heads, got {self.layer} and {self.alphas}")
+            raise ValueError(
+                f"layer must be at least 0 and alphas must not be empty, got {self.layer} and {self.alphas}"
+            )
         if self.causal and self.kind == "cross":
-            raise ValueError("attention to the source cannot be causal")
+            raise ValueError("causal must be False for kind 'cross', got True")
 
     @property
     def heads(self) -> int:

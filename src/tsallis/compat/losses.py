@@ -146,7 +146,7 @@ def normmax_bisect_loss(X: Tensor, target: Tensor, alpha: Alpha = 2, n_iter: int
 def _normmax_loss(X: Tensor, target: Tensor, alpha: Alpha, ignore_index: int) -> Tensor:
     refuse_learned("alpha", alpha)
     if X.dim() == 0:
-        raise ValueError("scores must have a dimension of classes, got a single number")
+        raise ValueError("X must have shape [..., classes], got a tensor without dimensions")
     rows = class_rows(X.shape, X.device, target, ignore_index).reshape(target.shape).unsqueeze(-1)
     wide = upcast(X)
     # Call the formula directly under torch.jit.trace and functionalize, which don't support autograd functions.

@@ -109,7 +109,9 @@ def budget_bisect(X: Tensor, budget: Alpha = 2, dim: int = -1, n_iter: int | Non
 def refuse_learned(name: str, value: Alpha) -> None:
     """Raise if an argument requires a gradient, which is not supported."""
     if isinstance(value, Tensor) and value.requires_grad:
-        raise ValueError(f"{name} has no gradient here and can't be learned: give a number, or {name}.detach()")
+        raise ValueError(
+            f"{name} must not require a gradient, because it gets none here: pass a number or {name}.detach()"
+        )
 
 
 def _by_value(apply: Callable[[Tensor, float], Tensor], X: Tensor, values: Alpha, dim: int) -> Tensor:

@@ -45,7 +45,7 @@ class Basis(nn.Module):
         if self.dims == 1:
             return self.at(t)
         if t.dim() == 0 or t.shape[-1] != self.dims:
-            raise ValueError(f"points must be [..., {self.dims}], got shape {tuple(t.shape)}")
+            raise ValueError(f"points must have shape [..., {self.dims}], got {tuple(t.shape)}")
         return self.at(*t.unbind(-1))
 
     def at(self, *coordinates: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class GaussianBasis(Basis):
         super().__init__()
         self.dims = 1 if centres.dim() == 1 else centres.shape[-1]
         if centres.dim() not in (1, 2) or centres.shape[0] == 0 or self.dims not in (1, 2) or centres.shape[1:] == (1,):
-            raise ValueError(f"centres must be [size] or [size, 2], got shape {tuple(centres.shape)}")
+            raise ValueError(f"centres must have shape [size] or [size, 2], got {tuple(centres.shape)}")
         size = centres.shape[0]
         spread = torch.as_tensor(variance, dtype=centres.dtype, device=centres.device).detach()
         if spread.dim() < 2:
@@ -104,7 +104,8 @@ class GaussianBasis(Basis):
             covs = spread
         if covs.shape != centres.shape + centres.shape[1:]:
             raise ValueError(
-                f"variance of shape {tuple(spread.shape)} doesn't fit centres of shape {tuple(centres.shape)}"
+                f"variance must be a number, one number per centre, or have shape "
+                f"{tuple(centres.shape + centres.shape[1:])}, got shape {tuple(spread.shape)}"
             )
         for name, numbers in (("centres", centres), ("variance", covs)):
             if not bool(numbers.isfinite().all()):
@@ -113,7 +114,9 @@ class GaussianBasis(Basis):
             check_symmetric(covs, "variance")
         least = covs if self.dims == 1 else torch.linalg.eigvalsh(covs.double())
         if not bool((least > 0).all()):
-            raise ValueError(f"variance must be positive (definite), got {least.min().item():g}")
+            raise ValueError(
+                f"variance must be positive (definite), got the smallest eigenvalue {least.min().item():g}"
+            )
         self.register_buffer("centres", centres.detach())
         self.register_buffer("covs", covs.clone())
         self._measured: tuple[tuple[int, int], float] = (0, 0), self._measure_width()
@@ -193,7 +196,7 @@ class ProductBasis(Basis):
         self.other = second if second is not first else None
         for basis in (self.first, self.second):
             if basis.dims != 1:
-                raise ValueError(f"a product is made of bases on the line, got one with {basis.dims} dimensions")
+                raise ValueError(f"the bases of a product must have 1 dimension, got {basis.dims}")
 
     @property
     def second(self) -> Basis:
@@ -257,7 +260,7 @@ def gaussian_grid(size: int, widths: float | Sequence[float]) -> GaussianBasis:
     """
     widths = [float(w) for w in ([widths] if isinstance(widths, (int, float)) else widths)]
     if not widths or size < len(widths) or size % len(widths):
-        raise ValueError(f"size must be a multiple of the number of widths, got {size} for {len(widths)}")
+        raise ValueError(f"size must be a multiple of the number of widths, got size {size} and {len(widths)} widths")
     each = size // len(widths)
     centres = torch.linspace(0, 1, each, dtype=torch.float64, device="cpu").repeat(len(widths))
     variance = torch.tensor(widths, dtype=torch.float64, device="cpu").square().repeat_interleave(each)

@@ -61,7 +61,7 @@ def largest(factor: Tensor) -> Tensor:
     tensor(9.)
     """
     if factor.shape[-1] != 2:
-        raise NotImplementedError(f"quadrature is for the line and the plane, got {factor.shape[-1]} dimensions")
+        raise NotImplementedError(f"quadrature supports 1 or 2 dimensions, got {factor.shape[-1]}")
     a, b, c = factor[..., 0, 0].square(), factor[..., 1, 0].square(), factor[..., 1, 1].square()
     return (a + b + c + ((a - b - c).square() + 4 * a * b).sqrt()) / 2
 

@@ -69,7 +69,9 @@ class _PlaneSum(Function):
     @staticmethod
     def forward(ctx: Any, weights: Tensor, x: Tensor, y: Tensor, *shapes: Tensor) -> Tensor:
         if ctx.needs_input_grad[0] or any(ctx.needs_input_grad[3:]):
-            raise NotImplementedError("plane_sum has gradients in its points only: its weights and Gaussians need some")
+            raise NotImplementedError(
+                "plane_sum computes gradients only for its points, but its weights or Gaussians require gradients"
+            )
         ctx.save_for_backward(weights, x, y, *shapes)
         first, second = Bells(*shapes[:2]), Bells(*shapes[2:])
         sums = x.new_empty(len(x), len(first.shift), len(second.shift))

@@ -49,9 +49,9 @@ def grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
                 [0.5000, 0.0000]])
     """
     if density.dims != 2:
-        raise ValueError(f"cells of a grid are for densities in the plane, got one in {density.dims} dimensions")
+        raise ValueError(f"density must have 2 dimensions, got {density.dims}")
     if height < 1 or width < 1:
-        raise ValueError(f"a grid needs rows and columns, got {height} and {width}")
+        raise ValueError(f"height and width must be at least 1, got {height} and {width}")
     with torch.no_grad(), torch.autocast(density.mean.device.type, enabled=False):
         return _grid_masses(density, height, width).to(density.dtype)
 

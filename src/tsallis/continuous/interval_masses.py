@@ -51,14 +51,14 @@ def cell_masses(density: Density, edges: Tensor) -> Tensor:
     """
     check_floating(edges, "edges")
     if density.dims != 1:
-        raise ValueError(f"masses of intervals are for densities on the line, got one in {density.dims} dimensions")
+        raise ValueError(f"density must have 1 dimension, got {density.dims}")
     if edges.dim() == 0 or edges.shape[-1] < 2:
-        raise ValueError(f"edges must be [..., cells + 1], got shape {tuple(edges.shape)}")
+        raise ValueError(f"edges must have shape [..., cells + 1], got {tuple(edges.shape)}")
     try:
         torch.broadcast_shapes(density.batch_shape, edges.shape[:-1])
     except RuntimeError as error:
         raise ValueError(
-            f"edges of shape {tuple(edges.shape)} don't fit a density of batch shape {tuple(density.batch_shape)}"
+            f"edges [..., cells + 1] must match the batch shape {tuple(density.batch_shape)}, got {tuple(edges.shape)}"
         ) from error
     with torch.autocast(edges.device.type, enabled=False):
         return _masses(density, upcast(edges))
@@ -72,7 +72,7 @@ def _masses(density: Density, edges: Tensor) -> Tensor:
             masses = torch.stack([_masses(part, edges) for part in density.parts], -2)
         return (density.weights.unsqueeze(-1) * masses).sum(-2).to(density.dtype)
     if not isinstance(density, Elliptical):
-        raise TypeError(f"no masses are known of a {type(density).__name__}")
+        raise TypeError(f"density must be an Elliptical or a Mixture of them, got {type(density).__name__}")
     mean, std = density.mean, density.factor
     edges = edges.reshape(*[1] * (mean.dim() + 1 - edges.dim()), *edges.shape)
     # Put the batch last: the parameters of a family may have its shape.

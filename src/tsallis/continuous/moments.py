@@ -47,7 +47,8 @@ def moments(weights: Tensor, positions: Tensor, dims: int = 1) -> tuple[Tensor, 
     if t.shape[t.dim() - len(event) :] != event or t.shape[: t.dim() - len(event)][-1:] != w.shape[-1:]:
         target = f"[..., {w.shape[-1]}{f', {dims}' if event else ''}]"
         raise ValueError(
-            f"with dims={dims} positions must be {target} for weights of shape {tuple(w.shape)}, got {tuple(t.shape)}"
+            f"positions must have shape {target} with dims={dims} and weights of shape {tuple(w.shape)}, "
+            f"got {tuple(t.shape)}"
         )
     limit = torch.finfo(t.dtype).max ** 0.25  # the square of a larger number could overflow
     if dims == 1:
@@ -103,7 +104,7 @@ def match_moments(
     if matching not in ("covariance", "scale"):
         raise ValueError(f"matching must be 'covariance' or 'scale', got {matching!r}")
     if not floor >= 0:
-        raise ValueError(f"floor must not be negative, got {floor:g}")
+        raise ValueError(f"floor must be at least 0, got {floor:g}")
     if dims is None:
         dims = kind.default_dims
     mean, cov = moments(weights, positions, dims)

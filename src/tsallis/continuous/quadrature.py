@@ -65,7 +65,7 @@ def constant(function: Callable[..., T]) -> Callable[..., T]:
 
 def _check_points(points: int) -> int:
     if points < 1:
-        raise ValueError(f"a rule needs at least 1 point, got {points}")
+        raise ValueError(f"points must be at least 1, got {points}")
     return points
 
 

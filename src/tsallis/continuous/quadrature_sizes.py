@@ -277,8 +277,8 @@ def _warn(log_error: float, count: int, largest: int, what: str) -> None:
     if (what, size) not in _warnings:
         _warnings.add((what, size))
         warnings.warn(
-            f"basis functions are so narrow beside the density that {largest} {what} leave an error of up to "
-            f"1e{size:+03d} of their peak, where {count} would do: give as many by points=, widen the functions or "
-            "keep the variances down",
+            f"the basis functions are much narrower than the density: {largest} {what} leave an error of up to "
+            f"1e{size:+03d} of their peak, and {count} would be enough; pass points=, widen the functions, or reduce "
+            "the variances",
             stacklevel=2,
         )

@@ -104,7 +104,7 @@ class Ellipse(constraints.Constraint):
             ValueError: If the ellipse has more than two dimensions.
         """
         if self.dims != 2:
-            raise ValueError(f"only an ellipse in the plane has a boundary curve, this one has {self.dims} dimensions")
+            raise ValueError(f"only an ellipse in 2 dimensions has a boundary curve, got {self.dims} dimensions")
         angle = torch.arange(points, dtype=self.centre.dtype, device=self.centre.device) * (2 * torch.pi / points)
         circle = torch.stack([angle.cos(), angle.sin()], -1)
         return self.centre.unsqueeze(-2) + circle @ self.factor.mT

@@ -84,7 +84,7 @@ def box_centres(boxes: Tensor, image_size: Tensor | Sequence[float]) -> Tensor:
     """
     check_floating(boxes, "boxes")
     if boxes.dim() == 0 or boxes.shape[-1] != 4:
-        raise ValueError(f"boxes must be [..., 4], got shape {tuple(boxes.shape)}")
+        raise ValueError(f"boxes must have shape [..., 4], got {tuple(boxes.shape)}")
     size = torch.as_tensor(image_size, dtype=boxes.dtype, device=boxes.device)
     centres: Tensor = boxes.unflatten(-1, (2, 2)).mean(-2) / size
     return centres
@@ -145,7 +145,8 @@ class Signal:
         inner = density.batch_shape[len(batch) :]
         if len(density.batch_shape) < len(batch):
             raise ValueError(
-                f"a density of batch shape {tuple(density.batch_shape)} doesn't fit a signal of {tuple(batch)}"
+                f"density must have a batch shape that begins with the signal's, {tuple(batch)}, "
+                f"got {tuple(density.batch_shape)}"
             )
         flat = expectations.flatten(len(batch), -2) if inner else expectations.unsqueeze(-2)
         context = self._combine(flat)  # [batch..., any, d]
@@ -230,7 +231,7 @@ def _state(basis: Basis) -> _BasisState | None:
 def _parts(x: Tensor, count: int) -> Tensor:
     """Split [..., rows, d] among heads: return [..., count, rows, d / count]."""
     if count < 1 or x.shape[-1] % count:
-        raise ValueError(f"{x.shape[-1]} values can't be dealt out to {count} heads")
+        raise ValueError(f"the size of the values must be a multiple of the {count} heads, got {x.shape[-1]}")
     parts: Tensor = x.unflatten(-1, (count, x.shape[-1] // count))
     return parts.transpose(-2, -3)
 
@@ -298,7 +299,7 @@ class ValueFunction(nn.Module):
         """
         check_floating(values, "values")
         if values.dim() < 2:
-            raise ValueError(f"values must be [..., length, d], got shape {tuple(values.shape)}")
+            raise ValueError(f"values must have shape [..., length, d], got {tuple(values.shape)}")
         keep = self._mask(values, lengths, mask, positions)
         solver = self._solver(values, lengths, keep, positions, grid)  # [..., length, functions]
         h = upcast(values)
@@ -311,12 +312,12 @@ class ValueFunction(nn.Module):
     ) -> Tensor | None:
         """Return a boolean mask [..., length], or None if all observations are used."""
         if lengths is not None and mask is not None:
-            raise ValueError("give lengths or a mask, not both")
+            raise ValueError("use either lengths or mask, not both")
         if mask is not None:
             if mask.dtype != torch.bool:
-                raise TypeError(f"mask must be boolean (True takes part), got {mask.dtype}")
+                raise TypeError(f"mask must be boolean (True keeps a value), got {mask.dtype}")
             if positions is None and self.basis.dims == 1:
-                raise ValueError("a mask needs positions; without positions give lengths instead")
+                raise ValueError("mask needs positions: pass positions, or pass lengths instead of mask")
             return mask.expand(values.shape[:-1])
         if lengths is None:
             return None
@@ -324,7 +325,7 @@ class ValueFunction(nn.Module):
         lengths = torch.as_tensor(lengths, device=values.device)
         if not traced() and bool(((lengths < 1) | (lengths > size)).any()):
             length = lengths[(lengths < 1) | (lengths > size)][0].item()
-            raise ValueError(f"lengths must be between 1 and {size}, got {length}")
+            raise ValueError(f"lengths must be from 1 to {size}, got {length}")
         keep = torch.arange(size, device=values.device) < lengths.unsqueeze(-1)
         return keep.expand(values.shape[:-1])
 
@@ -343,7 +344,7 @@ class ValueFunction(nn.Module):
         if dims == 2:
             if grid is None or grid[0] * grid[1] != size or lengths is not None:
                 raise ValueError(
-                    f"in two dimensions, give positions, or a grid with height * width = {size}, got {grid}"
+                    f"in 2 dimensions, pass positions, or grid with height * width = {size} without lengths, got {grid}"
                 )
             solver = self._cell_solver(("grid", *grid), values, remember)
             return solver if keep is None else self._at_positions(values, grid_centres(*grid), keep)
@@ -404,7 +405,7 @@ class ValueFunction(nn.Module):
         length = positions.shape[: -1 if event else None][-1:]
         if positions.shape[positions.dim() - len(event) :] != event or length != values.shape[-2:-1]:
             expected_shape = f"[..., {values.shape[-2]}{', 2' if event else ''}]"
-            raise ValueError(f"positions must be {expected_shape}, got shape {tuple(positions.shape)}")
+            raise ValueError(f"positions must have shape {expected_shape}, got {tuple(positions.shape)}")
         t = positions.to(values.device).double()
         if keep is not None:  # unused positions can have any finite value, but not NaN
             active = keep.unsqueeze(-1) if event else keep

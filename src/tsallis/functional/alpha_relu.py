@@ -57,7 +57,7 @@ def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) ->
         sizes = zip(reversed(tau.shape), reversed(scores.shape), strict=False)
         if tau.dim() > scores.dim() or any(size not in (1, other) for size, other in sizes):
             raise ValueError(
-                f"tau must be broadcastable to the scores {tuple(scores.shape)}, got shape {tuple(tau.shape)}"
+                f"tau must be broadcastable to the scores of shape {tuple(scores.shape)}, got {tuple(tau.shape)}"
             )
     return eager.alpha_relu(upcast(scores), eps, tau).to(result_dtype(scores))
 
@@ -104,7 +104,7 @@ def alpha_relu_loss(
     check_dense(target, "target")
     tau = _threshold(tau)
     if scores.dim() == 0:
-        raise ValueError("scores must be [..., classes], got a tensor without dimensions")
+        raise ValueError("scores must have shape [..., classes], got a tensor without dimensions")
     fused = not (isinstance(tau, Tensor) or traced())
     rows = as_rows(scores, alpha, operation="alpha-ReLU" if fused else None)
     classes = class_rows(scores.shape, scores.device, target, ignore_index)
@@ -174,7 +174,9 @@ def estimate_tau(d_model: int, d_vocab: int) -> float:
         else:
             high = middle
     if high > 0.999:
-        raise ValueError(f"no threshold for d_model {d_model} and d_vocab {d_vocab}: the support would be everything")
+        raise ValueError(
+            f"no threshold exists for d_model {d_model} and d_vocab {d_vocab}: all classes would be in the support"
+        )
     return sigma / 2 * quantile((low + high) / 2)
 
 
@@ -206,7 +208,9 @@ def estimate_tau_from_scores(scores: Tensor, alpha: float = 1.5) -> float:
     rows = as_rows(scores.detach(), alpha).scores.double()
     finite = rows[rows.amax(-1).abs() < torch.inf]
     if not len(finite):
-        raise ValueError(f"scores of shape {tuple(scores.shape)} hold no row with finite scores")
+        raise ValueError(
+            f"scores must have at least one row of finite numbers, got none in shape {tuple(scores.shape)}"
+        )
     return float(thresholds_of_probs(finite, entmax(finite, alpha), alpha).mean())
 
 

@@ -251,24 +251,28 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
         check_floating(x, name)
         if x.dim() < 2 or x.dim() != query.dim():
-            raise ValueError(f"{name} must be [..., heads, length, size] like the query, got shape {tuple(x.shape)}")
+            raise ValueError(f"{name} must have shape [..., heads, length, size] like the query, got {tuple(x.shape)}")
         if x.dtype != query.dtype or x.device != query.device:
             raise TypeError(
                 f"{name} must have the query's dtype and device, {query.dtype} on {query.device}, "
                 f"got {x.dtype} on {x.device}"
             )
     if key.shape[-1] != query.shape[-1]:
-        raise ValueError(f"key must have the query's size {query.shape[-1]}, got {key.shape[-1]}")
+        raise ValueError(f"key must have the query's last size {query.shape[-1]}, got {key.shape[-1]}")
     if key.shape[:-1] != value.shape[:-1]:
-        raise ValueError(f"value must be [..., key heads, keys, size] like the key, got {tuple(value.shape)}")
+        raise ValueError(
+            f"value must have the key's shape except the last size, {tuple(key.shape)}, got {tuple(value.shape)}"
+        )
     if key.shape[:-3] != query.shape[:-3]:
         raise ValueError(f"query and key must have the same batch, got {tuple(query.shape)} and {tuple(key.shape)}")
     if query.dim() > 2 and key.shape[-3] != query.shape[-3]:
         heads, of_keys = query.shape[-3], key.shape[-3]
         if not enable_gqa:
-            raise ValueError(f"query has {heads} heads and key {of_keys}: for grouped queries set enable_gqa=True")
+            raise ValueError(
+                f"query and key must have as many heads without enable_gqa=True, got {heads} and {of_keys}"
+            )
         if of_keys == 0 or heads % of_keys:
-            raise ValueError(f"the {heads} heads of the query must be a multiple of the key's {of_keys}")
+            raise ValueError(f"the number of query heads must be a multiple of the {of_keys} key heads, got {heads}")
 
 
 def _lengths(
@@ -289,7 +293,7 @@ def _lengths(
     numbers: list[int] = tensor.flatten().tolist()
     out_of_range = [n for n in numbers if not 0 <= n <= keys]
     if out_of_range:
-        raise ValueError(f"key_lengths must lie between 0 and the {keys} keys, got {out_of_range[0]}")
+        raise ValueError(f"key_lengths must be from 0 to {keys}, the number of keys, got {out_of_range[0]}")
     return None if all(n == keys for n in numbers) else torch.tensor(numbers, device="cpu")
 
 
@@ -307,7 +311,9 @@ def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int]) -> Tensor | None:
     if mask.device != q.device:
         raise TypeError(f"attn_mask must be on the query's device {q.device}, got {mask.device}")
     if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise TypeError(f"attn_mask must be boolean (True takes part) or floating point (added), got {mask.dtype}")
+        raise TypeError(
+            f"attn_mask must be boolean (True keeps a key) or floating point (added to the scores), got {mask.dtype}"
+        )
     sizes = list(mask.shape)
     missing = len(full) - len(sizes)
     if missing < 0 or any(sizes[i] not in (1, full[missing + i]) for i in range(len(sizes))):
@@ -330,7 +336,7 @@ def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
             return alpha
         alpha = as_input(alpha, q)
     if alpha.dtype == torch.bool:
-        raise TypeError("alpha must hold numbers, got torch.bool; did you mean attn_mask=?")
+        raise TypeError("alpha must contain numbers, got torch.bool; did you mean attn_mask=?")
     return _per_head("alpha", alpha, q, outer, "; did you mean attn_mask=?" if alpha.dim() >= 2 else "")
 
 
@@ -346,7 +352,7 @@ def _per_head(name: str, x: Tensor, q: Tensor, outer: Sequence[int], hint: str =
     elif shape == tuple(outer):
         x = x.reshape(batch, heads)
     else:
-        raise ValueError(f"{name} must have shape ({heads},) or {tuple(outer)}: one for each head, got {shape}{hint}")
+        raise ValueError(f"{name} must have shape ({heads},) or {tuple(outer)}, one per head, got {shape}{hint}")
     return x.resolve_neg().to(device=q.device, dtype=compute_dtype(q.dtype))
 
 

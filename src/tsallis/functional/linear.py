@@ -131,8 +131,8 @@ def _check_arguments(
     check_reduction(reduction)
     if hidden.dim() == 0 or weight.dim() != 2 or weight.shape[1] != hidden.shape[-1] or len(weight) == 0:
         raise ValueError(
-            "hidden must be [..., d] and weight [classes, d], got shapes "
-            f"{tuple(hidden.shape)} and {tuple(weight.shape)}"
+            "hidden must have shape [..., d] and weight [classes, d], "
+            f"got {tuple(hidden.shape)} and {tuple(weight.shape)}"
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias must have shape ({len(weight)},), got {tuple(bias.shape)}")
@@ -141,7 +141,7 @@ def _check_arguments(
         dtype = torch.get_autocast_dtype(kind)
         hidden, weight = (x if x.dtype == torch.float64 else x.to(dtype) for x in (hidden, weight))
     if weight.dtype != hidden.dtype:
-        raise TypeError(f"hidden and weight must have one dtype, got {hidden.dtype} and {weight.dtype}")
+        raise TypeError(f"hidden and weight must have the same dtype, got {hidden.dtype} and {weight.dtype}")
     return hidden, weight, None if bias is None else savable(bias).to(hidden.dtype)
 
 

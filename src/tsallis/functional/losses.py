@@ -112,7 +112,7 @@ def _check(scores: Tensor, reduction: str, label_smoothing: float = 0.0) -> None
         raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
     check_floating(scores)
     if scores.dim() == 0 or scores.shape[-1] == 0:
-        raise ValueError(f"scores must be [..., classes] with at least one class, got shape {tuple(scores.shape)}")
+        raise ValueError(f"scores must have shape [..., classes] with at least one class, got {tuple(scores.shape)}")
 
 
 def _check_target(scores: Tensor, target: Tensor, alpha: Alpha, weight: Tensor | None) -> None:
@@ -134,7 +134,7 @@ def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignor
     if list(target.shape) != leading:
         # Detect the layout of `torch.nn.functional.cross_entropy`, which has the classes in dimension 1.
         classes_second = list(target.shape) == [*shape[:1], *shape[2:]]
-        hint = "; classes come last here: scores.movedim(1, -1)" if classes_second else ""
+        hint = "; scores must have the classes last: use scores.movedim(1, -1)" if classes_second else ""
         raise ValueError(
             f"class targets must have shape {tuple(leading)} for scores of shape {tuple(shape)}, "
             f"got {tuple(target.shape)}{hint}"
@@ -145,7 +145,7 @@ def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignor
         out_of_range = has_loss & ((target < 0) | (target >= classes))
         if out_of_range.any():
             raise ValueError(
-                f"target must hold classes from 0 to {classes - 1} or ignore_index {ignore_index}, "
+                f"target must contain classes from 0 to {classes - 1} or ignore_index {ignore_index}, "
                 f"got {int(target[out_of_range][0])}"
             )
     # A negative class that was not checked becomes too large a class, so that the kernel raises.

@@ -136,7 +136,7 @@ def masked(scores: Tensor, mask: Tensor) -> Tensor:
     """Return the scores with -inf where a boolean mask is False."""
     check_dense(mask, "mask")
     if mask.dtype != torch.bool:
-        raise TypeError(f"mask must be boolean (True takes part), got {mask.dtype}")
+        raise TypeError(f"mask must be boolean (True keeps a score), got {mask.dtype}")
     try:
         return scores.masked_fill(~mask.expand(scores.shape), -torch.inf)
     except RuntimeError as error:
@@ -159,8 +159,8 @@ def check_dense(x: Tensor, name: str) -> None:
     if x.is_nested or x.layout is not _STRIDED or kind in ("MaskedTensor", "DTensor"):
         kind = f"{kind} of layout {x.layout}" + (", nested" if x.is_nested else "")
         raise TypeError(
-            f"{name} must be a dense tensor, got {kind}: pad nested tensors and use a mask, call to_dense() on sparse "
-            "ones, get_data() on masked ones and full_tensor() or to_local() on a DTensor"
+            f"{name} must be a dense tensor, got {kind}: pad a nested tensor and pass a mask, or call to_dense() on a "
+            "sparse tensor, get_data() on a MaskedTensor, full_tensor() or to_local() on a DTensor"
         )
 
 
@@ -169,14 +169,14 @@ def check_floating(scores: Tensor, name: str = "scores") -> None:
     check_recordable()
     check_dense(scores, name)
     if not scores.is_floating_point():
-        raise TypeError(f"{name} must be floating point, got {scores.dtype}; convert first, as in {name}.float()")
+        raise TypeError(f"{name} must be floating point, got {scores.dtype}; convert it with {name}.float()")
 
 
 def check_integers(x: Tensor, name: str) -> None:
     """Raise a TypeError unless x is a dense tensor of integers."""
     check_dense(x, name)
     if x.dtype == torch.bool or x.is_floating_point() or x.is_complex():
-        raise TypeError(f"{name} must be integers, got {x.dtype}")
+        raise TypeError(f"{name} must contain integers, got {x.dtype}")
 
 
 def integer(name: str, value: Any) -> int:
@@ -201,7 +201,7 @@ def check_real(x: Tensor, name: str) -> None:
     """Raise a TypeError unless x is a dense tensor of integers or floating-point numbers."""
     check_dense(x, name)
     if x.dtype == torch.bool or x.is_complex():
-        raise TypeError(f"{name} must hold integers or floating-point numbers, got {x.dtype}")
+        raise TypeError(f"{name} must contain integers or floating-point numbers, got {x.dtype}")
 
 
 def result_dtype(scores: Tensor) -> torch.dtype:
@@ -278,7 +278,7 @@ def alpha_along(
     if alpha.dim() <= ndim and _readable(alpha):
         return alpha_number(alpha.item(), positive)
     if alpha.dim() > ndim:
-        raise ValueError(f"alpha of shape {tuple(alpha.shape)} has more dimensions than the scores, which have {ndim}")
+        raise ValueError(f"alpha must have at most {ndim} dimensions, like the scores, got shape {tuple(alpha.shape)}")
     alpha = savable(alpha).to(device=scores.device, dtype=compute_dtype(scores.dtype))
     if ndim == 0:
         return alpha.reshape(1, 1)
@@ -288,7 +288,7 @@ def alpha_along(
         alpha = alpha.movedim(dim % ndim, ndim - 1)
     if alpha.shape[-1] != 1:
         raise ValueError(
-            f"alpha must have size 1 along dim {dim} of the scores: one alpha a row, got size {alpha.shape[-1]}"
+            f"alpha must have size 1 along dim {dim} of the scores, one alpha per row, got size {alpha.shape[-1]}"
             + _layout_of(argument, shape, dim % ndim)
         )
     try:
@@ -308,4 +308,4 @@ def _layout_of(alpha: Tensor, shape: Sequence[int], dim: int) -> str:
         return ""
     first = next((i for i in fitting if i), 0)  # avoid the first dimension, which is often the batch
     ones = ", ".join(["1"] * (len(sizes) - 1 - first))
-    return f"; for one alpha a slice of dimension {first} take alpha.view(-1, {ones})"
+    return f"; for one alpha per slice of dimension {first} use alpha.view(-1, {ones})"

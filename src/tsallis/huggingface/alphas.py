@@ -113,7 +113,7 @@ def fixed_numbers(alpha: Any) -> float | list[float]:
     if not isinstance(alpha, Sequence):
         return alpha_number(alpha)
     if not alpha:
-        raise ValueError("alpha must have a number for each head, got none")
+        raise ValueError("alpha must have one number per head, got none")
     return [alpha_number(x) for x in alpha]
 
 

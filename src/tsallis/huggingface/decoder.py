@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer
 
+from tsallis.errors import describe
 from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number
 from tsallis.huggingface.alphas import unwrap
@@ -101,16 +102,18 @@ class TransformersDecoder(nn.Module):
             raise ValueError(f"{name} {obstacle}")
         self.is_encoder_decoder = bool(base.config.is_encoder_decoder)
         if start is not None and not self.is_encoder_decoder:
-            raise ValueError("start is for encoder-decoders: the prompt of a causal model is its start")
+            raise ValueError(
+                f"start applies only to encoder-decoder models, got the decoder-only {name}: leave out start"
+            )
         vocabulary = getattr(base.config.get_text_config(), "vocab_size", 0)
         self._size = count_ids(base.get_output_embeddings(), vocabulary)
         self._source_size = count_ids(base.get_input_embeddings(), vocabulary)
         ends = _ids(_setting(base, "eos_token_id") if end is None else end)
         if not ends:
-            raise ValueError(f"{name} has no eos_token_id: give end")
+            raise ValueError(f"{name} has no eos_token_id: pass end")
         self.start_ids = (_start(base) if start is None else list(start)) if self.is_encoder_decoder else []
         if self.is_encoder_decoder and not self.start_ids:
-            raise ValueError(f"{name} has no decoder_start_token_id: give start")
+            raise ValueError(f"{name} has no decoder_start_token_id: pass start")
         self.suppress = sorted(set(_suppressed(base, ends) if suppress is None else suppress))
         for what, ids in (("end", ends), ("start", self.start_ids), ("suppress", self.suppress)):
             self._check(what, ids)
@@ -123,14 +126,14 @@ class TransformersDecoder(nn.Module):
             if (implementation := base.config.get_text_config()._attn_implementation) not in WITH_WEIGHTS:
                 raise ValueError(
                     f"the attention of {name} ({implementation}) returns no weights: "
-                    'sparsify it, or load it with attn_implementation="eager"'
+                    'sparsify the model, or load it with attn_implementation="eager"'
                 )
 
     def _check(self, what: str, ids: Sequence[int]) -> None:
         """Raise if ids are not in the vocabulary."""
         if wrong := [number for number in ids if not 0 <= number < self._size]:
             name = type(unwrap(self.model)).__name__
-            raise ValueError(f"{what} holds {wrong[0]}, {name} knows the ids from 0 to {self._size - 1}")
+            raise ValueError(f"ids of {what} must be from 0 to {self._size - 1} for {name}, got {wrong[0]}")
 
     def sources(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Convert the output of a tokenizer to ids [batch, src], padded at the end, and their counts [batch].
@@ -146,12 +149,16 @@ class TransformersDecoder(nn.Module):
         """
         ids = batch["input_ids"]
         if not isinstance(ids, Tensor) or ids.dim() != 2:
-            raise ValueError('input_ids must be a tensor [batch, src], as of a tokenizer with return_tensors="pt"')
+            found = list(ids.shape) if isinstance(ids, Tensor) else describe(ids)
+            raise ValueError(
+                f"input_ids must be a tensor of shape [batch, src], got {found}: call the tokenizer with "
+                'return_tensors="pt"'
+            )
         if ids.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"input_ids must be a tensor of int64 or int32, got {ids.dtype}")
         for key, value in batch.items():
             if value is not None and self._reading.is_unread(key, value):
-                raise ValueError(f"sources are input_ids and attention_mask alone, got {key}")
+                raise ValueError(f"a batch of sources must contain only input_ids and attention_mask, got {key}")
         mask = batch.get("attention_mask")
         mask = torch.ones_like(ids) if mask is None else torch.as_tensor(mask, device=ids.device)
         if mask.shape != ids.shape:
@@ -159,14 +166,17 @@ class TransformersDecoder(nn.Module):
                 f"attention_mask must have the shape {list(ids.shape)} of input_ids, got {list(mask.shape)}"
             )
         if not ((mask == 0) | (mask == 1)).all():
-            raise ValueError("attention_mask must hold ones and zeros alone, where 1 marks a token")
+            value = mask[(mask != 0) & (mask != 1)][0].item()
+            raise ValueError(f"attention_mask must contain only 1 for tokens and 0 for padding, got {value:g}")
         mask = mask.bool()
         if (wrong := ids[mask & ((ids < 0) | (ids >= self._source_size))]).numel():
             name = type(unwrap(self.model)).__name__
-            raise ValueError(f"input_ids holds {int(wrong[0])}, {name} reads the ids from 0 to {self._source_size - 1}")
+            raise ValueError(f"input_ids must be from 0 to {self._source_size - 1} for {name}, got {int(wrong[0])}")
         lengths = mask.sum(-1)
         if len(ids) and int(lengths.min()) == 0:
-            raise ValueError(f"source {int(lengths.argmin())} (counted from 0) has no token")
+            raise ValueError(
+                f"each source must have at least one token, got none in source {int(lengths.argmin())} (counted from 0)"
+            )
         order = (~mask).long().argsort(dim=-1, stable=True)[:, : int(lengths.max()) if len(ids) else 0]
         return ids.masked_fill(~mask, 0).long().gather(1, order), lengths
 
@@ -182,7 +192,7 @@ class TransformersDecoder(nn.Module):
         """
         self._check("the output", ids)
         if wrong := set(ids) & set(self.output.ends):
-            raise ValueError(f"the end symbol may not occur inside an output, found {min(wrong)}")
+            raise ValueError(f"an output must not contain an end symbol, got {min(wrong)}")
         return [number + RESERVED for number in ids]
 
     def targets(self, labels: Sequence[Sequence[int]] | Tensor) -> tuple[Tensor, Tensor]:
@@ -212,7 +222,9 @@ class TransformersDecoder(nn.Module):
         lengths = src_lengths.tolist()
         longest, most = max(lengths, default=0), self._reading.num_source_positions
         if self.is_encoder_decoder and most is not None and longest > most:
-            raise ValueError(f"{type(unwrap(self.model)).__name__} reads at most {most} tokens, a source has {longest}")
+            raise ValueError(
+                f"a source must have at most {most} tokens for {type(unwrap(self.model)).__name__}, got {longest}"
+            )
         groups = [list(range(len(lengths)))]
         if not self._reading.skips_padding:
             groups = [[i for i, n in enumerate(lengths) if n == length] for length in sorted(set(lengths))]
@@ -281,8 +293,8 @@ class TransformersDecoder(nn.Module):
         most = self._reading.num_positions
         if most is not None and length > most:
             raise ValueError(
-                f"{type(unwrap(self.model)).__name__} has {most} positions, and an output needs more: "
-                "give a smaller max_length"
+                f"{type(unwrap(self.model)).__name__} has {most} positions, but an output needs {length}: "
+                "pass a smaller max_length"
             )
         read = ids if self.is_encoder_decoder else torch.cat([memory.ids[sources], ids], 1)
         caches = self._reading.caches(read, length)
@@ -310,7 +322,10 @@ class TransformersDecoder(nn.Module):
         width = memory.mask.shape[1]
         columns = width if self.is_encoder_decoder else width + ids.shape[1]
         if not layers or layers[-1] is None or layers[-1].shape[-1] != columns:
-            raise ValueError(f"the last layer of {type(unwrap(self.model)).__name__} returns no weights of attention")
+            raise ValueError(
+                f"the last layer of {type(unwrap(self.model)).__name__} returns no attention weights: create the "
+                "decoder with attention=False"
+            )
         weights: Tensor = layers[-1][:, :, -1, :width].mean(1)  # [rows, heads, queries, keys] -> [rows, src]
         if not self.is_encoder_decoder:
             counts = memory.mask.sum(-1)[sources]  # prompts are padded at the start
@@ -518,7 +533,7 @@ def _ids(value: Any) -> list[int]:
 def _start(model: Any) -> list[int]:
     start = _setting(model, "decoder_start_token_id")
     if start is not None and not isinstance(start, int):
-        raise ValueError(f"decoder_start_token_id has an id per row, {start}: give start")
+        raise ValueError(f"decoder_start_token_id must be a single id, got {start}: pass start")
     return [] if start is None else [start, *_ids(_setting(model, "forced_bos_token_id"))]
 
 

@@ -64,8 +64,8 @@ class DensityMeter:
             self._stance = None
         if error is None and not any(counts.passes for counts in self._counts.values()):
             warnings.warn(
-                "no sparse attention ran in the block: the model was not called, or another attention function was set "
-                "since sparsify, which is to be called again",
+                "no sparse attention ran in the block: call the model in the block, and call sparsify again if another "
+                "attention function was set",
                 stacklevel=2,
             )
 

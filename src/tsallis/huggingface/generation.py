@@ -98,7 +98,7 @@ class EntmaxLogitsProcessor(LogitsProcessor):
                 later *= processor.temperature
         if later != 1:
             warnings.warn(
-                f"generate's temperature {later:g} is undone: give the temperature to EntmaxLogitsProcessor",
+                f"generate's temperature {later:g} has no effect: pass the temperature to EntmaxLogitsProcessor",
                 stacklevel=3,
             )
         return later

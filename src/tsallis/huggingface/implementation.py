@@ -79,7 +79,7 @@ def switch_attention(model: Any, owner: nn.Module, attentions: Mapping[str, nn.M
         model.set_attn_implementation(implementation_name(model))
         others = [name for name, attention in attentions.items() if not calls_ours(attention, model)]
         if others:
-            raise ValueError(f"Transformers does not let the attention function of {', '.join(others)} be replaced")
+            raise ValueError(f"Transformers does not support replacing the attention function of {', '.join(others)}")
     except Exception:
         _replace_configurations(owner, {id(new): old for old, new in copies.values()})
         raise
@@ -169,8 +169,8 @@ def find_obstacles(model: nn.Module) -> dict[str, str]:
 
 def _own_way(attention: nn.Module) -> str:
     if isinstance(attention, nn.MultiheadAttention):
-        return "is a torch.nn.MultiheadAttention: tsallis.nn.sparsify_module makes it sparse"
-    return "does not ask Transformers' AttentionInterface which function computes it"
+        return "is a torch.nn.MultiheadAttention: use tsallis.nn.sparsify_module"
+    return "does not use Transformers' AttentionInterface"
 
 
 def _function_obstacle(base: Any, attention: nn.Module) -> str:
@@ -181,7 +181,7 @@ def _function_obstacle(base: Any, attention: nn.Module) -> str:
     part = next((part for part in model_parts(base) if part.config is config), None)
     if part is None:
         is_inner = any(x is config for x in configurations(base))
-        return "" if is_inner else "has a configuration that Transformers does not reach from the model's"
+        return "" if is_inner else "has a configuration that is not part of the model's configuration"
     if part._can_set_attn_implementation():
         return ""
-    return f"is of {type(part).__name__}, whose attention function Transformers does not let be replaced"
+    return f"belongs to {type(part).__name__}, whose attention function Transformers can't replace"

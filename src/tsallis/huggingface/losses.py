@@ -107,7 +107,7 @@ def lm_loss(
     hidden = _run_to_head(lm, head, rest)
     if hidden.shape[:-1] != labels.shape:
         raise ValueError(
-            f"labels must have a position for each that {type(lm).__name__} projects, {list(hidden.shape[:-1])}, "
+            f"labels must have shape {list(hidden.shape[:-1])}, one per position of {type(lm).__name__}, "
             f"got {list(labels.shape)}"
         )
     labels = (torch.nn.functional.pad(labels, (0, 1), value=-100)[..., 1:] if shift else labels).to(hidden.device)
@@ -124,7 +124,7 @@ def _language_model(model: Any) -> tuple[Any, nn.Linear]:
         raise TypeError(f"model must be a Transformers model, got {type(lm).__name__}")
     head = lm.get_output_embeddings()
     if not isinstance(head, nn.Linear):
-        raise ValueError(f"{type(lm).__name__} has no linear head")
+        raise ValueError(f"{type(lm).__name__} must have an output layer of type nn.Linear, got {type(head).__name__}")
     return lm, head
 
 
@@ -140,7 +140,7 @@ def _shifts(lm: Any) -> bool:
     names = {name for method in methods for name in getattr(getattr(method, "__code__", None), "co_names", ())}
     if "loss_function" in names and lm.loss_type in CAUSAL:
         return True
-    raise ValueError(f"{type(lm).__name__} does not tell whether it shifts labels: give shift=True or shift=False")
+    raise ValueError(f"can't find out whether {type(lm).__name__} shifts labels: pass shift=True or shift=False")
 
 
 @untraced  # compiled code does not notice temporary hooks
@@ -180,5 +180,5 @@ def _run_to_head(lm: Any, head: nn.Linear, inputs: dict[str, Any]) -> Tensor:
         settings = {name: getattr(config, name, neutral) for name, neutral in SCALINGS.items()}
         reasons = [f"{name} = {x}" for name, x in settings.items() if x not in (None, SCALINGS[name])]
         how = f"by {', '.join(reasons)}" if reasons else "after the projection"
-        raise ValueError(f"{type(lm).__name__} changes its logits {how}")
+        raise ValueError(f"{type(lm).__name__} changes its logits {how}, which is not supported")
     return states[0]

@@ -53,8 +53,8 @@ def warn_of_others(model: nn.Module, layers: Layer | Iterable[Layer] | None, kin
     ]
     if names:
         warnings.warn(
-            f"{type(model).__name__} has attentions that do not ask Transformers' AttentionInterface which function "
-            f"computes them; they stay as they are: {', '.join(names)}",
+            f"{type(model).__name__} has attentions that do not use Transformers' AttentionInterface and stay "
+            f"unchanged: {', '.join(names)}",
             stacklevel=3,
         )
 
@@ -82,20 +82,20 @@ def choose_attentions(
     attentions = dict(attention_modules(model))
     if not attentions:
         raise ValueError(
-            f"{type(model).__name__} has no attention that asks Transformers' AttentionInterface which function "
-            "computes it: its attention cannot be replaced"
+            f"{type(model).__name__} has no attention that uses Transformers' AttentionInterface: its attention can't "
+            "be replaced"
         )
     if layers is not None:
         if not isinstance(layers, int | str) and not (layers := list(layers)):
-            raise ValueError(f"layers names none of the attentions {', '.join(attentions)}")
+            raise ValueError(f"layers must name at least one of {', '.join(attentions)}, got none")
         requests = [layers] if isinstance(layers, int | str) else list(layers)
         for request in requests:
             if not any(_matches(name, request) for name in attentions):
-                raise ValueError(f"no attention matches {request!r}; there are {', '.join(attentions)}")
+                raise ValueError(f"layers must match one of {', '.join(attentions)}, got {request!r}")
         attentions = {name: x for name, x in attentions.items() if any(_matches(name, one) for one in requests)}
     selection = {name: x for name, x in attentions.items() if kind is None or attention_kind(name) == kind}
     if not selection:
-        raise ValueError(f"no attention of kind {kind!r} is among {', '.join(attentions)}")
+        raise ValueError(f"kind {kind!r} matches none of the attentions {', '.join(attentions)}")
     return selection
 
 
@@ -127,7 +127,7 @@ def count_heads(module: nn.Module) -> int:
             count = getattr(owner, name, None)
             if isinstance(count, int):
                 return count
-    raise ValueError(f"{type(module).__name__} does not tell its number of heads: none of {', '.join(HEAD_COUNTS)}")
+    raise ValueError(f"{type(module).__name__} has no number of heads: it must have one of {', '.join(HEAD_COUNTS)}")
 
 
 def score_obstacle(module: nn.Module) -> str:
@@ -135,7 +135,7 @@ def score_obstacle(module: nn.Module) -> str:
     config = getattr(module, "config", None)
     cap = getattr(module, "attn_logit_softcapping", None) or getattr(config, "attn_logit_softcapping", None)
     if cap is not None:
-        return f"caps its scores softly (at {cap}), which entmax attention does not support"
+        return f"uses a soft cap of the scores ({cap}), which entmax attention does not support"
     if getattr(module, "sinks", None) is not None:
         return "has attention sinks, which entmax attention does not support"
     return ""

@@ -53,10 +53,12 @@ def find_obstacle(model: Any, base: Any) -> str:
         )
     )
     if bidirectional and not base.config.is_encoder_decoder:
-        return "reads prefixes in both directions: load it with is_decoder=True, or is_causal=True"
+        return "reads prefixes in both directions: load it with is_decoder=True or is_causal=True"
     share = getattr(config, "moe_eval_capacity_token_fraction", None)
     if share is not None and share < 1:
-        return f"drops tokens by what else is in a batch: moe_eval_capacity_token_fraction must be 1, got {share}"
+        return (
+            f"drops tokens depending on the rest of the batch: moe_eval_capacity_token_fraction must be 1, got {share}"
+        )
     return ""
 
 

@@ -112,7 +112,7 @@ class TransformersReader:
             ValueError: The batch has no texts, or padding before a sentence.
         """
         if "input_ids" not in batch:
-            raise ValueError(f"a batch must have input_ids, got {', '.join(batch)}: records are of texts")
+            raise ValueError(f"a batch must have input_ids, got {', '.join(batch)}")
         own = self._pieces(batch["input_ids"], batch.get("attention_mask"))
         nothing: list[tuple[str, ...]] = [()] * len(own)
         sources, targets = own, nothing
@@ -126,7 +126,7 @@ class TransformersReader:
     def _pieces(self, ids: Tensor, mask: Tensor | None) -> list[tuple[str, ...]]:
         lengths = [ids.shape[1]] * len(ids) if mask is None else mask.sum(1).tolist()
         if mask is not None and not torch.equal(mask, mask.sort(1, descending=True).values):
-            raise ValueError("padding must lie behind the sentences: tokenize with padding_side='right'")
+            raise ValueError("padding must come after the tokens: call the tokenizer with padding_side='right'")
         rows = zip(ids.tolist(), lengths, strict=True)
         return [self._spelling.spell(row[:length]) for row, length in rows]
 

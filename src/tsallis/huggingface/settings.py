@@ -49,7 +49,7 @@ def _alpha_module(name: str, attention: nn.Module, setting: Setting) -> FixedAlp
         low, high = setting
         return LearnedAlpha(count_heads(attention), low, high, (low + high) / 2, dtype=torch.float32)
     if setting not in (FIXED, FIXED_PER_HEAD):
-        raise ValueError(f"the alphas of {name} are {setting!r}, which this version does not know")
+        raise ValueError(f"the alphas of {name} must be {FIXED!r}, {FIXED_PER_HEAD!r} or two bounds, got {setting!r}")
     return FixedAlpha(1.0 if setting == FIXED else [1.0] * count_heads(attention))
 
 

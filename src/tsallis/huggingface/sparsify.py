@@ -68,9 +68,9 @@ def sparsify(
     base: Any = unwrap(model)
     if not isinstance(base, PreTrainedModel):
         raise TypeError(
-            f"model must be a Transformers model, got {type(model).__name__}; for others nn.sparsify_module"
+            f"model must be a Transformers model, got {type(model).__name__}; for other models use nn.sparsify_module"
         )
-    _check_whole(base, "sparsify on that, with layers=")
+    _check_whole(base, "sparsify with layers=")
     layers = layers if layers is None or isinstance(layers, int | str) else list(layers)
     modules = {
         name: (attention, _alpha_module(value, name, attention, initial, low, high))
@@ -87,14 +87,15 @@ def _alphas_of_layers(alpha: Alpha | Mapping[Layer, Alpha], layers: Layers) -> l
     if not isinstance(alpha, Mapping):
         return [(alpha, layers)]
     if layers is not None or not alpha:
-        raise ValueError("alpha names the layers itself: leave layers out" if alpha else "alpha names no layers: {}")
+        conflict = "use either layers or an alpha that names layers, not both"
+        raise ValueError(conflict if alpha else "alpha must name at least one layer, got {}")
     return [(value, layer) for layer, value in alpha.items()]
 
 
 def _check_whole(base: nn.Module, call: str) -> None:
     """Raise if a model is part of a sparsified model."""
     if any(alpha_modules(base)) and not any(hasattr(part, DENSE) for part in model_parts(base)):
-        raise ValueError(f"{type(base).__name__} is a part of a sparsified model: call {call}")
+        raise ValueError(f"{type(base).__name__} is a part of a sparsified model: call {call} on the whole model")
 
 
 def densify(model: Model) -> Model:
@@ -116,10 +117,10 @@ def densify(model: Model) -> Model:
         'sdpa'
     """
     base: Any = unwrap(model)
-    _check_whole(base, "densify on that")
+    _check_whole(base, "densify")
     parts = model_parts(base)
     if not any(hasattr(part, DENSE) for part in parts):
-        raise ValueError(f"{type(base).__name__} is not sparsified")
+        raise ValueError(f"{type(base).__name__} is not sparsified: call sparsify first")
     restore_attention(base)
     for part in parts:
         vars(part.config).pop(SETTINGS, None)
@@ -150,7 +151,9 @@ def set_alpha(model: nn.Module, alpha: float) -> None:
     number = alpha_number(alpha)
     modules = [x for _, x in alpha_modules(model) if isinstance(x, FixedAlpha)]
     if not modules:
-        raise ValueError(f"{type(model).__name__} has no attention with a fixed alpha")
+        raise ValueError(
+            f"{type(model).__name__} has no attention with a fixed alpha: call sparsify with a number first"
+        )
     for module in modules:
         module.set(number)
 
@@ -187,5 +190,5 @@ def _alpha_module(
         return LearnedAlpha(count_heads(attention), low, high, initial, device=device, dtype=torch.float32)
     numbers = fixed_numbers(alpha)
     if isinstance(numbers, list) and len(numbers) != count_heads(attention):
-        raise ValueError(f"alpha has {len(numbers)} numbers, but {name} has {count_heads(attention)} heads")
+        raise ValueError(f"alpha must have one number per head of {name}, {count_heads(attention)}, got {len(numbers)}")
     return FixedAlpha(numbers, device)

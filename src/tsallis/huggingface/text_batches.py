@@ -34,7 +34,9 @@ def text_batches(
     """
     base = unwrap(model)
     if base.main_input_name != "input_ids":
-        raise InputError(f"{type(base).__name__} reads {base.main_input_name}, no texts: record its batches instead")
+        raise InputError(
+            f"{type(base).__name__} must read input_ids, got {base.main_input_name}: record batches instead of texts"
+        )
     most = _longest(base, tokenizer)
     truncation = {} if most is None else {"truncation": True, "max_length": most}
     # Tokenizers return inputs that some models don't accept.
@@ -100,7 +102,7 @@ def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
     configs = model.config, getattr(model, "generation_config", None)
     start, padding = first_setting("decoder_start_token_id", *configs), first_setting("pad_token_id", *configs)
     if start is None:
-        raise ValueError(f"{type(model).__name__} has no decoder_start_token_id: give decoder_input_ids")
+        raise ValueError(f"{type(model).__name__} has no decoder_start_token_id: pass decoder_input_ids")
     inputs = labels.roll(1, -1)
     inputs[..., 0] = start
     return inputs.masked_fill(inputs == -100, 0 if padding is None else padding)

@@ -34,12 +34,12 @@ def check_last_pass(recorded: Sequence[int] | None, decoded: DecoderOutput) -> N
         RuntimeError: There is no record, or its shape differs.
     """
     if recorded is None:
-        raise RuntimeError("attended positions are recorded by passes that are not compiled, and there was none")
+        raise RuntimeError("no attended positions are recorded: run the model without torch.compile first")
     rows, steps = decoded.hidden.shape[:2]
     if tuple(recorded) != (rows, steps):
         raise RuntimeError(
-            f"attended positions are those of the model's last pass, of {recorded[0]} rows and {recorded[1]} steps; "
-            f"asked for one of {rows} and {steps}"
+            "attended positions are stored only for the model's last pass: it had "
+            f"{recorded[0]} rows and {recorded[1]} steps, got a pass of {rows} rows and {steps} steps"
         )
 
 
@@ -55,4 +55,4 @@ def check_attending(layers: int, dropout: float, attention: str, density: str | 
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
     check_one_of("attention", attention, ATTENDING)
     if density is not None and attention == "discrete":
-        raise ValueError(f"discrete attention has no density, got {density!r}")
+        raise ValueError(f"density must be None with discrete attention, got {density!r}")

@@ -134,7 +134,7 @@ class BiLSTMClassifier(nn.Module):
         super().__init__()
         self.arguments = constructor_arguments(locals())
         if d_model < 2 or d_model % 2:
-            raise ValueError(f"d_model must be even: half of it goes to each direction, got {d_model}")
+            raise ValueError(f"d_model must be even and at least 2, got {d_model}")
         check_attending(layers, dropout, attention, density)
         check_cell(cell)
         self.kind = attention

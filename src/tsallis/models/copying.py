@@ -67,7 +67,7 @@ class CopyOutput(OutputLayer):
     def __init__(self, d_model: int, d_vocab: int, targets: Sequence[int], *options: Any, **named: Any) -> None:
         super().__init__(d_model, d_vocab, *options, **named)
         if wrong := [number for number in targets if number != -1 and not FIRST <= number < d_vocab]:
-            raise ValueError(f"copy must hold target symbols from {FIRST} to {d_vocab - 1} or -1, got {wrong[0]}")
+            raise ValueError(f"copy must contain target symbols from {FIRST} to {d_vocab - 1} or -1, got {wrong[0]}")
         self.gate = nn.Linear(d_model, 1)
         self.register_constant("targets", torch.tensor(targets, device="cpu"), self.weight.device)
         self.unknown: tuple[int, ...] = ()  # target symbols of further source symbols, after those of `targets`
@@ -204,7 +204,7 @@ def make_output(
     if copied is None:
         return OutputLayer(d_model, d_vocab, *options, **named)
     if len(copied) != src_vocab:
-        raise ValueError(f"copy must hold one number for each of {src_vocab} source symbols, got {len(copied)}")
+        raise ValueError(f"copy must have one number per source symbol, {src_vocab}, got {len(copied)}")
     return CopyOutput(d_model, d_vocab, copied, *options, **named)
 
 
@@ -238,9 +238,9 @@ def with_unknown(model: Any, targets: Sequence[int]) -> Any:
         torch.Size([1, 6])
     """
     if not isinstance(model.output, CopyOutput):
-        raise ValueError("the model does not copy: create it with the argument copy")
+        raise ValueError("the model does not copy symbols: create it with the argument copy")
     if targets and min(targets) < FIRST:
-        raise ValueError(f"targets must be symbols from {FIRST}, got {describe(min(targets))}")
+        raise ValueError(f"targets must be symbols of at least {FIRST}, got {describe(min(targets))}")
     same, output = copy.copy(model), copy.copy(model.output)
     output.unknown = tuple(targets)
     same._modules = {**model._modules, "output": output}

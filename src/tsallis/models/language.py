@@ -111,7 +111,7 @@ class LanguageState:
         kv, steps, read = join_buffers([(state.kv, state.steps, state.read) for state in states])
         last = [state.last for state in states if state.last is not None]
         if last and len(last) < len(states):
-            raise ValueError("states before their first step can't be joined with others")
+            raise ValueError("can't join states before the first step with states after it")
         prompts, width = torch.cat([state.prompts for state in states]), max(state.width for state in states)
         return LanguageState(kv, steps, read, prompts, width, torch.cat(last) if last else None)
 

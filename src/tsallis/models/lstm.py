@@ -139,7 +139,7 @@ class RNNSeq2Seq(SharingModel):
         _check(d_model, layers, dropout, share, size)
         check_cell(cell)
         if copy is not None and density is not None:
-            raise ValueError(f"copy needs discrete attention, got density {density!r}")
+            raise ValueError(f"density must be None with copy, got {density!r}")
         self.d_model = d_model
         self.layers = layers
         self.input_feeding = input_feeding
@@ -358,10 +358,10 @@ def _can_fuse(x: Tensor, *modules: nn.Module) -> bool:
 def _check(d_model: int, layers: int, dropout: float, share: str, d_embedding: int) -> None:
     """Raise a ValueError if an argument of the model is invalid."""
     if d_model < 2 or d_model % 2:
-        raise ValueError(f"d_model must be even: half of it goes to each direction of the encoder, got {d_model}")
+        raise ValueError(f"d_model must be even and at least 2, got {d_model}")
     if layers < 1:
         raise ValueError(f"layers must be at least 1, got {layers}")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
     if share != "none" and d_embedding != d_model:
-        raise ValueError(f"share: {share} needs embeddings as wide as the states, {d_model}, got {d_embedding}")
+        raise ValueError(f"d_embedding must be d_model {d_model} with share {share!r}, got {d_embedding}")

@@ -191,7 +191,7 @@ def check_symbols(symbols: Tensor, d_vocab: int) -> None:
     """Raise if a prefix contains a symbol outside the model's vocabulary."""
     largest = int(symbols.max())
     if largest >= d_vocab:
-        raise ValueError(f"a prefix holds the symbol {largest}, the model knows {d_vocab}")
+        raise ValueError(f"symbols of a prefix must be from 0 to {d_vocab - 1}, got {largest}")
 
 
 def device_of(model: object) -> torch.device:

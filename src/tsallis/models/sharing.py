@@ -46,9 +46,7 @@ def share_embeddings(
     if share == "all":
         sizes = (src_embedding.num_embeddings, tgt_embedding.num_embeddings)
         if sizes[0] != sizes[1]:
-            raise ValueError(
-                f"to share all embeddings src_vocab and tgt_vocab must be equal, got {sizes[0]} and {sizes[1]}"
-            )
+            raise ValueError(f"src_vocab and tgt_vocab must be equal with share 'all', got {sizes[0]} and {sizes[1]}")
         src_embedding.weight = tgt_embedding.weight
 
 

@@ -280,7 +280,9 @@ class VisualAnswerer(nn.Module):
         """Return question states [batch, src, d_model], counts and image states [batch, rows, columns, d_model]."""
         check_counts(src_lengths, src.shape[1])
         if len(images) != len(src):
-            raise ValueError(f"there must be an image for each question, got {len(images)} for {len(src)}")
+            raise ValueError(
+                f"images must have one image per question, got {len(images)} images for {len(src)} questions"
+            )
         lengths = src_lengths.to(src.device)
         words, _ = run_layers(self.reader, self.embedding(src))  # symbols after a row's end don't affect earlier states
         for layer in self.question_layers:
@@ -358,7 +360,7 @@ class ImageGrid(nn.Module):
         if d_image < 1 or stages < 1:
             raise ValueError(f"d_image and stages must be at least 1, got {d_image} and {stages}")
         if positions and d_model % 4:
-            raise ValueError(f"with positions in rows and columns d_model must be a multiple of 4, got {d_model}")
+            raise ValueError(f"d_model must be a multiple of 4 with positions, got {d_model}")
         self.kind = kind
         self.d_image = d_image
         self.halved = 2**stages
@@ -379,7 +381,7 @@ class ImageGrid(nn.Module):
             TypeError: a wrong dtype.
         """
         if images.dim() != 4 or images.shape[-1] != self.d_image:
-            raise ValueError(f"images must be [batch, height, width, {self.d_image}], got {list(images.shape)}")
+            raise ValueError(f"images must have shape [batch, height, width, {self.d_image}], got {list(images.shape)}")
         dtype = next(self.parameters()).dtype
         if self.kind == "features":
             if not images.is_floating_point():
@@ -389,7 +391,9 @@ class ImageGrid(nn.Module):
             if images.dtype != torch.uint8 and not images.is_floating_point():
                 raise TypeError(f"pictures must be uint8 or floating point, got {images.dtype}")
             if min(images.shape[1:3]) < self.halved:
-                raise ValueError(f"pictures need {self.halved} pixels a side at least, got {list(images.shape[1:3])}")
+                raise ValueError(
+                    f"pictures must have at least {self.halved} pixels per side, got {list(images.shape[1:3])}"
+                )
             x = images.to(dtype) / 255 if images.dtype == torch.uint8 else images.to(dtype)
             grid = self.layers((2 * x - 1).movedim(-1, 1)).movedim(1, -1)  # [batch, rows, columns, d_model]
         return grid if self.positions is None else grid + self._places(grid)

@@ -53,7 +53,7 @@ class PerHeadAlpha(nn.Module):
         if not self.low < self.high:
             raise ValueError(f"low must be below high, got {low:g} and {high:g}")
         if initial is not None and not self.low < initial < self.high:
-            raise ValueError(f"initial must lie strictly between {low:g} and {high:g}, got {initial:g}")
+            raise ValueError(f"initial must be above {low:g} and below {high:g}, got {initial:g}")
         num_heads = check_whole("num_heads", num_heads, 1)
         self.initial = initial
         self.bias = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))

@@ -22,11 +22,14 @@ def convert_mask(mask: Tensor | None, batch: int, heads: int) -> Tensor | None:
     if mask.dim() == 3:
         if mask.shape[0] != batch * heads:
             raise ValueError(
-                f"attn_mask must be [queries, keys] or [{batch * heads}, queries, keys], got shape {tuple(mask.shape)}"
+                f"attn_mask must have shape [queries, keys] or [{batch * heads}, queries, keys], "
+                f"got {tuple(mask.shape)}"
             )
         mask = mask.view(batch, heads, *mask.shape[1:])
     elif mask.dim() == 4 and (mask.shape[0] not in (1, batch) or mask.shape[1] not in (1, heads)):
-        raise ValueError(f"attn_mask must be [{batch} or 1, {heads} or 1, queries, keys], got {tuple(mask.shape)}")
+        raise ValueError(
+            f"attn_mask must have shape [{batch} or 1, {heads} or 1, queries, keys], got {tuple(mask.shape)}"
+        )
     return ~mask if mask.dtype == torch.bool else mask
 
 
@@ -60,7 +63,7 @@ def split_lengths(lengths: Tensor, q: Tensor, keys: int, plain: bool) -> tuple[T
     check_dense(lengths, "key_lengths")
     if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise ValueError(
-            f"key_lengths must be {batch} integers, one for each batch element, got {lengths.dtype} of shape "
+            f"key_lengths must be {batch} integers, one per batch element, got {lengths.dtype} of shape "
             f"{tuple(lengths.shape)}"
         )
     small = q.device.type == "cpu" and batch * heads * queries * keys <= TILE
@@ -69,7 +72,9 @@ def split_lengths(lengths: Tensor, q: Tensor, keys: int, plain: bool) -> tuple[T
     if lengths.device.type == "cpu" and batch and not traced():
         least, most = (int(x) for x in lengths.aminmax())
         if not 0 <= least <= most <= keys:
-            raise ValueError(f"key_lengths must lie between 0 and the {keys} keys, got {least if least < 0 else most}")
+            raise ValueError(
+                f"key_lengths must be from 0 to {keys}, the number of keys, got {least if least < 0 else most}"
+            )
         if least == keys:
             return None, None
     hidden = ~length_mask(lengths, keys, q.device).unsqueeze(1)

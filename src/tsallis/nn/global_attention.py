@@ -108,7 +108,7 @@ class GlobalAttention(ScoredAttention):
     ) -> None:
         super().__init__(d_query, d_memory, scorer)
         if transform == "alpha_relu":
-            raise ValueError("attention needs weights that sum to 1: softmax, sparsemax or entmax, got 'alpha_relu'")
+            raise ValueError("transform must be softmax, sparsemax or entmax, whose weights sum to 1, got 'alpha_relu'")
         self.transform, self.alpha = transform, transform_alpha(transform, alpha)
 
     def attend(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -80,7 +80,7 @@ class KeyValueCache:
             ValueError: The cache is empty.
         """
         if self._keys is None or self._values is None:
-            raise ValueError("the cache is empty: the first call needs a key and a value")
+            raise ValueError("the cache is empty: pass a key and a value in the first call")
         return self._keys[:, :, : self._length], self._values[:, :, : self._length]
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ class KeyValueCache:
         """
         if keys.dim() != 4 or keys.shape[:3] != values.shape[:3]:
             raise ValueError(
-                f"a cache takes keys and values [batch, heads, steps, size] of as many steps, "
+                "keys and values must have shape [batch, heads, steps, size] and differ only in size, "
                 f"got {tuple(keys.shape)} and {tuple(values.shape)}"
             )
         for memory, new in ((self._keys, keys), (self._values, values)):

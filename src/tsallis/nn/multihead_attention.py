@@ -189,9 +189,7 @@ class MultiheadAttention(ConstantBuffers):
             alpha = PerHeadAlpha(self.num_heads, device=device, dtype=torch.float32 if half else dtype)
         elif isinstance(alpha, Tensor):
             if alpha.shape != (self.num_heads,):
-                raise ValueError(
-                    f"alpha must have shape ({self.num_heads},), one for each head, got {tuple(alpha.shape)}"
-                )
+                raise ValueError(f"alpha must have shape ({self.num_heads},), one per head, got {tuple(alpha.shape)}")
         elif not isinstance(alpha, nn.Module):
             alpha = alpha_number(alpha)
         for names in (self.__dict__, self._parameters, self._buffers, self._modules):
@@ -209,7 +207,7 @@ class MultiheadAttention(ConstantBuffers):
     ) -> None:
         check_positions(positions)
         if positions != "none" and (self.bias_k is not None or self.add_zero_attn):
-            raise ValueError(f"positions {positions!r} exclude add_bias_kv and add_zero_attn: those keys have none")
+            raise ValueError(f"positions must be 'none' with add_bias_kv or add_zero_attn, got {positions!r}")
         self.positions: AttentionPositions = positions
         self.rotary = RotaryPositions(self.head_dim) if positions == "rope" else None
         self.register_constant("slopes", head_slopes(positions, self.num_heads), self.out_proj.weight.device)
@@ -339,18 +337,18 @@ class MultiheadAttention(ConstantBuffers):
         self, query: Tensor, key: Tensor | None, value: Tensor | None, cache: Cache | None, *padding: Tensor | None
     ) -> None:
         if query.is_nested:
-            raise ValueError("query must not be a nested tensor: pad it, and give a key_padding_mask")
+            raise ValueError("query must not be a nested tensor: pad it and pass key_padding_mask")
         if query.dim() not in (2, 3):
             raise ValueError(f"query must have 2 or 3 dimensions, got shape {tuple(query.shape)}")
         if (key is None) != (value is None) or (key is None and cache is None):
-            raise ValueError("key and value go together, and only a cache can stand in for them")
+            raise ValueError("key and value must both be given, or both be None with a cache")
         if query.shape[-1] != self.embed_dim:
-            raise ValueError(f"query must have the size {self.embed_dim}, got {query.shape[-1]}")
+            raise ValueError(f"query must have last size {self.embed_dim}, got {query.shape[-1]}")
         for name, x, size in (("key", key, self.kdim), ("value", value, self.vdim)):
             if x is not None and x.shape[-1] != size:
-                raise ValueError(f"{name} must have the size {size}, got {x.shape[-1]}")
+                raise ValueError(f"{name} must have last size {size}, got {x.shape[-1]}")
         if all(x is not None for x in padding):
-            raise ValueError("key_lengths and key_padding_mask say the same: give one of them")
+            raise ValueError("use either key_lengths or key_padding_mask, not both")
 
     @property
     def _plain(self) -> bool:
@@ -364,7 +362,7 @@ class MultiheadAttention(ConstantBuffers):
         q, k, v = self._project(query, key, value)
         if self.rotary is not None:
             if k is None:
-                raise ValueError("positions 'rope' turn the keys of this call: give a key and a value")
+                raise ValueError("key and value must be given with positions='rope', got None")
             first = 0 if cache is None else cache.position
             q, k = self.rotary(q, first), self.rotary(k, first)
         if k is None or v is None:
@@ -427,7 +425,7 @@ class MultiheadAttention(ConstantBuffers):
     def _last_pass(self) -> _PassRecord:
         if self._last is None:
             raise RuntimeError(
-                "no weights are recorded: run the model first, and a compiled one in "
+                "no attention weights are recorded: call the model first; call a compiled model in "
                 "'with torch.compiler.set_stance(\"force_eager\")'"
             )
         return self._last
@@ -519,9 +517,9 @@ def attention_stats(module: nn.Module) -> dict[str, AttentionStats]:
     parts = {name: part for name, part in module.named_modules() if isinstance(part, MultiheadAttention)}
     kind = type(module).__name__
     if not parts:
-        raise ValueError(f"{kind} has no tsallis.nn.MultiheadAttention: sparsify_module replaces those of PyTorch")
+        raise ValueError(f"{kind} has no tsallis.nn.MultiheadAttention: call sparsify_module first")
     stats = {name: part.stats() for name, part in parts.items() if part.recorded}
     if not stats:
-        message = f"no attention of {kind} has run: call the model first; a compiled pass leaves no statistics"
+        message = f"no attention of {kind} has run: call the model first; compiled models record no statistics"
         warnings.warn(message, stacklevel=2)
     return stats

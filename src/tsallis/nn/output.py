@@ -84,7 +84,9 @@ class OutputLayer(ConstantBuffers):
         self.tau = float(tau)
         out_of_range = [i for i in forbidden if not 0 <= i < d_vocab]
         if out_of_range or len(set(forbidden)) >= d_vocab:
-            raise ValueError(f"forbidden must leave some of the symbols 0 to {d_vocab - 1}, got {tuple(forbidden)}")
+            raise ValueError(
+                f"forbidden must contain symbols from 0 to {d_vocab - 1}, but not all of them, got {tuple(forbidden)}"
+            )
         self.projection = nn.Linear(d_model, d_vocab, bias=bias)
         never = torch.zeros(d_vocab, dtype=torch.bool, device="cpu")
         never[list(forbidden)] = True
@@ -121,8 +123,7 @@ class OutputLayer(ConstantBuffers):
         """
         if weight.shape != self.weight.shape:
             raise ValueError(
-                f"the shared weight must have the projection's shape {tuple(self.weight.shape)}, "
-                f"got {tuple(weight.shape)}"
+                f"weight must have the shape of the projection, {tuple(self.weight.shape)}, got {tuple(weight.shape)}"
             )
         self.projection.weight = weight
 

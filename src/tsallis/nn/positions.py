@@ -106,7 +106,7 @@ class RotaryPositions(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
         if size % 2:
-            raise ValueError(f"positions 'rope' need heads of an even size, got {size}")
+            raise ValueError(f"the head size must be even with positions='rope', got {size}")
         self._angles = SinusoidalPositions(size)
 
     def forward(self, x: Tensor, first: int | Tensor) -> Tensor:

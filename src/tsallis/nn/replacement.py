@@ -116,9 +116,7 @@ def densify_module(module: Module, *, names: str | Iterable[str] | None = None) 
         if type(part) is MultiheadAttention and part not in own and _matches(name, patterns)
     }
     if not attentions:
-        raise ValueError(
-            f"{type(module).__name__} has no sparse attention that PyTorch's could replace{_among(patterns)}"
-        )
+        raise ValueError(f"{type(module).__name__} has no replaceable tsallis.nn.MultiheadAttention{_among(patterns)}")
     return cast(Module | nn.MultiheadAttention, _swap(module, {old: _dense(old, n) for n, old in attentions.items()}))
 
 
@@ -174,10 +172,12 @@ def _attentions(module: nn.Module, patterns: list[str] | None) -> Iterator[tuple
             tensors = ", ".join(part.parametrizations)  # type: ignore[arg-type]
             raise TypeError(
                 f"{name or 'module'} has parametrizations of {tensors}, which would be lost: "
-                "torch.nn.utils.parametrize.remove_parametrizations first"
+                "call torch.nn.utils.parametrize.remove_parametrizations first"
             )
         if type(part) is not nn.MultiheadAttention:
-            raise TypeError(f"{name or 'module'} is a {type(part).__name__}, not a torch.nn.MultiheadAttention itself")
+            raise TypeError(
+                f"{name or 'module'} must be a torch.nn.MultiheadAttention, not a subclass, got {type(part).__name__}"
+            )
         yield name, part
 
 
@@ -199,11 +199,11 @@ def _dense(old: MultiheadAttention, name: str) -> nn.MultiheadAttention:
     settings = {
         f"positions {old.positions!r}": old.positions != "none",
         "a length scale": old.length_scale is not None,
-        f"{old.num_kv_heads} heads of keys for {old.num_heads} of queries": old.num_kv_heads != old.num_heads,
+        f"{old.num_kv_heads} key heads for {old.num_heads} query heads": old.num_kv_heads != old.num_heads,
     }
     for setting, lost in settings.items():
         if lost:
-            raise TypeError(f"{name or 'module'} has {setting}, which PyTorch's attention can't have")
+            raise TypeError(f"{name or 'module'} has {setting}, which torch.nn.MultiheadAttention does not support")
     return _with_parts(nn.MultiheadAttention(**_arguments(old)), old, name)
 
 
@@ -229,11 +229,14 @@ def _with_parts(new: NewAttention, old: Attention, path: str) -> NewAttention:
         part = getattr(old, name)
         if isinstance(part, Tensor) and name not in old._parameters:
             raise TypeError(
-                f"{path}.{name} is no parameter but computed, as by pruning: torch.nn.utils.prune.remove first"
+                f"{path}.{name} must be a parameter, got a computed tensor; if it is pruned, call "
+                "torch.nn.utils.prune.remove first"
             )
         setattr(new, name, part)
     if "forward" in vars(old):
-        raise TypeError(f"{path}.forward was replaced, and that code would be lost: take it off first")
+        raise TypeError(
+            f"{path}.forward was replaced, and the replacement would be lost: restore the original forward first"
+        )
     _add_extras(new, old, path)
     for name in HOOKS:  # share the dictionaries, so that handles of hooks still work
         setattr(new, name, getattr(old, name))

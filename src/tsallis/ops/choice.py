@@ -217,7 +217,7 @@ def explain_gpu() -> str:
 def _explain(kind: str) -> str:
     name = request()
     if name == "eager":
-        return "eager (asked for)"
+        return "eager (requested)"
     for candidate in _AUTO[kind] if name == "auto" else (name,):
         status = load(candidate).status()
         try:
@@ -225,5 +225,5 @@ def _explain(kind: str) -> str:
                 return f"{candidate} ({status.reason})"
         except RuntimeError as error:
             return f"none ({error})"
-        reason = status.reason if not status.available else f"{name} was asked for"
+        reason = status.reason if not status.available else f"{name} was requested"
     return f"eager ({reason})"

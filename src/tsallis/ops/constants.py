@@ -32,7 +32,9 @@ class ConstantBuffers(nn.Module):
             ValueError: The tensor is on the device "meta", so it has no data.
         """
         if value is not None and value.is_meta:
-            raise ValueError(f"{name} must have numbers, got a tensor on the device 'meta': make it with device='cpu'")
+            raise ValueError(
+                f"{name} must not be on the device 'meta', which stores no numbers: create it with device='cpu'"
+            )
         if value is not None:
             self._constants[name] = value
         self.register_buffer(name, value if value is None or device is None else value.to(device), persistent=False)

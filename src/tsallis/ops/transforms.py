@@ -184,7 +184,8 @@ def functionalized() -> bool:
         return False
     if forward_mode() or _differentiated():
         raise NotImplementedError(
-            "no derivatives inside torch.func.functionalize: trace them first, as in functionalize(make_fx(grad(f))(x))"
+            "derivatives inside torch.func.functionalize are not supported: trace them first, as in "
+            "functionalize(make_fx(grad(f))(x))"
         )
     return True
 

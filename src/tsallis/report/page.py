@@ -105,7 +105,7 @@ def build_page(
         True
     """
     if not (runs or sweep or densities or signals):
-        raise ValueError("a report needs at least one run, a sweep or densities")
+        raise ValueError("a report needs at least one of runs, sweep, densities and signals, got none")
     count = sentences_that_fit(runs)
     parts = {
         "runs": [_run(replace(run, sentences=run.sentences[:count])) for run in runs],

@@ -63,7 +63,10 @@ def show(
     """
     if hasattr(tokens, "convert_ids_to_tokens"):
         if not isinstance(inputs, Mapping) or "input_ids" not in inputs:
-            raise ValueError("inputs must be a mapping with input_ids if tokens is a tokenizer")
+            raise ValueError(
+                "inputs must be a mapping with input_ids if tokens is a tokenizer, "
+                f"got {', '.join(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__}"
+            )
         if "decoder_input_ids" in inputs:
             target_tokens = _tokens_of(tokens, inputs, "decoder_")
         tokens = _tokens_of(tokens, inputs)
@@ -74,7 +77,7 @@ def show(
             layers = _record_modules(model, inputs, target_tokens is not None)
     if not layers:
         raise ValueError(
-            f"{type(model).__name__} has no attention that can be recorded: pass its weights to summarize_weights"
+            f"{type(model).__name__} has no attention that can be recorded: pass the weights to summarize_weights"
         )
     texts = {"tokens": tokens} if "attention" in layers else {"encoder_tokens": tokens, "decoder_tokens": target_tokens}
     arguments: dict[str, Any] = {**layers, **texts, "tolerance": tolerance}

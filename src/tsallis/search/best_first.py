@@ -229,7 +229,7 @@ def exhaustive(
     check_goal(mass, normalized, time_limit=time_limit)
     lengths = check_sources(model, src, src_lengths)
     if known is not None and len(known) != len(lengths):
-        raise ValueError(f"known must have one result for each of {len(lengths)} sources, got {len(known)}")
+        raise ValueError(f"known must have one result per source, got {len(known)} results for {len(lengths)} sources")
     limits = make_limits(lengths, prefixes, min_length, max_length, length_penalty)
     width = WINDOW if time_limit is None else 1
     with eval_mode(model):

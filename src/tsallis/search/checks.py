@@ -39,7 +39,7 @@ def check_limits(min_length: Any, max_length: Any, length_penalty: Any) -> None:
     check_at_least_one(max_length=max_length)
     check_at_least_one(min_length=check_whole("min_length", min_length, 0) or None)
     if max_length is not None and min_length > max_length:
-        raise ValueError(f"min_length must be at least 0 and at most max_length {max_length}, got {min_length}")
+        raise ValueError(f"min_length must be at most max_length {max_length}, got {min_length}")
     check_real("length_penalty", length_penalty, 0, PENALTY)
 
 
@@ -55,7 +55,7 @@ def check_goal(mass: Any, normalized: bool, **others: Any) -> None:
         if value is not None:
             check_real(name, value, info.least, info.most, inside=info.inside)
     if mass is not None and not normalized:
-        raise ValueError("mass is for models whose outputs sum to 1, and alpha-ReLU's don't")
+        raise ValueError(f"mass {mass:g} needs a model whose probabilities sum to 1; those of alpha-ReLU do not")
 
 
 def check_seeds(seeds: Any, sources: int) -> list[int]:
@@ -69,9 +69,9 @@ def check_seeds(seeds: Any, sources: int) -> list[int]:
         raise TypeError(f"seeds must be a sequence with one integer for each source, got {describe(seeds)}")
     numbers = [check_whole("a seed", seed, 0) for seed in seeds]
     if len(numbers) != sources:
-        raise ValueError(f"there must be one seed a source, got {len(numbers)} for {sources} sources")
+        raise ValueError(f"seeds must have one seed per source, got {len(numbers)} seeds for {sources} sources")
     if (largest := max(numbers, default=0)) > LARGEST_SEED:
-        raise ValueError(f"seed must be at most {LARGEST_SEED}, got {describe(largest)}")
+        raise ValueError(f"a seed must be at most {LARGEST_SEED}, got {describe(largest)}")
     return numbers
 
 
@@ -86,9 +86,9 @@ def check_prefix(tokens: Any, name: str) -> tuple[int, ...]:
         raise TypeError(f"{name} must be a sequence of symbols, got {describe(tokens)}")
     symbols = tuple(check_whole(f"a symbol of {name}", token, -LARGEST_SIZE, LARGEST_SIZE) for token in tokens)
     if any(token in (PAD, BOS, EOS) for token in symbols):
-        raise ValueError(f"{name} holds padding, start or end: {list(symbols)}")
+        raise ValueError(f"{name} must not contain padding {PAD}, start {BOS} or end {EOS}, got {list(symbols)}")
     if (smallest := min(symbols, default=0)) < 0:
-        raise ValueError(f"{name} holds {smallest}, symbols are counted from 0")
+        raise ValueError(f"a symbol of {name} must be at least 0, got {smallest}")
     return symbols
 
 
@@ -106,7 +106,7 @@ def check_sources(model: Any, src: Any, src_lengths: Any) -> list[int]:
         raise TypeError(f"src_lengths must be a tensor of integers, got {_dtype(src_lengths)}")
     if src.dim() < 2 or src_lengths.shape != src.shape[:1]:
         shapes = f"{list(src.shape)} and {list(src_lengths.shape)}"
-        raise ValueError(f"src must be [batch, src] and src_lengths [batch], got {shapes}")
+        raise ValueError(f"src must have shape [batch, src] and src_lengths [batch], got {shapes}")
     lengths: list[int] = src_lengths.tolist()
     if lengths and not 0 <= min(lengths) <= max(lengths) <= src.shape[1]:
         raise ValueError(f"src_lengths must be from 0 to {src.shape[1]}, the width of src, got {describe(lengths)}")
@@ -130,7 +130,8 @@ def check_targets(model: Any, src: Tensor, tgt_in: Any, tgt_out: Any) -> tuple[T
             raise TypeError(f"{name} must be a tensor, got {describe(value)}")
     if tgt_in.shape != tgt_out.shape or tgt_in.dim() != 2 or len(tgt_in) != len(src):
         raise ValueError(
-            f"tgt_in and tgt_out must both be [{len(src)}, tgt], got {list(tgt_in.shape)} and {list(tgt_out.shape)}"
+            f"tgt_in and tgt_out must both have shape [{len(src)}, tgt], "
+            f"got {list(tgt_in.shape)} and {list(tgt_out.shape)}"
         )
     for member in getattr(model, "models", (model,)):
         # Other outputs, such as those of a classifier, may have symbols without a row in the matrix.
@@ -151,5 +152,5 @@ def _check_symbols(name: str, symbols: Tensor, size: int | None) -> None:
         return
     smallest, largest = (int(value) for value in symbols.aminmax())
     if smallest < 0 or (size is not None and largest >= size):
-        known = "symbols are counted from 0" if size is None else f"the model knows the symbols from 0 to {size - 1}"
-        raise ValueError(f"{name} holds {smallest if smallest < 0 else largest}, {known}")
+        span = "at least 0" if size is None else f"from 0 to {size - 1}"
+        raise ValueError(f"symbols of {name} must be {span}, got {smallest if smallest < 0 else largest}")

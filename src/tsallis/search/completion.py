@@ -146,7 +146,7 @@ def complete(
     check_at_least_one(n_best=n_best, longest=longest)
     check_sources(model, src, src_lengths)
     if len(src) != 1:
-        raise ValueError(f"completions are of one source, got {len(src)}")
+        raise ValueError(f"src must have exactly one source, got {len(src)}")
     steps = _Steps(model, src.device)
     with eval_mode(model):
         beginnings, missing = spell_beginning(model, src, src_lengths, typed, spellings, place=place)

@@ -76,7 +76,7 @@ def mean_log_probs(each: Sequence[Tensor]) -> Tensor:
     """
     sizes = {log_probs.shape[-1] for log_probs in each}
     if len(sizes) > 1:
-        raise ValueError(f"the models of an ensemble must share a vocabulary, got {sorted(sizes)} symbols")
+        raise ValueError(f"the models of an ensemble must have vocabularies of the same size, got {sorted(sizes)}")
     members = torch.stack(list(each))
     largest = members.amax(0)
     finite = torch.where(largest == -torch.inf, 0, largest)
@@ -87,7 +87,7 @@ def mean_log_probs(each: Sequence[Tensor]) -> Tensor:
 def _mean_attention(each: Sequence[Tensor]) -> Tensor:
     sizes = {weights.shape[-1] for weights in each}
     if len(sizes) > 1:
-        raise ValueError(f"the models of an ensemble must attend to the same positions, got {sorted(sizes)} of them")
+        raise ValueError(f"the models of an ensemble must attend to the same number of positions, got {sorted(sizes)}")
     return torch.stack(list(each)).mean(0)
 
 
@@ -118,7 +118,7 @@ class Ensemble(nn.Module):
 
     def __init__(self, models: Sequence[Decoder]) -> None:
         if not models:
-            raise ValueError("an ensemble needs at least one model")
+            raise ValueError("models must contain at least one model, got none")
         super().__init__()
         self.models: list[Any] = list(models)
         self.members = nn.ModuleList(model for model in self.models if isinstance(model, nn.Module))

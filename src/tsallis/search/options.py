@@ -74,7 +74,7 @@ class SearchOptions:
         tsallis.errors.OptionError: beam_size must be a whole number from 1 to 1000, got 0
         >>> SearchOptions(mode="all", seed=1)
         Traceback (most recent call last):
-        tsallis.errors.OptionError: seed is for mode sample, not for mode all
+        tsallis.errors.OptionError: seed applies only to mode sample, got mode all
     """
 
     mode: Mode = _option(  # noqa: RUF009 (it calls `field`)
@@ -84,7 +84,7 @@ class SearchOptions:
         default="beam",
     )
     beam_size: int | None = _option(
-        "Number of prefixes kept per source, at least the number of outputs (default: the run's).",
+        "Beam size: number of prefixes kept per source, at least the number of outputs (default: the run's).",
         *("beam", "exact"),
         least=1,
         most=MOST,
@@ -104,7 +104,9 @@ class SearchOptions:
         most=MOST_EXPANSIONS,
         default=EXPANSIONS,
     )
-    time_limit: float | None = _option("Maximum search time per source, in seconds.", "exact", "all")
+    time_limit: float | None = _option(
+        "Maximum search time per source, in seconds (default: no limit).", "exact", "all"
+    )
     mass: float | None = _option(
         "Stop once the outputs found for a source have this total probability, between 0 and 1.",
         "exact",
@@ -115,9 +117,9 @@ class SearchOptions:
     num_samples: int | None = _option(
         "Number of outputs to draw per source (default: 1).", "sample", least=1, most=MOST, default=1
     )
-    seed: int | None = _option("Random seed (default: 0).", "sample", most=2**62, default=0)
+    seed: int | None = _option("Random seed for sampling (default: 0).", "sample", most=2**62, default=0)
     temperature: float | None = _option(
-        "Divide the scores by this number before drawing: below 1, likely symbols are drawn more often (default: 1).",
+        "Divide the scores by this number before sampling; below 1, likely symbols are drawn more often (default: 1).",
         "sample",
         inside=True,
         default=1.0,
@@ -144,8 +146,8 @@ class SearchOptions:
         of_runs=True,
     )
     end_rule: EndRule | None = _option(  # noqa: RUF009
-        "Finished outputs that beam search keeps: all, or only those that rank within the beam when they end, as in "
-        "other toolkits (default: the run's).",
+        "Finished outputs that beam search keeps: all of them (every), or only those that rank within the beam when "
+        "they end (competing), as in other toolkits (default: the run's).",
         "beam",
         default="every",
         of_runs=True,
@@ -165,19 +167,27 @@ class SearchOptions:
         if others := [name for name in self.given if self.mode not in OPTIONS[name].modes]:
             name, modes = others[0], " or ".join(OPTIONS[others[0]].modes)
             raise OptionError(
-                lambda spell: f"{spell(name)} is for {spell('mode')} {modes}, not for {spell('mode')} {self.mode}"
+                lambda spell: f"{spell(name)} applies only to {spell('mode')} {modes}, got {spell('mode')} {self.mode}"
             )
         if self.min_risk and (ranks := sorted(OF_RANKS & self.given.keys())):
             raise OptionError(
-                lambda spell: f"{spell(ranks[0])} ranks outputs, {spell('min_risk')} chooses one: give one of them"
+                lambda spell: (
+                    f"use either {spell(ranks[0])} or {spell('min_risk')}, not both: {spell('min_risk')} ranks by risk "
+                    "and returns one output"
+                )
             )
         if self.mass is not None and self.mode == "exact" and (self.n_best or 1) == 1:
             raise OptionError(
-                lambda spell: f"{spell('mass')} is for lists: give {spell('n_best')}, too, or {spell('mode')} all"
+                lambda spell: (
+                    f"{spell('mass')} {self.mass:g} needs {spell('n_best')} above 1 or {spell('mode')} all, got "
+                    f"{spell('n_best')} 1 and {spell('mode')} exact"
+                )
             )
         least, most = self.min_length, self.max_length
         if least is not None and most is not None and least > most:
-            raise OptionError(lambda spell: f"{spell('min_length')} {least} is above {spell('max_length')} {most}")
+            raise OptionError(
+                lambda spell: f"{spell('min_length')} must be at most {spell('max_length')} {most}, got {least}"
+            )
 
     @property
     def given(self) -> dict[str, Any]:
@@ -225,7 +235,7 @@ class SearchOptions:
             raise OptionError(
                 lambda spell: (
                     f"{spell(given)} {getattr(self, given)} is {relation} the run's search.{other} "
-                    f"{filled[other]}: give {spell(other)}, too"
+                    f"{filled[other]}: set {spell(other)}, too"
                 )
             )
         return replace(self, **filled)
@@ -267,7 +277,7 @@ def _checked(name: str, value: Any) -> Any:
     elif get_origin(kind) is Literal:
         fault = choice_fault(value, get_args(kind))
     else:
-        words = "a text" if kind is str else "True or False"
+        words = "a string" if kind is str else "True or False"
         fault = "" if isinstance(value, kind) else f"must be {words}, got {describe(value)}"
     if fault:
         raise OptionError(lambda spell: f"{spell(name)} {fault}")

@@ -59,8 +59,10 @@ def minimum_risk(
         >>> minimum_risk(["walk", "talk", "took"], [0.36, 0.34, 0.3], right).index  # the one in the middle
         1
     """
-    if len(texts) != len(weights) or not all(0 <= weight < math.inf for weight in weights):
-        raise ValueError(f"there must be one finite weight a text, at least 0, got {len(weights)} for {len(texts)}")
+    if len(texts) != len(weights):
+        raise ValueError(f"weights must have one weight per text, got {len(weights)} weights for {len(texts)} texts")
+    if wrong := [weight for weight in weights if not 0 <= weight < math.inf]:
+        raise ValueError(f"weights must be finite and at least 0, got {wrong[0]:g}")
     index: dict[str, int] = {}
     sums: dict[str, float] = {}
     for number, (text, weight) in enumerate(zip(texts, weights, strict=True)):

@@ -180,7 +180,7 @@ def score_texts(
     """
     check_at_least_one(budget=budget)
     if len(texts) != len(src):
-        raise ValueError(f"there must be one text per source, got {len(texts)} for {len(src)} sources")
+        raise ValueError(f"texts must have one text per source, got {len(texts)} texts for {len(src)} sources")
     lengths, lattices = src_lengths.tolist(), list[_Lattice]()
     with eval_mode(model):
         for first in range(0, len(src), WINDOW):

@@ -79,7 +79,7 @@ class Limits:
         if length < len(self.prefix):
             token = self.prefix[length]
             if token >= len(totals):
-                raise ValueError(f"a prefix holds the symbol {token}, the model knows {len(totals)}")
+                raise ValueError(f"symbols of a prefix must be from 0 to {len(totals) - 1}, got {token}")
             log_prob = totals[token].clone()
             totals.fill_(-torch.inf)[token] = log_prob
 
@@ -206,12 +206,16 @@ def make_limits(
     else:
         starts = [check_prefix(prefix, f"the prefix of source {source}") for source, prefix in enumerate(prefixes)]
     if len(starts) != len(src_lengths):
-        raise ValueError(f"there must be one prefix a source, got {len(starts)} for {len(src_lengths)} sources")
+        raise ValueError(
+            f"prefixes must have one prefix per source, got {len(starts)} prefixes for {len(src_lengths)} sources"
+        )
     limits = []
     for source, (length, start) in enumerate(zip(src_lengths, starts, strict=True)):
         longest = max(2 * length + 20 + len(start), min_length) if max_length is None else max_length
         if len(start) > longest:
-            raise ValueError(f"the prefix of source {source} has {len(start)} tokens, max_length is {max_length}")
+            raise ValueError(
+                f"the prefix of source {source} must have at most max_length {max_length} tokens, got {len(start)}"
+            )
         limits.append(Limits(int(longest) + 1, int(min_length), start, float(length_penalty)))
     return limits
 

@@ -46,7 +46,9 @@ def with_temperature(model: Any, temperature: float) -> Any:
     if isinstance(model, Ensemble):
         return Ensemble([with_temperature(member, temperature) for member in model.models])
     if not model.output.normalized:  # alpha-ReLU has a fixed threshold: the support would change the other way
-        raise ValueError("temperature needs outputs that sum to 1, and those of an alpha-ReLU need not")
+        raise ValueError(
+            f"temperature {temperature:g} needs a model whose probabilities sum to 1; those of alpha-ReLU do not"
+        )
     return _TemperedModel(model, temperature)
 
 

@@ -166,9 +166,14 @@ class Settings(Section):
         if self.sort_by == "target" and self.max_tokens is not None:
             raise ValueError("sort_by: target needs batch_size: leave out max_tokens")
         if self.lowest_learning_rate > self.learning_rate:
-            raise ValueError(f"lowest_learning_rate {self.lowest_learning_rate:g} is above {self.learning_rate:g}")
+            raise ValueError(
+                f"lowest_learning_rate must be at most learning_rate {self.learning_rate:g}, "
+                f"found {self.lowest_learning_rate:g}"
+            )
         if self.schedule == "linear" and (self.updates is None or self.warmup >= self.updates):
-            raise ValueError("schedule linear needs updates, and more of them than of warmup")
+            raise ValueError(
+                f"schedule: linear needs updates above warmup, found updates {self.updates} and warmup {self.warmup}"
+            )
         return self
 
     def plan(self, lengths: Tensor) -> BatchPlan:
@@ -279,11 +284,11 @@ def read_content(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, A
     try:
         content = with_new_names(parse_yaml(read_text(path, LARGEST_FILE), str(path)))
         if not isinstance(content, dict):
-            raise InputError(f"{path}: expected keys and values (version: 1, data: ...)")
+            raise InputError(f"{path}: expected keys and values, such as version: 1")
     except InputError as error:
         if not path.is_file() or path.suffix in (".yaml", ".yml"):
             raise
-        hint = "if it holds data, separate its columns by tabs, or write a YAML file with data.train and give that file"
+        hint = "if this is a data file, separate its columns by tabs, or name it as data.train in a YAML file"
         raise InputError(f"{error}; {hint}") from error
     apply_overrides(content, overrides)
     return content
@@ -301,7 +306,7 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
         if not equals or not key:
             raise InputError(f"{_name(override)}: expected key=value, such as training.epochs=5")
         if any(f"{other}.".startswith(f"{key}.") for other in keys):
-            raise InputError(f"{_name(override)}: another override sets that, too; leave one of them")
+            raise InputError(f"{_name(override)}: another override sets the same setting; keep one of them")
         try:
             value = parse_yaml(text, "")
         except InputError:
@@ -323,7 +328,7 @@ def _set(content: dict[str, Any], override: str, value: Any) -> None:
             content[section] = {}
         content = content[section]
         if not isinstance(content, dict):
-            raise InputError(f"{_name(override)}: {describe(section)[1:-1]} is no section")
+            raise InputError(f"{_name(override)}: {describe(section)[1:-1]} is not a section")
     content[last] = value
 
 

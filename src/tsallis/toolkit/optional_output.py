@@ -44,4 +44,4 @@ class OptionalOutput:
             self.stream = open(os.devnull, "w")  # noqa: SIM115
             if self.note is not None:
                 reason = "closed" if isinstance(error, BrokenPipeError) else error.strerror
-                print(f"tsallis: standard output: {reason}: {self.note}", file=sys.stderr, flush=True)
+                print(f"tsallis: can't write to standard output ({reason}); {self.note}", file=sys.stderr, flush=True)

@@ -76,14 +76,14 @@ def test_text_without_outputs_takes_the_first_runs_answers(translator: Path, tmp
     (run,) = data_of(tmp_path / "page.html")["runs"]
     assert run["corpus"]["name"] == f"{text} (targets: answers of run)" and run["corpus"]["sentences"] == 2
     warning = capsys.readouterr().err
-    assert re.fullmatch(rf"tsallis: .*: \d+ symbols are unknown to {translator} and stand as <unk>\n", warning)
+    assert re.fullmatch(rf"tsallis: .*: \d+ symbols are unknown to {translator} and shown as <unk>\n", warning)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["{run}", "--split", "dev", "--text", "{run}/config.yaml"], "--split selects data of the run"),
-        (["{run}", "--sweep", "--split", "dev"], "--sweep reads logs, no sentences"),
+        (["{run}", "--split", "dev", "--text", "{run}/config.yaml"], "use either --split or --text, not both"),
+        (["{run}", "--sweep", "--split", "dev"], "--sweep only reads training logs: leave out --split"),
         (["{run}", "--split", "other"], "split must be train, dev or test, got 'other'"),
         (["{run}", "-o", "{run}"], "expected a file to write, found a folder"),
         (["{run}", "-o", "{run}/config.yaml/page.html"], "config.yaml: expected a folder, found a file"),
@@ -181,7 +181,7 @@ def test_runs_of_labels_have_a_page_of_densities(classifier: Path, translator: P
     analyze(classifier, "-o", page, "--text", text)
     (run,) = data_of(page)["densities"]
     assert run["accuracy"] is None and run["shown"][0]["gold"] == ""
-    with pytest.raises(InputError, match=r"a run of translation can't be compared with .*, a run of classification"):
+    with pytest.raises(InputError, match=r"expected a run of the task classification, like .*, found translation"):
         analyze(classifier, translator, "-o", tmp_path / "other.html")
     assert not (tmp_path / "other.html").exists()
 

@@ -41,7 +41,7 @@ def test_output_that_goes_nowhere(redirection: str, words: str) -> None:
 
 
 def test_closed_input_and_closed_errors(trained: Path) -> None:
-    closed = shlex.join(command("translate", trained)) + " <&-", "tsallis: standard input is closed\n"
+    closed = shlex.join(command("translate", trained)) + " <&-", "tsallis: standard input is closed: pass a file\n"
     silent = shlex.join(command("translate")) + " 2>&-", ""  # the run is missing
     for line, errors in (closed, silent):
         done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment())
@@ -88,7 +88,7 @@ def test_arguments(capsys, monkeypatch, arguments: tuple[str, ...], words: str) 
     ("error", "text"),
     [
         (OSError(28, "No space left on device", "runs/x"), "tsallis: runs/x: No space left on device\n"),
-        (MemoryError(), "tsallis: the work does not fit into memory\n"),
+        (MemoryError(), "tsallis: the data of this command does not fit into memory\n"),
         (InputError("name '\x1b[2J'\n" + "x" * 5000), None),
     ],
 )
@@ -118,7 +118,7 @@ def test_outputs_do_not_reach_the_terminal_as_they_are(capsys: pytest.CaptureFix
 
 def test_two_outputs_of_one_name_are_refused(tmp_path: Path) -> None:
     check_writable(tmp_path / "a", None, tmp_path / "b")
-    with pytest.raises(InputError, match="two outputs can't be one file"):
+    with pytest.raises(InputError, match="two outputs would be written to this file"):
         check_writable(tmp_path / "a", tmp_path / "folder" / ".." / "a")
 
 

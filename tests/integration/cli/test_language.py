@@ -57,7 +57,10 @@ def test_evaluate_scores_texts_and_searches_for_nothing(tsallis, speaker: Path, 
     assert json.loads(tsallis("evaluate", speaker, tmp_path / "texts", "--json").stdout)["samples"] == 2
     for options in (("--beam-size", 2), ("--mode", "beam"), ("--mode", "exact"), ("--exact",), ("--out", "out.jsonl")):
         assert f"takes no {options[0]}\n" in tsallis("evaluate", speaker, *options, status=2).stderr
-    assert "--length is for a split" in tsallis("evaluate", speaker, tmp_path / "texts", "--length", 9, status=2).stderr
+    assert (
+        "--length applies only to a split"
+        in tsallis("evaluate", speaker, tmp_path / "texts", "--length", 9, status=2).stderr
+    )
 
 
 def test_texts_are_drawn_behind_prompts(tsallis, speaker: Path) -> None:
@@ -89,7 +92,7 @@ def test_a_temperature_changes_what_is_drawn(tsallis, speaker: Path) -> None:
     assert all(drawn["support"][0] >= plain[0]["support"][0] for drawn in hot)
     assert {text["text"] for text in hot} != {text["text"] for text in plain}
     for options, words in (
-        (("--mode", "beam", "--temperature", 0.5), "--temperature is for --mode sample, not for --mode beam"),
+        (("--mode", "beam", "--temperature", 0.5), "--temperature applies only to --mode sample, got --mode beam"),
         (("--temperature", 0), "--temperature must be above 0 and finite, got 0"),
     ):
         assert words in tsallis("generate", speaker, *options, stdin="a\n", status=2).stderr
@@ -152,8 +155,8 @@ def test_the_page_of_the_run_folder_runs(
     ("options", "words"),
     [
         ({"mode": "exact"}, "mode must be 'sample' or 'beam', got 'exact'"),
-        ({"mode": "beam", "n_best": 2}, "n_best is not for texts of language models"),
-        ({"prefix": "a"}, "prefix is not for texts of language models"),
+        ({"mode": "beam", "n_best": 2}, "n_best can't be used with a language model"),
+        ({"prefix": "a"}, "prefix can't be used with a language model"),
     ],
 )
 def test_python_refuses_what_the_command_has_not(speaker: Path, options: dict[str, Any], words: str) -> None:
@@ -163,7 +166,7 @@ def test_python_refuses_what_the_command_has_not(speaker: Path, options: dict[st
 
 
 def test_one_prompt_is_no_list_and_a_dictionary_no_options(speaker: Path) -> None:
-    with pytest.raises(InputError, match="prompts: expected several texts, found one: put it into a list"):
+    with pytest.raises(InputError, match="prompts must be a list of texts, got a single text: "):
         open_run(speaker).generate("am")
     with pytest.raises(TypeError, match=r"options must be tsallis\.search\.SearchOptions, got {'seed': 1}"):
         open_run(speaker).generate(options={"seed": 1})
@@ -242,16 +245,21 @@ def test_analyze_writes_a_page_of_heads_and_outputs(tsallis, speaker: Path, tmp_
     (run,) = json.loads((tmp_path / "2.json").read_text(encoding="utf-8"))["runs"]
     assert [sentence["text"]["target"] for sentence in run["sentences"]] == [["<s>", *"am"], ["<s>", *"der"]]
     refusal = tsallis("analyze", speaker, "-o", tmp_path / "no.html", "--searched", 1, status=2).stderr
-    assert "a run of the task language has no outputs to search for" in refusal
+    assert "runs of the task language are not searched" in refusal
 
 
 def test_commands_that_are_not_for_texts_say_so(tsallis, speaker: Path, trained: Path, tmp_path: Path) -> None:
     for command, words in {
-        "translate": "texts are continued by tsallis generate",
-        "look": "tsallis look draws what outputs that are searched for attend to",
+        "translate": "use tsallis generate to continue texts",
+        "look": "language models are not searched",
     }.items():
         (line,) = tsallis(command, speaker, status=2).stderr.splitlines()
         assert line == f"tsallis: {speaker}: a run of the task language: {words}"
-    assert "is for language models" in tsallis("generate", trained, status=2).stderr
-    assert "--seed is for --mode sample" in tsallis("generate", speaker, "--mode", "beam", "--seed", 1, status=2).stderr
-    assert "--prefix replaces the input lines" in tsallis("generate", speaker, "f", "--prefix", "a", status=2).stderr
+    assert "only language models generate texts" in tsallis("generate", trained, status=2).stderr
+    assert (
+        "--seed applies only to --mode sample"
+        in tsallis("generate", speaker, "--mode", "beam", "--seed", 1, status=2).stderr
+    )
+    assert (
+        "use either --prefix or FILE, not both" in tsallis("generate", speaker, "f", "--prefix", "a", status=2).stderr
+    )

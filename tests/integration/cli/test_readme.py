@@ -212,7 +212,7 @@ def test_the_commands_run_in_their_order(workplace: Path) -> None:
         done = run_in(workplace, with_settings(bare, smaller))
         if bare.startswith("tsallis data get"):
             # No network here: the stand-in is found, and refused because it is not the known file.
-            refused = "differs from the known file" in done.errors or "remove it to fetch it again" in done.errors
+            refused = "differs from the known file" in done.errors or "delete it to download it again" in done.errors
             assert done.status == 2 and refused, done.errors
         else:
             assert done.status == 0, f"{bare}: {done.errors}"

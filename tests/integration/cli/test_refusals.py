@@ -154,7 +154,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "no task": (remove("run/task.json"), "task.json"),
     "another task": (lambda: change_json(RUN / "task.json", task="translation"), "task.json"),
     "no index": (remove("run/checkpoints/index.json"), "index.json: missing"),
-    "an unnamed checkpoint": (later_checkpoint, "a checkpoint that index.json does not name"),
+    "an unnamed checkpoint": (later_checkpoint, "not listed in index.json"),
     "a file for checkpoints": (
         lambda: (without_checkpoints(), Path("run/checkpoints").touch(), Path("run/log.jsonl").unlink()),
         "checkpoints: expected a folder",
@@ -162,7 +162,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "a state of other data": (of_state(lambda state: state.update(data="x y")), "the data has changed"),
     "a short log": (edit("run/log.jsonl", lambda blob: blob[:40]), "log.jsonl: 40 bytes"),
     "no log": (remove("run/log.jsonl"), "log.jsonl: 0 bytes"),
-    "no times": (remove("run/timing.jsonl"), "timing.jsonl: is not there"),
+    "no times": (remove("run/timing.jsonl"), "timing.jsonl: missing"),
     "a lock that is a folder": (instead("run/.lock"), "can't be used as a run folder"),
 }
 
@@ -179,8 +179,8 @@ def test_a_training_that_can_not_go_on(here: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (("training.epochs=1",), "2 are made already"),
-        (("training.epochs=5", "training.updates=3"), "training.updates: 6 are made already"),
+        (("training.epochs=1",), "expected more than 2, which are already done"),
+        (("training.epochs=5", "training.updates=3"), "training.updates: expected more than 6, which are already done"),
         (("training.batch_size=9", *LONGER), "another configuration"),
         (("model.d_model=8", *LONGER), "another configuration"),
         (("training.select=bleu", *LONGER), "training.select"),
@@ -213,7 +213,7 @@ def test_a_lock_is_not_left(here: Path) -> None:
     before = {path.name for path in RUN.iterdir()}
     with pytest.raises(InputError, match="the data has changed"):
         call("train", "config.yaml", *LONGER, "--run-dir", RUN)
-    with pytest.raises(InputError, match="are to be averaged"):
+    with pytest.raises(InputError, match="checkpoints to average"):
         call("average", RUN, "--last", "9")
     assert {path.name for path in RUN.iterdir()} == before
 
@@ -235,7 +235,7 @@ def test_a_lock_is_not_left(here: Path) -> None:
         (write("config.yaml", "version: 1\n"), (), "config.yaml"),
         (str, ("training.select=bleu",), "training.select"),
         (str, ("training.init_from=nowhere",), "nowhere"),
-        (str, ("training.init_from=run", "model.layers=2", "model.d_model=6"), "sizes of model must be the same"),
+        (str, ("training.init_from=run", "model.layers=2", "model.d_model=6"), "use the same sizes"),
         (str, ("data.max_length=1",), "data.max_length"),
         (str, ("model.d_model=5",), "model.d_model"),
         (str, ("data.languages=[german]",), "data"),
@@ -261,7 +261,7 @@ def test_a_training_in_a_folder_of_something_else(here: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "arguments", "words"),
     [
-        (str, ("--last", "9"), "9 are to be averaged"),
+        (str, ("--last", "9"), "got 9"),
         (with_weights(not_finite), (), "not finite"),
         (with_weights(drop_weight), (), "other parameters"),
         (of_checkpoint("model.safetensors", lambda path: path.write_bytes(b"x")), (), "truncated"),
@@ -270,7 +270,7 @@ def test_a_training_in_a_folder_of_something_else(here: Path) -> None:
         (
             lambda: change_json(RUN / "checkpoints/index.json", average=None),
             (),
-            "average-.*: a checkpoint that index.json does",
+            "average-.*: this checkpoint is not listed in index.json",
         ),
         (remove("run/model.json"), (), "not a run folder"),
     ],
@@ -292,7 +292,12 @@ OUTPUTS = {
     ("damage", "command", "arguments", "words"),
     [
         (write("lines", "walk\twalked\tV;PST\nwalk\n"), "evaluate", ("lines",), "lines:2"),
-        (write("lines", "walk\twalked\tV;PST\n"), "evaluate", ("lines", "--language", "german"), "knows no languages"),
+        (
+            write("lines", "walk\twalked\tV;PST\n"),
+            "evaluate",
+            ("lines", "--language", "german"),
+            "a run without languages",
+        ),
         (str, "evaluate", ("nowhere",), "nowhere"),
         (str, "evaluate", ("--split", "tset"), "split must be"),
         (remove("data/dev.tsv"), "evaluate", (), "dev.tsv"),
@@ -300,9 +305,9 @@ OUTPUTS = {
         (str, "evaluate", ("--checkpoint", "first"), "checkpoint must be"),
         (write("lines", "walk\n"), "look", ("lines",), "lines:1"),
         (write("lines", "w" * 300 + "\tV;PST\n"), "look", ("lines",), "302 symbols"),
-        (write("lines", "walk\tV;PST\n"), "look", ("lines", "--language", "german"), "knows no languages"),
+        (write("lines", "walk\tV;PST\n"), "look", ("lines", "--language", "german"), "a run without languages"),
         (write("lines", "walk\n"), "analyze", ("--text", "lines"), "lines:1"),
-        (str, "analyze", ("--sweep", "--limit", "2"), "reads logs"),
+        (str, "analyze", ("--sweep", "--limit", "2"), "only reads training logs"),
         (lambda: Path("new/numbers.json").mkdir(parents=True), "analyze", (), "found a folder"),
     ],
 )

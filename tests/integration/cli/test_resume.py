@@ -197,7 +197,7 @@ def test_a_training_that_is_terminated_saves_its_last_update(whole: Whole, tmp_p
     child = Child(terminated(command("train", config, "--run-dir", run), update=3))
     done = child.ended()
     assert done.status == 128 + signal.SIGTERM, done.text
-    assert "Ended by SIGTERM after update 3: the same command goes on" in done.text
+    assert "Stopped by SIGTERM after update 3: run the same command again to resume" in done.text
     index = json.loads((run / "checkpoints" / "index.json").read_text())
     assert (index["last"], index["finished"]) == ("step-00000003", False)
     result = trained(config, run)

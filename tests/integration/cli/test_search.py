@@ -121,7 +121,7 @@ def test_a_run_says_how_long_its_outputs_are(tsallis, trained: Path, answers: An
     evaluation = json.loads((tmp_path / "m.json").read_text())["evaluation"]
     assert [evaluation[key] for key in ("min_length", "max_length", "length_penalty")] == [3, 7, 2.0]
     failed = tsallis("translate", run, "--min-length", 8, stdin=ASKED, status=2)
-    assert "--min-length 8 is above the run's search.max_length 7: give --max-length, too" in failed.stderr
+    assert "--min-length 8 is above the run's search.max_length 7: set --max-length, too" in failed.stderr
 
 
 def test_ensembles_translate_score_and_evaluate(
@@ -148,7 +148,7 @@ def test_ensembles_translate_score_and_evaluate(
 
 def test_runs_that_cannot_join(tsallis, trained: Path, inflector: Path) -> None:
     refused = tsallis("translate", trained, "--with", inflector, stdin=ASKED, status=2).stderr
-    assert refused.count("\n") == 1 and "can't join an ensemble" in refused and "vocabulary" in refused
+    assert refused.count("\n") == 1 and "can't be in an ensemble" in refused and "vocabulary" in refused
 
 
 @pytest.fixture(scope="module")
@@ -204,26 +204,30 @@ def test_evaluate_writes_outputs_beside_references(tsallis, trained: Path, small
 @pytest.mark.parametrize(
     ("command_name", "options", "words"),
     [
-        ("translate", ("--prefix", "aded", "--max-length", 3), "4 symbols, the largest length is 3"),
+        ("translate", ("--prefix", "aded", "--max-length", 3), "at most max_length 3 symbols, got 4"),
         ("translate", ("--prefix-column", "--on-error", "stop"), "found 2 columns"),
         (
             "translate",
             ("--prefix", "a", "--prefix-column"),
-            "--prefix and --prefix-column both set the start of outputs",
+            "use either --prefix or --prefix-column, not both",
         ),
-        ("translate", ("--min-length", 5, "--max-length", 4), "--min-length 5 is above --max-length 4"),
+        ("translate", ("--min-length", 5, "--max-length", 4), "--min-length must be at most --max-length 4, got 5"),
         ("translate", ("--device", "tpu"), "device must be"),
-        ("translate", ("--budget", 5), "--budget is for --mode exact or all, not for --mode beam"),
-        ("translate", ("--exact", "--all"), "--exact and --all both set the search mode"),
-        ("translate", ("--exact", "--mode", "beam"), "--mode beam and --exact both set the search mode"),
+        ("translate", ("--budget", 5), "--budget applies only to --mode exact or all, got --mode beam"),
+        ("translate", ("--exact", "--all"), "use only one of --exact, --all"),
+        ("translate", ("--exact", "--mode", "beam"), "use only one of --mode beam, --exact"),
         ("translate", ("--end-rule", "no"), "'no' is not one of 'every', 'competing'"),
-        ("translate", ("--exact", "--mass", 0.5), "--mass is for lists: give --n-best, too, or --mode all"),
-        ("translate", ("--min-risk", "--n-best", 2), "--n-best ranks outputs, --min-risk chooses one"),
-        ("translate", ("--tokens",), "--tokens is for --json"),
+        ("translate", ("--exact", "--mass", 0.5), "--mass 0.5 needs --n-best above 1 or --mode all"),
+        ("translate", ("--min-risk", "--n-best", 2), "use either --n-best or --min-risk, not both"),
+        ("translate", ("--tokens",), "--tokens needs --json"),
         ("evaluate", ("--mode", "sample"), "'sample' is not one of 'beam', 'exact'"),
-        ("evaluate", ("--exact", "--end-rule", "competing"), "--end-rule is for --mode beam, not for --mode exact"),
+        (
+            "evaluate",
+            ("--exact", "--end-rule", "competing"),
+            "--end-rule applies only to --mode beam, got --mode exact",
+        ),
         ("evaluate", ("--out", "/"), "expected a file to write"),
-        ("generate", ("--end-rule", "every"), "--end-rule is for --mode beam, not for --mode sample"),
+        ("generate", ("--end-rule", "every"), "--end-rule applies only to --mode beam, got --mode sample"),
     ],
 )
 def test_mistakes(tsallis, trained: Path, command_name: str, options: tuple[object, ...], words: str) -> None:

@@ -124,14 +124,14 @@ def test_mistakes_are_one_line(tsallis: Any, trained: Path, tmp_path: Path) -> N
         cases = [
             ((trained, "--port", taken), rf"can't listen on 127.0.0.1, port {taken}: Address already in use"),
             ((tmp_path / "none", "--port", 0), "not a run folder"),
-            ((trained, trained, "--port", 0), "the same run twice"),
+            ((trained, trained, "--port", 0), "this run was given twice"),
             ((trained, "--host", "no such host"), "can't listen on no such host, port 8000: "),
             ((trained, "--port", 70_000), "--port"),
             ((trained, "--time", "nan"), "--time"),
             ((trained, "--batch", 0), "--batch"),
             ((trained, "--device", "x", "--port", 0), "x"),
             ((trained, "--examples", tmp_path / "none", "--port", 0), "none: can't be read: No such file"),
-            ((trained, "--examples", bad, "--port", 0), "no run can read any of the lines"),
+            ((trained, "--examples", bad, "--port", 0), "no run can read any of its lines"),
             ((), "RUN"),
         ]
         for arguments, message in cases:

@@ -62,7 +62,7 @@ def test_evaluate_reads_standard_input_by_its_name(tsallis, trained: Path, tmp_p
     assert tsallis("evaluate", trained, "--split", "dev").stdout.startswith("on: dev split (24 lines)\n")
     manifest = tsallis("evaluate", trained, "-", "--manifest", tmp_path / "m.json", stdin=KNOWN, status=2).stderr
     assert "expected a file, found standard input" in manifest
-    assert "--split selects data of the run: it can't be used with standard input" in (
+    assert "use either --split or FILE, not both: got dev and standard input" in (
         tsallis("evaluate", trained, "-", "--split", "dev", stdin=KNOWN, status=2).stderr
     )
 
@@ -96,7 +96,9 @@ def test_a_training_goes_on_without_its_display(unread: Run, tsallis, tmp_path: 
     config = strings(tmp_path / "data")
     done = unread("train", config, "--run-dir", tmp_path / "run", full=full)
     reason = "No space left on device" if full else "closed"
-    assert done.errors == f"tsallis: standard output: {reason}: the training goes on without a display\n"
+    assert (
+        done.errors == f"tsallis: can't write to standard output ({reason}); the training continues without a display\n"
+    )
     assert done.status == 0
     tsallis("train", config, "--run-dir", tmp_path / "other")
     whole, other = contents(tmp_path / "run"), contents(tmp_path / "other")
@@ -149,11 +151,11 @@ def test_what_comes_after_an_error_goes_nowhere(capsys: pytest.CaptureFixture[st
         assert output.write(text) == len(text)
     output.flush()
     assert stream.texts == ["one\n"]
-    assert capsys.readouterr().err == "tsallis: standard output: closed: we go on\n"
+    assert capsys.readouterr().err == "tsallis: can't write to standard output (closed); we go on\n"
 
 
 def test_a_display_is_given_up_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", Broken())
     with TrainingDisplay(Path("run"), resumed=False, epochs=1) as display:
         display.print_lines(["a", "b", "c"])
-    assert capsys.readouterr().err.count("goes on without a display") == 1
+    assert capsys.readouterr().err.count("continues without a display") == 1

@@ -107,7 +107,7 @@ def test_prefixes_are_a_column(tsallis, trained: Path, verbs: TextRun, capsys) -
     done = tsallis("translate", trained, "--prefix-column", "--json", stdin=stdin)
     answers = verbs.translate(VERBS, prefixes=prefixes)
     assert printed(capsys, [answer.to_dict() for answer in answers]) == done.stdout
-    with pytest.raises(InputError, match=r"^prefixes:2: the beginning '1' holds symbols that"):
+    with pytest.raises(InputError, match=r"^prefixes:2: the text '1' contains symbols that"):
         verbs.translate(VERBS[:2], prefixes=["wa", "1"])
 
 
@@ -197,12 +197,12 @@ def test_lists_have_an_alignment_in_the_last_column(tsallis, trained: Path) -> N
 @pytest.mark.parametrize(
     ("options", "details", "words"),
     [
-        ({"prefix": "a"}, {"prefixes": ["a"] * 4}, "prefix is the beginning of all outputs, prefixes are of each line"),
-        ({}, {"prefixes": ["a"]}, "prefixes: there must be one a line, got 1 for 4 lines"),
-        ({"prefix": "1"}, {}, "prefix: the beginning '1' holds symbols that"),
-        ({}, {"prefixes": ["1"] * 4}, "prefixes:1: the beginning '1' holds symbols that"),
-        ({}, {"language": "dutch"}, "the run knows no languages, 'dutch' was given"),
-        ({}, {"images": "x"}, "a strings run takes no images, 'x' was given"),
+        ({"prefix": "a"}, {"prefixes": ["a"] * 4}, "use either prefix or prefixes, not both: got prefix 'a'"),
+        ({}, {"prefixes": ["a"]}, "prefixes must have one text per line, got 1 texts for 4 lines"),
+        ({"prefix": "1"}, {}, "prefix: the text '1' contains symbols that"),
+        ({}, {"prefixes": ["1"] * 4}, "prefixes:1: the text '1' contains symbols that"),
+        ({}, {"language": "dutch"}, "language can't be used with a run without languages, got 'dutch'"),
+        ({}, {"images": "x"}, "images can't be used with a run of the task strings, got 'x'"),
         ({}, {"alignment": "all"}, "alignment must be 'largest' or 'support', got 'all'"),
     ],
 )
@@ -222,10 +222,10 @@ def test_keywords_are_no_options(verbs: TextRun) -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("walk\tV;PST", "lines: expected several texts, found one"),
+        ("walk\tV;PST", "lines must be a list of texts, got a single text"),
         (["walk\tV;PST", 5], "lines:2: expected a text, found 5"),
         (["walk\tV;\nPST"], "lines:1: expected one line, found a line break"),
-        (["walk\tV;PST", "\ud800\tN"], "lines:2: expected text, found half a surrogate pair"),
+        (["walk\tV;PST", "\ud800\tN"], "lines:2: expected text, found a lone surrogate"),
         (["walk\tV;PST", "bake"], "lines:2: expected source<TAB>features"),
     ],
 )
@@ -237,7 +237,7 @@ def test_what_are_no_lines_is_refused(verbs: TextRun, lines: Any, words: str) ->
 def test_known_outputs_are_one_a_line(verbs: TextRun) -> None:
     assert verbs.translate([]) == [] == verbs.score([], [])
     for targets, words in (
-        (["walked"], "one target a source, got 1 for 4 sources"),
+        (["walked"], "targets must have one target per source, got 1 targets for 4 sources"),
         (["a\tb"] * 4, "targets:1: expected"),
     ):
         with pytest.raises(InputError, match=words):

@@ -53,8 +53,8 @@ def test_a_source_that_does_not_fit_is_refused(tsallis: Run, inflector: Path, tr
     for overrides, words in (
         ([f"training.init_from={tmp_path}"], "training.init_from: .*: not a run folder"),
         ([f"training.init_from={translator}"], "a run of the task translation, not strings"),
-        ([f"training.init_from={inflector}", "model.d_model=6"], "sizes of model must be the same"),
-        ([f"training.init_from={inflector}", "model.output=alpha_relu"], "model.tau: auto estimates the threshold"),
+        ([f"training.init_from={inflector}", "model.d_model=6"], "use the same sizes"),
+        ([f"training.init_from={inflector}", "model.output=alpha_relu"], "model.tau: auto needs an untrained model"),
         (["training.warmup=50"], "training.warmup: 50 has no effect with schedule: halve-on-worse"),
         (["training.src_embeddings={fiel: x}"], "training.src_embeddings.file: missing; .*fiel: unknown key"),
     ):
@@ -71,16 +71,18 @@ def test_a_run_is_made_longer(tsallis: Run, tmp_path: Path) -> None:
     tsallis("train", config, "--run-dir", run)
     before = contents(run)
     for change, words in (
-        ("training.epochs=1", f"{run}: training.epochs: 2 are made already: expected more, found 1; or choose another"),
+        ("training.epochs=1", f"{run}: training.epochs: expected more than 2, which are already done, found 1"),
         ("training.learning_rate=0.5", r"another configuration (now training.learning_rate: 0.5; then training.lea"),
     ):
         assert words in tsallis("train", config, change, "--run-dir", run, status=2).stderr
     assert words in tsallis("train", config, change, "--run-dir", run, "--dry-run", status=2).stderr
     assert contents(run) == before
-    assert "training.epochs: 4, 2 until now" in tsallis("train", config, *more, "--run-dir", run, "--dry-run").stdout
+    assert (
+        "training.epochs: changed from 2 to 4" in tsallis("train", config, *more, "--run-dir", run, "--dry-run").stdout
+    )
     assert contents(run) == before
     text = tsallis("train", config, *more, "--run-dir", run).stdout
-    assert "\ntraining.epochs: 4, 2 until now\n" in text and "\nsearch.beam_size: 2, 5 until now\n" in text
+    assert "\ntraining.epochs: changed from 2 to 4\n" in text and "\nsearch.beam_size: changed from 5 to 2\n" in text
     result, expected = contents(run), contents(long)
     assert result.pop("timing.jsonl") and expected.pop("timing.jsonl") and result == expected
     assert "The run is finished: 4 epochs, 16 updates" in tsallis("train", config, *more, "--run-dir", run).stdout
@@ -105,9 +107,11 @@ def test_a_dry_run_writes_nothing(tsallis: Run, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes").write_text("x")
     done = tsallis("train", config, "--run-dir", tmp_path / "other", "--dry-run", status=2)
-    assert "the folder is not empty and holds no run" in done.stderr
+    assert "the folder is not empty and contains no run" in done.stderr
     done = tsallis("train", config, "data.max_length=11", "--run-dir", tmp_path / "short", "--dry-run")
-    assert re.search("# left out of 32: [1-9] longer than data.max_length, 0 with an empty side\n", done.stdout)
+    assert re.search(
+        "# left out of 32: [1-9] longer than data.max_length, 0 with an empty source or target\n", done.stdout
+    )
 
 
 def test_an_override_may_leave_a_setting_of_the_file_without_effect(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_training_with_images(launch: Launch, tmp_path: Path) -> None:
     ("change", "words"),
     [
         ("model.d_modle=9", "override 'model.d_modle=9': model.d_modle: unknown key (did you mean d_model?)"),
-        ("training.max_tokens=2", "more than max_tokens: 2"),
+        ("training.max_tokens=2", "at most max_tokens 2 symbols"),
     ],
 )
 def test_a_mistake_is_one_line(launch: Launch, tmp_path: Path, change: str, words: str) -> None:
@@ -63,7 +63,7 @@ def test_a_mistake_of_the_first_process_alone_is_one_line(launch: Launch, tmp_pa
     (run / "thesis.txt").write_text("words")
     done = launch("-m", "tsallis", "train", config, "--run-dir", run, "--device", "cpu", status=1)
     (line,) = ours(done)
-    assert line.startswith("tsallis: ") and "the folder is not empty and holds no run" in line
+    assert line.startswith("tsallis: ") and "the folder is not empty and contains no run" in line
 
 
 def test_a_thread_that_outlives_the_group_does_not_abort_the_process(launch: Launch, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_one_density_of_a_batch() -> None:
         assert drawn.support == (pytest.approx((mean - math.sqrt(5e-3), mean + math.sqrt(5e-3))),)
     assert not draw_density(alphas, 0).bounded
     for index in ((), 2, (0, 5)):
-        with pytest.raises(ValueError, match="index must name one density of a batch of shape"):
+        with pytest.raises(ValueError, match="index must select one density of a batch of shape"):
             draw_density(batch, index)
 
 

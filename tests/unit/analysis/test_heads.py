@@ -433,11 +433,11 @@ def test_contrasts_have_one_pair_a_head_and_leave_short_sentences_out() -> None:
 
 
 def test_models_that_read_other_sentences_are_not_compared(model_recording: Recording) -> None:
-    with pytest.raises(InputError, match="no attention of kind 'decoder', only encoder"):
+    with pytest.raises(InputError, match=r"kind must be one of encoder .*, got 'decoder'"):
         compare_models(encoder([uniform(2)]), model_recording, "decoder")
-    with pytest.raises(InputError, match="not read the same sentences: they differ at sentence 1"):
+    with pytest.raises(InputError, match=r"same sentences .* sentence 1 differs"):
         compare_models(encoder([uniform(2)]), encoder([uniform(3)]), "encoder")
-    with pytest.raises(InputError, match="sentence 2 is in one alone"):
+    with pytest.raises(InputError, match="only one has sentence 2"):
         compare_models(encoder([uniform(2)], [uniform(2)]), encoder([uniform(2)]), "encoder")
     with pytest.raises(InputError, match="nothing to compare"):
         compare_models(encoder([[[1.0]]]), encoder([[[1.0]]]), "encoder")

@@ -209,7 +209,7 @@ def test_weights_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
 
 def test_a_layer_without_weights_is_named() -> None:
     layers = (LAYER, AttentionLayer("encoder", 1, (1.5,)))
-    with pytest.raises(ValueError, match="no weights of encoder layer 2"):
+    with pytest.raises(ValueError, match="got none for encoder layer 2"):
         list(record(Described({0: torch.ones(2, 1, 2, 2)}, layers), [None]))
 
 
@@ -222,9 +222,9 @@ def test_models_without_such_attention_are_refused() -> None:
     ("arguments", "message"),
     [
         (("self", 0, (1.5,)), "encoder, decoder, cross, got 'self'"),
-        (("encoder", -1, (1.5,)), "from 0 on"),
-        (("encoder", 0, ()), "heads"),
-        (("cross", 0, (1.5,), True), "cannot be causal"),
+        (("encoder", -1, (1.5,)), "layer must be at least 0"),
+        (("encoder", 0, ()), "alphas must not be empty"),
+        (("cross", 0, (1.5,), True), "causal must be False"),
     ],
 )
 def test_bad_layers(arguments: Any, message: str) -> None:

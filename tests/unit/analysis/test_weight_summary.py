@@ -128,22 +128,25 @@ def test_marks_of_tokenizers_are_understood() -> None:
 
 
 ONE, OWN = softmax(1, 1, 4, 4), {"tokens": PIECES}
-SHAPE = r"must have shape \[1, heads, 4, 4\]: 1 sentence with 4 tokens .* got"
+SHAPE = r"must have shape \[1, heads, 4, 4\] .* 1 sentence with 4 tokens .* got"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "expected either attention, or at least one of encoder_attention, .* got none of them"),
+        ({}, "pass either attention, or at least one of encoder_attention, .* got none of them"),
         ({**OWN, "attention": [ONE], "cross_attention": [ONE]}, "got attention and cross_attention"),
-        ({"attention": [ONE]}, "attention needs its tokens: tokens must be given"),
-        ({"cross_attention": [ONE], "decoder_tokens": PIECES}, "needs its tokens: encoder_tokens must be given"),
+        ({"attention": [ONE]}, "tokens must be given, got None"),
+        ({"cross_attention": [ONE], "decoder_tokens": PIECES}, "encoder_tokens must be given, got None"),
         (
             {"cross_attention": [], "decoder_tokens": [PIECES], "encoder_tokens": [PIECES] * 2},
-            "encoder_tokens and decoder_tokens must be of as many sentences, got 2 and 1",
+            "encoder_tokens and decoder_tokens must have as many sentences, got 2 and 1",
         ),
-        ({"attention": [ONE], "tokens": []}, "tokens must hold tokens of every sentence"),
-        ({"attention": [softmax(2, 1, 4, 4)], "tokens": [PIECES, []]}, "of every sentence, got none of sentence 1"),
+        ({"attention": [ONE], "tokens": []}, "tokens must have at least one token per sentence"),
+        (
+            {"attention": [softmax(2, 1, 4, 4)], "tokens": [PIECES, []]},
+            "one token per sentence, got none in sentence 1",
+        ),
         ({**OWN, "attention": []}, r"attention must have the weights of at least one layer, got \[\]"),
         ({**OWN, "attention": (None, None)}, r"got \(None, None\): .* attn_implementation='eager'"),
         ({**OWN, "attention": [softmax(1, 2, 5, 5)]}, r"\[0\]\[0, 0, 0\] must sum to 1 within 0\.01 over 4 keys"),
@@ -151,13 +154,13 @@ SHAPE = r"must have shape \[1, heads, 4, 4\]: 1 sentence with 4 tokens .* got"
         ({**OWN, "attention": [softmax(4, 4)]}, r"attention\[0\] must have shape .* got \[4, 4\]"),
         (
             {"cross_attention": [softmax(1, 1, 4, 2)], "decoder_tokens": ["<s>", "a"], "encoder_tokens": PIECES},
-            r"cross_attention\[0\] must have shape \[1, heads, 2, 4\]: .* 2 tokens for queries and 4 for keys",
+            r"cross_attention\[0\] must have shape \[1, heads, 2, 4\] .* 2 tokens for queries and 4 for keys",
         ),
         (
             {**OWN, "attention": [softmax(1, 2, 4, 4, causal=True), softmax(1, 2, 4, 4)], "causal": True},
-            r"attention\[1\]\[0, 0, 0, 1\] must be 0 where a query sees no later key, got 0\.\d+",
+            r"attention\[1\]\[0, 0, 0, 1\] must be 0 for a key after the query, got 0\.\d+",
         ),
-        ({**OWN, "attention": [ONE], "tolerance": 2}, "tolerance must lie .* got 2"),
+        ({**OWN, "attention": [ONE], "tolerance": 2}, "tolerance must be from 0 to 1, got 2"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -> None:
@@ -238,8 +241,8 @@ def test_weight_on_padding_is_missed_by_the_sums() -> None:
     ("attention", "tokens", "message"),
     [
         ([softmax(1, 1, 4, 4)], "we saw it ?", "tokens must be a sequence of strings, got 'we saw it"),
-        ([softmax(1, 1, 4, 4)], [1, 2, 3, 4], "tokens must be strings, .* got 1"),
-        ([softmax(1, 1, 4, 4)], ["a", ["b"]], "tokens must be strings, .* got 'a'"),
+        ([softmax(1, 1, 4, 4)], [1, 2, 3, 4], "tokens must be a list of strings, .* got 1"),
+        ([softmax(1, 1, 4, 4)], ["a", ["b"]], "tokens must be a list of strings, .* got 'a'"),
         ([softmax(1, 1, 4, 4)], torch.tensor([1, 2, 3, 4]), "tokens must be a sequence of strings"),
         (softmax(1, 1, 4, 4), PIECES, r"attention must be a sequence .* got a tensor of float32 with shape \[1, 1, 4"),
         ([softmax(1, 1, 4, 4).numpy()], PIECES, r"attention\[0\] must be a floating-point tensor or None, got ndarray"),

@@ -52,9 +52,9 @@ def test_cells_outside_an_ellipse_have_no_mass() -> None:
 
 
 def test_masses_of_what_has_no_grid() -> None:
-    with pytest.raises(ValueError, match="got one in 1 dimensions"):
+    with pytest.raises(ValueError, match="density must have 2 dimensions, got 1"):
         grid_masses(Gaussian(torch.tensor(0.5), torch.tensor(0.1)), 2, 2)
-    with pytest.raises(ValueError, match="rows and columns, got 0 and 2"):
+    with pytest.raises(ValueError, match="height and width must be at least 1, got 0 and 2"):
         grid_masses(TruncatedParaboloid.from_mean_cov(torch.zeros(2), torch.eye(2)), 0, 2)
 
 

@@ -133,7 +133,7 @@ def without_sdpa(name: str) -> Any:
     return model
 
 
-@pytest.mark.filterwarnings("ignore:.*has attentions that do not ask")
+@pytest.mark.filterwarnings("ignore:.*has attentions that do not use")
 @pytest.mark.parametrize("padding", [False, True])
 @pytest.mark.parametrize("name", WITHOUT_SDPA)
 def test_a_decoder_that_relies_on_its_mask_stays_causal(name: str, padding: bool) -> None:
@@ -151,7 +151,7 @@ def test_a_decoder_that_relies_on_its_mask_stays_causal(name: str, padding: bool
 
 
 @pytest.mark.parametrize("name", ["nllb_moe", "pegasus_x"])
-@pytest.mark.filterwarnings("ignore:.*has attentions that do not ask")
+@pytest.mark.filterwarnings("ignore:.*has attentions that do not use")
 def test_full_masks_generate_the_same_with_every_cache(name: str) -> None:
     batch, model = inputs(BY_NAME["bart"]), sparsify(without_sdpa(name), 1.5)
     del batch["decoder_input_ids"]
@@ -160,7 +160,7 @@ def test_full_masks_generate_the_same_with_every_cache(name: str) -> None:
     assert torch.equal(*results)
 
 
-@pytest.mark.filterwarnings("ignore:.*has attentions that do not ask")
+@pytest.mark.filterwarnings("ignore:.*has attentions that do not use")
 def test_an_attention_of_the_models_own_gets_the_mask_it_adds() -> None:
     sizes = {**SEQ2SEQ, "encoder_layers": 1, "decoder_layers": 1}
     del sizes["decoder_start_token_id"]

@@ -178,7 +178,7 @@ def test_attention_joins_prefixes_of_several_lengths() -> None:
 
 
 def test_attention_without_weights_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"LlamaForCausalLM \(sdpa\) returns no weights: sparsify it"):
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM \(sdpa\) returns no weights: sparsify the model"):
         TransformersDecoder(build("llama"), 1.5, end=END, attention=True)
 
 
@@ -212,7 +212,7 @@ def test_the_last_id_may_begin_an_output(end: int | list[int]) -> None:
     for result in beam_search(decoder, *sources(decoder, "llama"), max_length=3, prefixes=[prefix] * 2):
         assert result.best is not None
         assert decoder.ids(result.best.tokens)[0] == 39
-    with pytest.raises(ValueError, match="the output holds 40, LlamaForCausalLM knows the ids from 0 to 39"):
+    with pytest.raises(ValueError, match="ids of the output must be from 0 to 39 for LlamaForCausalLM, got 40"):
         decoder.symbols([40])
 
 
@@ -230,21 +230,21 @@ def test_mistakes_are_named() -> None:
         TransformersDecoder(tf.BertModel(tf.BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1)))
     model = build("gpt2")
     model.config.eos_token_id = None
-    with pytest.raises(ValueError, match="GPT2LMHeadModel has no eos_token_id: give end"):
+    with pytest.raises(ValueError, match="GPT2LMHeadModel has no eos_token_id: pass end"):
         TransformersDecoder(model)
     with pytest.raises(ValueError, match="alpha"):
         make("gpt2", alpha=0.5)
-    with pytest.raises(ValueError, match="start is for encoder-decoders"):
+    with pytest.raises(ValueError, match="start applies only to encoder-decoder models"):
         make("gpt2", start=[1])
-    with pytest.raises(ValueError, match="end holds 40, GPT2LMHeadModel knows the ids from 0 to 39"):
+    with pytest.raises(ValueError, match="ids of end must be from 0 to 39 for GPT2LMHeadModel, got 40"):
         make("gpt2", end=[2, 40])
     decoder = make("gpt2")
-    with pytest.raises(ValueError, match=r"source 1 .* has no token"):
+    with pytest.raises(ValueError, match=r"at least one token, got none in source 1"):
         ids = torch.tensor([[5, 6], [7, 8]])
         decoder.sources({"input_ids": ids, "attention_mask": torch.tensor([[1, 1], [0, 0]])})
     with pytest.raises(ValueError, match="must be a tensor"):
         decoder.sources({"input_ids": [[5, 6]]})
     with pytest.raises(TypeError, match=r"input_ids must be a tensor of int64 or int32, got torch\.float32"):
         decoder.sources({"input_ids": ids.float()})
-    with pytest.raises(ValueError, match="end symbol may not occur inside an output"):
+    with pytest.raises(ValueError, match="output must not contain an end symbol"):
         decoder.symbols([5, END])

@@ -138,12 +138,12 @@ def test_the_vocabulary_is_that_of_the_outputs(source: int, target: int) -> None
     assert value == pytest.approx(Reference(model, 1.0, [source - 1, 5]).log_prob(output), abs=1e-3)
     ends = {h.tokens[0] for h in exhaustive(decoder, *batch, max_length=1)[0].hypotheses if len(h.tokens) == 1}
     assert set(decoder.ids(sorted(ends))) == set(range(target)) - {END}
-    with pytest.raises(ValueError, match=f"holds {target}, MarianMTModel knows the ids from 0 to {target - 1}"):
+    with pytest.raises(ValueError, match=f"from 0 to {target - 1} for MarianMTModel, got {target}"):
         decoder.targets([[target]])
     for options in ({"end": target}, {"suppress": [target]}, {"start": [target]}):
-        with pytest.raises(ValueError, match=f"holds {target}, MarianMTModel knows the ids from 0 to {target - 1}"):
+        with pytest.raises(ValueError, match=f"from 0 to {target - 1} for MarianMTModel, got {target}"):
             TransformersDecoder(model, **{"end": END} | options)
-    with pytest.raises(ValueError, match=f"holds {source}, MarianMTModel reads the ids from 0 to {source - 1}"):
+    with pytest.raises(ValueError, match=f"from 0 to {source - 1} for MarianMTModel, got {source}"):
         decoder.sources({"input_ids": torch.tensor([[4, source]])})
 
 
@@ -215,12 +215,15 @@ def test_masks_of_every_type(dtype: torch.dtype) -> None:
             r"attention_mask must have the shape \[2, 3\] of input_ids, got \[2, 4\]",
         ),
         ({"attention_mask": torch.ones(2, 1, 3, 3)}, r"shape \[2, 3\] of input_ids, got \[2, 1, 3, 3\]"),
-        ({"attention_mask": torch.tensor([[0.0, 0.0, 0.0], [-1e9, 0.0, 0.0]])}, "must hold ones and zeros alone"),
-        ({"input_ids": torch.tensor([[4, 11, 5], [4, 5, 6]])}, "holds 11, LlamaForCausalLM reads the ids from 0 to 10"),
-        ({"input_ids": torch.tensor([[4, -100, 5], [4, 5, 6]])}, "holds -100, LlamaForCausalLM reads the ids"),
-        ({"inputs_embeds": torch.rand(2, 3, 16)}, "sources are input_ids and attention_mask alone, got inputs_embeds"),
-        ({"position_ids": torch.ones(2, 3)}, "sources are input_ids and attention_mask alone, got position_ids"),
-        ({"token_type_ids": torch.ones(2, 3)}, "sources are input_ids and attention_mask alone, got token_type_ids"),
+        (
+            {"attention_mask": torch.tensor([[0.0, 0.0, 0.0], [-1e9, 0.0, 0.0]])},
+            "must contain only 1 for tokens and 0 for padding, got -1e",
+        ),
+        ({"input_ids": torch.tensor([[4, 11, 5], [4, 5, 6]])}, "from 0 to 10 for LlamaForCausalLM, got 11"),
+        ({"input_ids": torch.tensor([[4, -100, 5], [4, 5, 6]])}, "for LlamaForCausalLM, got -100"),
+        ({"inputs_embeds": torch.rand(2, 3, 16)}, "only input_ids and attention_mask, got inputs_embeds"),
+        ({"position_ids": torch.ones(2, 3)}, "only input_ids and attention_mask, got position_ids"),
+        ({"token_type_ids": torch.ones(2, 3)}, "only input_ids and attention_mask, got token_type_ids"),
     ],
 )
 def test_mistakes_in_sources_are_named(batch: dict[str, torch.Tensor], message: str) -> None:
@@ -238,7 +241,7 @@ def test_starts_and_bad_words_are_those_of_generate() -> None:
     model.generation_config.bad_words_ids = [[END], [7]]
     assert TransformersDecoder(model, 1.0, end=END).suppress == [7]
     model.generation_config.decoder_start_token_id = [4, 5]
-    with pytest.raises(ValueError, match=r"decoder_start_token_id has an id per row, \[4, 5\]: give start"):
+    with pytest.raises(ValueError, match=r"decoder_start_token_id must be a single id, got \[4, 5\]: pass start"):
         TransformersDecoder(model, 1.0, end=END)
 
 
@@ -249,7 +252,7 @@ def test_sources_that_are_too_long_are_refused() -> None:
     ):
         decoder = TransformersDecoder(tiny(name, **options), 1.0, end=END)
         batch = decoder.sources({"input_ids": torch.full((1, most + 1), 5)})
-        with pytest.raises(ValueError, match=f"reads at most {most} tokens, a source has {most + 1}"):
+        with pytest.raises(ValueError, match=f"at most {most} tokens for .*, got {most + 1}"):
             beam_search(decoder, *batch, max_length=2)
     decoder = TransformersDecoder(build("causal", "whisper", max_target_positions=8), 1.0, end=END, suppress=[END])
     with pytest.raises(ValueError, match="has 8 positions"):

@@ -83,7 +83,9 @@ def test_a_temperature_that_acts_after_entmax_is_undone(place: str) -> None:
     else:
         call["temperature"] = 0.3
     torch.manual_seed(0)
-    with pytest.warns(UserWarning, match="temperature 0.3 is undone: give the temperature to EntmaxLogitsProcessor"):
+    with pytest.warns(
+        UserWarning, match="temperature 0.3 has no effect: pass the temperature to EntmaxLogitsProcessor"
+    ):
         drawn = model.generate(prompts, **call, logits_processor=[EntmaxLogitsProcessor(1.5, temperature=4.0)])[:, -1]
     with torch.no_grad():
         expected = tsallis.entmax(model(prompts[:1]).logits[0, -1] / 4, 1.5)

@@ -50,7 +50,7 @@ def test_plain_loading_reports_fixed_alphas_and_a_dense_model_is_not_loaded_as_s
     with pytest.raises(ValueError, match=rf"has no weights for {FIRST}\.tsallis_alpha\.value"):
         from_pretrained(tf.BertForMaskedLM, tmp_path / "dense")
     build("bert").save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match="was not sparsified when it was saved"):
+    with pytest.raises(ValueError, match="was saved without the settings of sparsify"):
         from_pretrained(tf.AutoModel, tmp_path / "other")
 
 
@@ -85,7 +85,7 @@ def test_settings_that_fit_nothing_are_not_passed_over(tmp_path: Path) -> None:
     model = sparsify(build("bert"), 1.5)
     for settings, message in (
         ({"elsewhere": "fixed"}, "BertForMaskedLM has none of the sparse attentions elsewhere"),
-        ({"encoder.layer.0.attention.self": "drawn"}, f"the alphas of {FIRST} are 'drawn', which this version"),
+        ({"encoder.layer.0.attention.self": "drawn"}, f"the alphas of {FIRST} must be .* got 'drawn'"),
     ):
         model.config.tsallis = settings
         model.save_pretrained(tmp_path)
@@ -99,7 +99,7 @@ def test_parts_that_were_sparsified_by_themselves_are_told(tmp_path: Path) -> No
     model = fill(lambda: tf.EncoderDecoderModel(config))
     sparsify(model.encoder, 1.5)
     model.save_pretrained(tmp_path / "part")
-    with pytest.raises(ValueError, match="was not sparsified when it was saved, or only a part of it by itself"):
+    with pytest.raises(ValueError, match="saved without the settings of sparsify"):
         from_pretrained(tf.EncoderDecoderModel, tmp_path / "part")
     sparsify(model, 1.5)
     model.save_pretrained(tmp_path / "whole")

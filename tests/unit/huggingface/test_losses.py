@@ -107,7 +107,7 @@ def test_labels_are_shifted_as_the_user_says() -> None:
     batch = inputs(BY_NAME["llama"])
     model = fill(lambda: tf.BartForCausalLM(tf.BartConfig(**SEQ2SEQ, **TEXT)))
     items = {**batch, "labels": batch["input_ids"]}
-    with pytest.raises(ValueError, match="BartForCausalLM does not tell whether it shifts labels: give shift="):
+    with pytest.raises(ValueError, match="whether BartForCausalLM shifts labels: pass shift="):
         lm_loss(model, items)
     output = model(**items)
     torch.testing.assert_close(lm_loss(model, items, 1.0, shift=False), output.loss, rtol=1e-5, atol=1e-5)
@@ -158,7 +158,7 @@ def test_a_compiled_model_is_the_same() -> None:
 def test_a_failure_leaves_no_hooks() -> None:
     batch, model = inputs(BY_NAME["llama"]), build("llama")
     logits = model(**batch).logits
-    with pytest.raises(ValueError, match=r"for each that LlamaForCausalLM projects, \[2, 3\], got \[2, 7\]"):
+    with pytest.raises(ValueError, match=r"labels must have shape \[2, 3\], .*, got \[2, 7\]"):
         lm_loss(model, {**batch, "labels": batch["input_ids"], "logits_to_keep": 3})
     with pytest.raises(TypeError):
         lm_loss(model, {"input_ids": 3, "labels": batch["input_ids"]})
@@ -180,7 +180,7 @@ def test_what_changes_logits_is_refused(change: Callable[[Tensor], Tensor]) -> N
     ("model", "labels", "message"),
     [
         (lambda: build("llama"), None, "inputs must have labels, got input_ids, attention_mask"),
-        (lambda: build("llama").model, True, "LlamaModel has no linear head"),
+        (lambda: build("llama").model, True, "LlamaModel must have an output layer"),
         (
             lambda: tf.Gemma2ForCausalLM(tf.Gemma2Config(**GROUPED, head_dim=4)),
             True,

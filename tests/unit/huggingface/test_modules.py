@@ -42,9 +42,9 @@ def test_a_layer_of_t5_is_the_number_of_its_block() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": 2}, r"no attention matches 2; there are bert\.encoder\.layer\.0\.attention\.self, "),
-        ({"layers": ["*.0.*", "*.7.*"]}, r"no attention matches '\*\.7\.\*'"),
-        ({"kind": "cross"}, "no attention of kind 'cross' is among bert"),
+        ({"layers": 2}, r"layers must match one of bert\.encoder\.layer\.0\.attention\.self, .*, got 2"),
+        ({"layers": ["*.0.*", "*.7.*"]}, r"layers must match .*, got '\*\.7\.\*'"),
+        ({"kind": "cross"}, "kind 'cross' matches none of the attentions bert"),
         ({"kind": "global"}, "kind must be 'self', 'cross' or None, got 'global'"),
     ],
 )
@@ -57,7 +57,7 @@ def test_what_is_not_there_is_named(options: dict, message: str) -> None:
 
 def test_a_model_with_an_attention_of_its_own_is_refused() -> None:
     model = tf.DebertaV2Model(tf.DebertaV2Config(**SMALL, **TEXT))
-    with pytest.raises(ValueError, match="DebertaV2Model has no attention that asks Transformers' AttentionInterface"):
+    with pytest.raises(ValueError, match="DebertaV2Model has no attention that uses Transformers' AttentionInterface"):
         sparsify(model)
 
 
@@ -68,10 +68,10 @@ def bigbird() -> tf.BigBirdPegasusModel:
 
 def test_attentions_that_stay_as_they_are_are_named() -> None:
     names = [f"encoder.layers.{i}.self_attn.self" for i in (0, 1)]
-    with pytest.warns(UserWarning, match=f"Model has attentions .* stay as they are: {', '.join(names)}$") as log:
+    with pytest.warns(UserWarning, match=f"Model has attentions .* stay unchanged:  {', '.join(names)}$") as log:
         sparsify(bigbird())
     assert log[0].filename == __file__
-    with pytest.warns(UserWarning, match=f"stay as they are: {names[1]}$"):
+    with pytest.warns(UserWarning, match=f"stay unchanged:  {names[1]}$"):
         sparsify(bigbird(), {1: 2.0})
 
 
@@ -91,7 +91,7 @@ def test_parts_of_attentions_are_not_named(name: str) -> None:
 
 def test_scores_that_are_changed_are_refused() -> None:
     capped = tf.Gemma2ForCausalLM(tf.Gemma2Config(**GROUPED, head_dim=4))
-    with pytest.raises(ValueError, match=r"layers\.0\.self_attn caps its scores softly \(at 50"):
+    with pytest.raises(ValueError, match=r"layers\.0\.self_attn uses a soft cap of the scores \(50"):
         sparsify(capped)
     layers = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 4}
     sinks = tf.GptOssForCausalLM(tf.GptOssConfig(**GROUPED, **layers))
@@ -100,5 +100,5 @@ def test_scores_that_are_changed_are_refused() -> None:
 
 
 def test_a_module_without_a_number_of_heads_is_named() -> None:
-    with pytest.raises(ValueError, match="Linear does not tell its number of heads: none of num_heads"):
+    with pytest.raises(ValueError, match="Linear has no number of heads: it must have one of num_heads"):
         count_heads(nn.Linear(2, 2))

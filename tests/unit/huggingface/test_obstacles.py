@@ -29,9 +29,9 @@ def test_attentions_without_obstacles_are_those_that_become_sparse(name: str) ->
 def test_attentions_of_a_models_own_are_told() -> None:
     model = tf.BigBirdPegasusModel(tf.BigBirdPegasusConfig(**SEQ2SEQ, **TEXT))
     obstacles = find_obstacles(model)
-    own = [name for name, obstacle in obstacles.items() if "does not ask Transformers' AttentionInterface" in obstacle]
+    own = [name for name, obstacle in obstacles.items() if "does not use Transformers' AttentionInterface" in obstacle]
     assert own == [f"encoder.layers.{i}.self_attn.self" for i in (0, 1)]
-    with pytest.warns(UserWarning, match="stay as they are"):
+    with pytest.warns(UserWarning, match="stay unchanged"):
         assert set(alphas(sparsify(model))) == {*obstacles} - {*own}
 
 
@@ -40,9 +40,7 @@ def test_an_attention_of_pytorch_can_be_made_sparse_beside_the_others() -> None:
     pixels = torch.randn(2, 3, 8, 8)
     before = model(pixel_values=pixels).pooler_output
     *obstacles, last = find_obstacles(model).values()
-    assert (
-        obstacles == ["", ""] and last == "is a torch.nn.MultiheadAttention: tsallis.nn.sparsify_module makes it sparse"
-    )
+    assert obstacles == ["", ""] and last == "is a torch.nn.MultiheadAttention: use tsallis.nn.sparsify_module"
     sparsify_module(model, 1.0, names="*head.attention")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -53,11 +51,11 @@ def test_an_attention_of_pytorch_can_be_made_sparse_beside_the_others() -> None:
 
 def test_changed_scores_and_other_models_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     capped = find_obstacles(tf.Gemma2Model(tf.Gemma2Config(**GROUPED, head_dim=4)))
-    assert set(capped.values()) == {"caps its scores softly (at 50.0), which entmax attention does not support"}
+    assert set(capped.values()) == {"uses a soft cap of the scores (50.0), which entmax attention does not support"}
     deberta = find_obstacles(tf.DebertaV2Model(tf.DebertaV2Config(**SMALL, **TEXT)))
     assert len(deberta) == 2 and all(deberta.values())
     monkeypatch.setattr(tf.BertForMaskedLM, "_can_set_attn_implementation", classmethod(lambda cls: False))
     reasons = set(find_obstacles(build("bert")).values())
-    assert reasons == {"is of BertForMaskedLM, whose attention function Transformers does not let be replaced"}
+    assert reasons == {"belongs to BertForMaskedLM, whose attention function Transformers can't replace"}
     with pytest.raises(TypeError, match="must be a Transformers model, got Linear"):
         find_obstacles(nn.Linear(2, 2))

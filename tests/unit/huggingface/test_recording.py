@@ -76,7 +76,7 @@ def test_what_cannot_be_recorded_is_refused() -> None:
     with pytest.raises(ValueError, match="Linear has no sparse attention"):
         TransformersReader(nn.Linear(2, 2), WordPieces())
     reader = TransformersReader(sparsify(build("llama"), 1.5), WordPieces())
-    with pytest.raises(ValueError, match="padding must lie behind the sentences"):
+    with pytest.raises(ValueError, match="padding must come after the tokens"):
         reader.texts(inputs(BY_NAME["llama"], "left"))
 
 

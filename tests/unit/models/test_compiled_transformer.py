@@ -306,12 +306,12 @@ def test_other_sizes_gradients_and_backends_take_the_plain_step() -> None:
 def test_tokens_that_do_not_exist_are_refused() -> None:
     model = make()
     for token in (45, -1):
-        with pytest.raises(IndexError, match=f"between 0 and 44, got {token}"):
+        with pytest.raises(IndexError, match=f"from 0 to 44, got {token}"):
             model.step(start(model), torch.full((6,), token))
     src, lengths = sources()
-    with pytest.raises(IndexError, match="between 0 and 19, got 29"):
+    with pytest.raises(IndexError, match="from 0 to 19, got 29"):
         model.encode(src + 10, lengths)
-    with pytest.raises(ValueError, match="a prefix holds the symbol 45, the model knows 45"):
+    with pytest.raises(ValueError, match="symbols of a prefix must be from 0 to 44, got 45"):
         beam_search(model, *sources(), prefixes=[(45,)] * 6)
 
 

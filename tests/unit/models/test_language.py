@@ -107,16 +107,16 @@ def test_texts_of_one_row_do_not_see_each_other(kind: dict[str, Any]) -> None:
 def test_attended_positions_are_those_of_the_last_pass() -> None:
     model, (src, lengths) = model_of({}), prompts()
     tgt_in, nothing = torch.tensor([[BOS, 5, 6]]).expand(3, -1), torch.empty(3, 0, dtype=torch.long)
-    with pytest.raises(RuntimeError, match="there was none"):
+    with pytest.raises(RuntimeError, match="no attended positions are recorded"):
         model.num_attended(model_of({})(src, lengths, tgt_in))
     prompted = model(src, lengths, tgt_in)
     assert model.num_attended(prompted).shape == (3, 3)
     for other in (src[:2], lengths[:2], tgt_in[:2]), (nothing, lengths * 0, torch.full((3, 6), BOS)):
         model(*other)
-        with pytest.raises(RuntimeError, match="asked for one of 3 and 3"):
+        with pytest.raises(RuntimeError, match="got a pass of 3 rows and 3 steps"):
             model.num_attended(prompted)
     model.start(model.encode(src, lengths))  # reads the prompts alone
-    with pytest.raises(RuntimeError, match="of 3 rows and 4 steps; asked for one of 3 and 3"):
+    with pytest.raises(RuntimeError, match="3 rows and 4 steps, got a pass of 3 rows and 3 steps"):
         model.num_attended(prompted)
 
 

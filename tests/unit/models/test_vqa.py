@@ -146,5 +146,5 @@ def test_input_that_does_not_fit() -> None:
         model(images, src, torch.tensor([6, 0, 1]))
     with pytest.raises(ValueError, match=r"got \[7, 3, 1\]"):
         model(images, src, torch.tensor([7, 3, 1]))
-    with pytest.raises(ValueError, match="an image for each question, got 2 for 3"):
+    with pytest.raises(ValueError, match="one image per question, got 2 images for 3 questions"):
         model(images[:2], src, lengths)

@@ -167,7 +167,7 @@ def test_few_queries_and_many_see_the_same_signal() -> None:
     assert "coefficients" in signal.__dict__ or signal.coefficients.shape == (2, 32, SIZE)
     parts = signal.heads(4).coefficients
     torch.testing.assert_close(parts.transpose(1, 2).flatten(2), signal.coefficients)
-    with pytest.raises(ValueError, match="8 values can't be dealt out to 3 heads"):
+    with pytest.raises(ValueError, match="multiple of the 3 heads, got 8"):
         signal.heads(3)
 
 
@@ -292,31 +292,31 @@ def test_bad_inputs() -> None:
     attention, query, values = ContinuousAttention1d(SIZE), torch.randn(2, SIZE), torch.randn(2, 5, SIZE)
     mask = torch.ones(2, 5, dtype=torch.bool)
     for arguments, message in (
-        ((None, values), "moments='query' needs a query"),
-        ((torch.randn(2, 3), values), r"query must be \[2, queries, 8\]"),
-        ((torch.randn(3, SIZE), values), r"query must be \[2, queries, 8\]"),
-        ((query, values[..., :5]), r"values must be \[batch, length, 8\], got shape \(2, 5, 5\)"),
+        ((None, values), "query must be a tensor with moments='query', got None"),
+        ((torch.randn(2, 3), values), r"query must have shape \[2, 8\] or \[2, queries, 8\]"),
+        ((torch.randn(3, SIZE), values), r"query must have shape \[2, 8\] or \[2, queries, 8\]"),
+        ((query, values[..., :5]), r"values must have shape \[batch, length, 8\], got \(2, 5, 5\)"),
         ((query, values, mask, [5, 5]), "not both"),
         ((query, values, mask.float()), "mask must be boolean"),
-        ((query, values, mask[:, :3]), r"mask must be boolean \[2, 5\], got torch.bool \[2, 3\]"),
-        ((query, values, None, [5]), r"lengths must be \[2\], got shape \(1,\)"),
-        ((query, values, None, [5, 6]), "between 1 and 5, got 6"),
-        ((query, values, None, None, torch.rand(4)), r"positions must be \[\.\.\., 5\]"),
+        ((query, values, mask[:, :3]), r"mask must be boolean of shape \[2, 5\], got torch.bool of shape \[2, 3\]"),
+        ((query, values, None, [5]), r"lengths must have shape \[2\], got \(1,\)"),
+        ((query, values, None, [5, 6]), "from 1 to 5, got 6"),
+        ((query, values, None, None, torch.rand(4)), r"positions must have shape \[\.\.\., 5\]"),
     ):
         with pytest.raises(ValueError, match=message):
             attention(*arguments)
     inputs = ContinuousAttention1d(SIZE, moments="scores")
-    with pytest.raises(ValueError, match=r"scores must be \[2, queries, 5\]"):
+    with pytest.raises(ValueError, match=r"scores must have shape \[2, 5\]"):
         inputs(torch.randn(2, 3, 4), values)
     with pytest.raises(ValueError, match="query must be None"):
         ContinuousAttention1d(SIZE, moments="pooled")(query, values)
     plane = ContinuousAttention2d(SIZE)
     for more, message in (
-        ({}, "give a grid of height and width, or positions"),
-        ({"grid": (1, 5), "positions": torch.rand(5, 2)}, "give a grid of height and width, or positions"),
-        ({"grid": (2, 2)}, "a grid of 2 times 2 doesn't hold 5 values"),
+        ({}, "grid or positions, got none"),
+        ({"grid": (1, 5), "positions": torch.rand(5, 2)}, "grid or positions, got both"),
+        ({"grid": (2, 2)}, "grid must have one cell per value, 5, got 2 x 2"),
         ({"grid": (1, 5), "mask": mask.float()}, "mask must be boolean"),
-        ({"positions": torch.rand(2, 5)}, r"positions must be \[\.\.\., 5, 2\]"),
+        ({"positions": torch.rand(2, 5)}, r"positions must have shape \[\.\.\., 5, 2\]"),
     ):
         with pytest.raises(ValueError, match=message):
             plane(query, values, **more)

@@ -100,7 +100,7 @@ def test_explain_names_the_instructions() -> None:
     assert choice.explain() == f"cpu ({cpu.status().reason})"
     assert cpu.status().instructions in choice.explain()
     with tsallis.backend("eager"):
-        assert choice.explain() == "eager (asked for)"
+        assert choice.explain() == "eager (requested)"
 
 
 @needs_kernel
@@ -216,7 +216,7 @@ def test_a_file_that_is_no_kernel_leaves_everything_to_eager(tmp_path: Path, kin
 def test_where_kernels_are_missing_it_is_said_once_unless_they_are_not_asked_for(tmp_path: Path) -> None:
     code = "import torch, tsallis\nz = torch.zeros(3)\n"
     path = str(tmp_path / "kernel.so")
-    words = "tsallis computes on the CPU without its compiled kernels, which are several times as fast: not compiled"
+    words = "without its compiled kernels, which are several times faster: not compiled"
     for rest, environment, times in (
         ("tsallis.entmax(z, 2.5)", {}, 0),  # which they do not compute
         ("for _ in range(3): tsallis.sparsemax(z)\ntsallis.entmax_loss(z, torch.tensor(1))", {}, 1),
@@ -245,7 +245,7 @@ def test_a_kernel_of_other_sources_is_not_used(tmp_path: Path) -> None:
     done = python(TRY, root=tmp_path, TSALLIS_KERNEL_PATH=cpu.status().path)
     available, values, explained = done.stdout.splitlines()
     assert available == "False" and values == "[0.75, 0.25, 0.0]"
-    assert "is older than the sources beside it" in explained
+    assert "is older than its sources" in explained
 
 
 def kept_by(compute: object) -> list[Tensor]:
@@ -318,7 +318,7 @@ def test_a_backend_that_refuses_the_cpu_leaves_beams_to_others(monkeypatch: pyte
     """As Triton does on a machine with a GPU, whose model's beams are still on the CPU."""
 
     def on_device(kind: str) -> bool:
-        raise RuntimeError("computes tensors on a GPU")
+        raise RuntimeError("needs tensors on a GPU")
 
     can = eager.CAPABILITIES._replace(operations=("maps",))
     chosen = SimpleNamespace(CAPABILITIES=can, status=cpu.status, usable=lambda: True, on_device=on_device)

@@ -107,7 +107,7 @@ def test_numbers_are_short_and_finite() -> None:
 
 
 def test_a_page_needs_runs() -> None:
-    with pytest.raises(ValueError, match="at least one run"):
+    with pytest.raises(ValueError, match="at least one of runs"):
         build_page([])
 
 

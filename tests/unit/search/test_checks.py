@@ -100,12 +100,12 @@ def test_a_wrong_option_is_named_with_its_value(name: str, option: str, value: A
 @pytest.mark.parametrize(
     ("src", "lengths", "word"),
     [
-        (SRC + 4, LENGTHS, "src holds 11, the model knows the symbols from 0 to 7"),
-        (SRC - 5, LENGTHS, "src holds -5"),
+        (SRC + 4, LENGTHS, "symbols of src must be from 0 to 7, got 11"),
+        (SRC - 5, LENGTHS, "symbols of src must be from 0 to 7, got -5"),
         (SRC.float(), LENGTHS, "src must be a tensor of int64 or int32, got float32"),
         (SRC.bool(), LENGTHS, "src must be a tensor of int64 or int32, got bool"),
         (SRC.tolist(), LENGTHS, "src must be a tensor"),
-        (SRC[0], LENGTHS, "src must be [batch, src]"),
+        (SRC[0], LENGTHS, "src must have shape [batch, src]"),
         (SRC, LENGTHS[:1], "src_lengths [batch], got [2, 3] and [1]"),
         (SRC, LENGTHS.unsqueeze(0), "got [2, 3] and [1, 2]"),
         (SRC, torch.tensor(3), "got [2, 3] and []"),
@@ -126,14 +126,14 @@ def test_wrong_sources_are_refused_by_every_search(model: Any, src: Any, lengths
 @pytest.mark.parametrize(
     ("tgt_in", "tgt_out", "word"),
     [
-        (TGT_IN + 7, TGT_OUT, "tgt_in holds 12, the model knows the symbols from 0 to 7"),
-        (TGT_IN - 2, TGT_OUT, "tgt_in holds -2"),
-        (TGT_IN, TGT_OUT + 7, "tgt_out holds -93"),
-        (TGT_IN, torch.where(TGT_OUT < 0, -100, TGT_OUT + 7), "tgt_out holds 12"),
+        (TGT_IN + 7, TGT_OUT, "symbols of tgt_in must be from 0 to 7, got 12"),
+        (TGT_IN - 2, TGT_OUT, "symbols of tgt_in must be from 0 to 7, got -2"),
+        (TGT_IN, TGT_OUT + 7, "symbols of tgt_out must be from 0 to 7, got -93"),
+        (TGT_IN, torch.where(TGT_OUT < 0, -100, TGT_OUT + 7), "symbols of tgt_out must be from 0 to 7, got 12"),
         (TGT_IN.float(), TGT_OUT, "tgt_in must be a tensor of int64 or int32, got float32"),
         (TGT_IN, TGT_OUT.double(), "tgt_out must be a tensor of int64 or int32, got float64"),
         (TGT_IN.tolist(), TGT_OUT, "tgt_in must be a tensor"),
-        (TGT_IN[:1], TGT_OUT, "must both be [2, tgt]"),
+        (TGT_IN[:1], TGT_OUT, "must both have shape [2, tgt]"),
     ],
 )
 def test_wrong_targets_are_refused_by_every_score(model: Any, tgt_in: Any, tgt_out: Any, word: str) -> None:
@@ -166,9 +166,11 @@ def test_completions_are_checked_alike() -> None:
     typed = "a", Spellings(vocabulary), vocabulary.decode
     for option, value in [(o, v) for o in ("n_best", "longest") for v in COUNT]:
         check_refusal(lambda o=option, v=value: complete(models()[0], *source, *typed, **{o: v}), option)
-    check_refusal(lambda: complete(models()[0], SRC[:1] + 4, LENGTHS[:1], *typed), "src holds 10")
+    check_refusal(lambda: complete(models()[0], SRC[:1] + 4, LENGTHS[:1], *typed), "got 10")
 
 
 def test_results_that_are_known_are_those_of_the_sources() -> None:
     results = beam_search(models()[0], SRC, LENGTHS, beam_size=1, max_length=3)
-    check_refusal(lambda: exhaustive(models()[0], SRC, LENGTHS, known=results[:1]), "known", "2 sources, got 1")
+    check_refusal(
+        lambda: exhaustive(models()[0], SRC, LENGTHS, known=results[:1]), "known", "got 1 results for 2 sources"
+    )

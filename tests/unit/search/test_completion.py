@@ -124,7 +124,7 @@ def test_an_ensemble_completes_with_both_supports() -> None:
 
 
 def test_one_source() -> None:
-    with pytest.raises(ValueError, match="completions are of one source, got 2"):
+    with pytest.raises(ValueError, match="src must have exactly one source, got 2"):
         complete(trie(ROWS), *sources(0, 1))
     assert torch.is_grad_enabled()
 

@@ -41,5 +41,5 @@ def test_models_that_attend_to_other_positions_are_refused() -> None:
     models = [RNNSeq2Seq(9, 8, 4, 1).eval() for _ in range(2)]
     step = models[1].step
     models[1].step = lambda state, token: (made := step(state, token))._replace(attention=made.attention[:, :4])
-    with pytest.raises(ValueError, match=r"attend to the same positions, got \[4, 9\] of them"):
+    with pytest.raises(ValueError, match=r"attend to the same number of positions, got \[4, 9\]"):
         beam_search(Ensemble(models), torch.full((1, 9), 4), torch.tensor([9]))

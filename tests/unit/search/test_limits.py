@@ -88,10 +88,13 @@ def test_the_default_length_counts_from_the_end_of_the_prefix() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"min_length": 3, "max_length": 2}, "min_length must be at least 0 and at most max_length 2, got 3"),
-        ({"prefixes": [(A,), (B,)]}, "one prefix a source, got 2 for 1 sources"),
-        ({"prefixes": [(A, B)], "max_length": 1}, "the prefix of source 0 has 2 tokens, max_length is 1"),
-        ({"prefixes": [(A, EOS)]}, "the prefix of source 0 holds padding, start or end"),
+        ({"min_length": 3, "max_length": 2}, "min_length must be at most max_length 2, got 3"),
+        ({"prefixes": [(A,), (B,)]}, "one prefix per source, got 2 prefixes for 1 sources"),
+        (
+            {"prefixes": [(A, B)], "max_length": 1},
+            "the prefix of source 0 must have at most max_length 1 tokens, got 2",
+        ),
+        ({"prefixes": [(A, EOS)]}, "the prefix of source 0 must not contain padding"),
     ],
 )
 @pytest.mark.parametrize("search", SEARCHES)
@@ -108,7 +111,7 @@ def test_time_and_mass_end_a_listing() -> None:
     assert late.stopped_by == "time" and late.hypotheses == () and late.certificate.bound == 0 and late.expanded == 0
     (cut,) = exhaustive(model, *sources(0), max_length=3)
     assert cut.stopped_by == "length" and cut.expanded == 4
-    with pytest.raises(ValueError, match="mass is for models whose outputs sum to 1"):
+    with pytest.raises(ValueError, match=r"mass .* needs a model whose probabilities sum to 1"):
         exhaustive(trie(ROWS, normalized=False), *sources(0), mass=0.5)
 
 

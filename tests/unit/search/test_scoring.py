@@ -117,7 +117,7 @@ def test_tiny_probabilities_stay_possible_in_an_ensemble() -> None:
 
 def test_models_of_an_ensemble_share_a_vocabulary() -> None:
     ensemble = Ensemble([RNNSeq2Seq(9, 8, 4, 1), RNNSeq2Seq(9, 7, 4, 1)])
-    with pytest.raises(ValueError, match=r"share a vocabulary, got \[7, 8\]"):
+    with pytest.raises(ValueError, match=r"vocabularies of the same size, got \[7, 8\]"):
         beam_search(ensemble, torch.full((1, 2), 4), torch.tensor([2]))
 
 

@@ -104,6 +104,6 @@ def test_extreme_temperatures_divide_without_overflow(temperature: float) -> Non
 
 def test_a_fixed_threshold_has_no_temperature() -> None:
     relu = model(output="alpha_relu")
-    with pytest.raises(ValueError, match="needs outputs that sum to 1"):
+    with pytest.raises(ValueError, match="needs a model whose probabilities sum to 1"):
         sample(relu, SRC, LENGTHS, temperature=0.5)
     assert sample(relu, SRC, LENGTHS, 2, max_length=3, temperature=1)

@@ -74,7 +74,9 @@ def log_det(factor: Tensor, dims: int) -> Tensor:
 def cholesky(cov: Tensor, dims: int) -> Tensor:
     """Return the standard deviation or Cholesky factor of a variance [...] or covariance [..., n, n]."""
     if dims > 1 and cov.shape[-2:] != (dims, dims):
-        raise ValueError(f"in {dims} dimensions a covariance must be [..., {dims}, {dims}], got {tuple(cov.shape)}")
+        raise ValueError(
+            f"covariance must have shape [..., {dims}, {dims}] in {dims} dimensions, got {tuple(cov.shape)}"
+        )
     if dims == 1:
         return cov.sqrt()
     if dims == 2:
@@ -91,7 +93,7 @@ def check_symmetric(cov: Tensor, name: str = "covariance") -> None:
     mismatch = (cov - cov.mT).abs() > size * math.sqrt(torch.finfo(cov.dtype).eps)
     if bool(mismatch.any()):
         pair = cov[mismatch][0].item(), cov.mT[mismatch][0].item()
-        raise ValueError(f"{name} must be symmetric, got {pair[0]:g} and {pair[1]:g} beside the diagonal")
+        raise ValueError(f"{name} must be symmetric, got {pair[0]:g} and {pair[1]:g} in opposite places")
 
 
 def tensors(mean: Tensor | float, spread: Tensor | float) -> tuple[Tensor, Tensor]:
@@ -109,5 +111,5 @@ def tensors(mean: Tensor | float, spread: Tensor | float) -> tuple[Tensor, Tenso
 
 def one_number(points: int | tuple[int, int]) -> int:
     if isinstance(points, tuple):
-        raise ValueError(f"points must be one number for a density on the line, got {points}")
+        raise ValueError(f"points must be one number for a density in 1 dimension, got {points}")
     return points

@@ -151,7 +151,7 @@ class BetaGaussian:
     def marginal(self) -> BetaGaussian:
         """Return the marginal density of one coordinate of the plane: same support radius, exponent larger by 1/2."""
         if self.dims != 2:
-            raise NotImplementedError(f"marginal densities are known of the plane, got {self.dims} dimensions")
+            raise NotImplementedError(f"marginal densities are supported only in 2 dimensions, got {self.dims}")
         eps = self.alphas - 1
         return BetaGaussian(1 + eps / (1 + eps / 2), 1)
 
@@ -177,7 +177,7 @@ class BetaGaussian:
 
     def rule(self, sharpness: float, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
         if self.dims > 2:
-            raise NotImplementedError(f"quadrature is for the line and the plane, got {self.dims} dimensions")
+            raise NotImplementedError(f"quadrature supports 1 or 2 dimensions, got {self.dims}")
         if self.number == 1:
             return _normal_rule(self.dims, sharpness, points, like)
         if self.dims == 1:

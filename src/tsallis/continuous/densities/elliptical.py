@@ -113,8 +113,8 @@ class Elliptical(Density):
         mean, factor = mean.to(dtype), factor.to(dtype)
         if n > 1 and (mean.shape[-1:] != (n,) or factor.shape[-2:] != (n, n)):
             raise ValueError(
-                f"in {n} dimensions mean must be [..., {n}] and the covariance [..., {n}, {n}], "
-                f"got shapes {tuple(mean.shape)} and {tuple(factor.shape)}"
+                f"mean must have shape [..., {n}] and covariance [..., {n}, {n}] in {n} dimensions, "
+                f"got {tuple(mean.shape)} and {tuple(factor.shape)}"
             )
         event = mean.shape[-1:] if n > 1 else torch.Size()
         alpha = family.alpha(mean)
@@ -139,7 +139,7 @@ class Elliptical(Density):
         if not bool(((diagonal > 0) & (diagonal < math.inf)).all()):
             what = "variance must be positive and finite" if self.dims == 1 else "covariance must be positive definite"
             value = diagonal[~((diagonal > 0) & (diagonal < math.inf))][0].item()
-            raise ValueError(f"{what}, but its factor has {value:g} on the diagonal")
+            raise ValueError(f"{what}, got a factor with {value:g} on the diagonal")
         if self.dims > 1:
             _check_triangle(factor)
         if isinstance(alpha, Tensor):
@@ -331,7 +331,7 @@ class Elliptical(Density):
             weights = rule.weights.expand(*self.batch_shape, -1)
             return (weights.reshape(weights.shape + (1,) * (values.dim() - axis - 1)) * values).sum(axis)
         if function.dims != self.dims:
-            raise ValueError(f"a basis in {function.dims} dimensions doesn't fit a density in {self.dims}")
+            raise ValueError(f"the basis must have the {self.dims} dimensions of the density, got {function.dims}")
         closed = self._closed_form(function)
         if closed is not None:
             return closed
@@ -363,7 +363,7 @@ class Elliptical(Density):
             return math.nan
         if points is None and graph_outlives_values():
             raise NotImplementedError(
-                "can't export or compile an expectation whose number of points depends on the density: set points="
+                "can't export or compile an expectation whose number of points depends on the density: pass points="
             )
         widest = self._widest() or math.nan
         return widest / basis.width

@@ -52,16 +52,23 @@ class Mixture(Density):
         self.stacked = isinstance(components, Density)
         self.parts: list[Density] = [components] if isinstance(components, Density) else list(components)
         if weights.dim() == 0 or not self.parts:
-            raise ValueError("a mixture needs weights [..., K] and at least one component")
+            raise ValueError(
+                "a mixture must have weights of shape [..., components] and at least one component, "
+                f"got shape {tuple(weights.shape)} and {len(self.parts)} components"
+            )
         first = self.parts[0]
         self.dims, event = first.dims, first.event_shape
         if any(part.event_shape != event for part in self.parts):
-            raise ValueError(f"components must share a space, got {[part.dims for part in self.parts]} dimensions")
+            raise ValueError(
+                f"components must have the same number of dimensions, got {[part.dims for part in self.parts]}"
+            )
         batch = broadcast_batch(**{f"component {k}": part.batch_shape for k, part in enumerate(self.parts)})
         count = weights.shape[-1]
         if (self.stacked and batch[-1:] != (count,)) or (not self.stacked and len(self.parts) != count):
-            actual = f"the batch shape {tuple(batch)}" if self.stacked else f"{len(self.parts)} components"
-            raise ValueError(f"weights of shape {tuple(weights.shape)} don't fit {actual}")
+            expected = f"components of batch shape {tuple(batch)}" if self.stacked else f"{len(self.parts)} components"
+            raise ValueError(
+                f"weights must have one weight per component, got shape {tuple(weights.shape)} for {expected}"
+            )
         batch = broadcast_batch(weights=weights.shape[:-1], components=batch[:-1] if self.stacked else batch)
         self.weights = upcast(weights).expand(*batch, count)
         self.dtype = functools.reduce(torch.promote_types, (part.dtype for part in self.parts), result_dtype(weights))

@@ -42,7 +42,7 @@ class Quadratic(Elliptical):
         family = cls._family(**shape)
         n = family.dims
         if theta.dim() == 0 or theta.shape[-1] != n + n * n:
-            raise ValueError(f"theta must be [..., {n + n * n}] in {n} dimensions, got shape {tuple(theta.shape)}")
+            raise ValueError(f"theta must have shape [..., {n + n * n}] in {n} dimensions, got {tuple(theta.shape)}")
         wide = upcast(theta)
         if n == 1:
             scale = -0.5 / wide[..., 1]

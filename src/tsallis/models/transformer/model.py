@@ -417,6 +417,4 @@ def _check(arguments: dict[str, Any]) -> None:
         if arguments[name] not in options:
             raise ValueError(f"{name} must be one of {', '.join(options)}, got {arguments[name]!r}")
     if arguments["tie_alphas"] != "none" and "learned" not in {arguments[f"{kind}_attention"] for kind in KINDS}:
-        raise ValueError(
-            f"tie_alphas is for learned attention, got {arguments['tie_alphas']!r} and none that is learned"
-        )
+        raise ValueError(f"tie_alphas must be 'none' if no attention is 'learned', got {arguments['tie_alphas']!r}")

@@ -64,7 +64,7 @@ def map_alpha(transform: str | float) -> float:
     if not isinstance(transform, str):
         return alpha_number(transform)
     if transform == "alpha_relu":
-        raise ValueError("attention needs weights that sum to 1: softmax, sparsemax or entmax, got 'alpha_relu'")
+        raise ValueError("transform must be softmax, sparsemax or entmax, whose weights sum to 1, got 'alpha_relu'")
     return transform_alpha(transform, 1.5)
 
 
@@ -77,7 +77,7 @@ def basis_of(basis: str | int | Basis, dims: int) -> Basis:
     if isinstance(basis, int):
         return text_basis(basis) if dims == 1 else image_basis(basis)
     if basis.dims != dims:
-        raise ValueError(f"the basis must have {dims} dimensions, got one with {basis.dims}")
+        raise ValueError(f"basis must have {dims} dimensions, got {basis.dims}")
     return basis
 
 
@@ -131,11 +131,11 @@ class ContinuousAttention(nn.Module):
             raise ValueError(f"d_model must be a multiple of num_heads, got {d_model} and {num_heads}")
         check_one_of("moments", moments, MOMENTS)
         if components < 1 or (moments == "scores" and components > 1):
-            raise ValueError(f"components must be at least 1, and 1 if scores give the moments, got {components}")
+            raise ValueError(f"components must be at least 1, and exactly 1 with moments='scores', got {components}")
         if combine and moments not in ("discrete", "scores"):
-            raise ValueError(f"only discrete attention can be combined with, got moments={moments!r}")
+            raise ValueError(f"combine=True needs moments='discrete' or 'scores', got {moments!r}")
         if not project and d_values != d_model:
-            raise ValueError(f"without projections d_values must be d_model, got {d_values} and {d_model}")
+            raise ValueError(f"d_values must be d_model {d_model} with project=False, got {d_values}")
         self.d_model = d_model
         self.num_heads = num_heads
         self.head_dim = d_model // num_heads
@@ -206,18 +206,18 @@ class ContinuousAttention(nn.Module):
     ) -> tuple[Density, Tensor | None]:
         if self.moments == "pooled":
             if query is not None:
-                raise ValueError("with pooled moments the values alone say where to look: query must be None")
+                raise ValueError("query must be None with moments='pooled', got a tensor")
             assert self.pool is not None
             return self.head(self.pool(values, mask).unsqueeze(1), self.kind), None
         if query is None:
-            raise ValueError(f"moments={self.moments!r} needs a query")
+            raise ValueError(f"query must be a tensor with moments={self.moments!r}, got None")
         if self.moments == "scores":
             scores = self._expand_scores(query, values)
         else:
             if query.dim() not in (2, 3) or query.shape[-1] != self.d_query or query.shape[0] != values.shape[0]:
                 raise ValueError(
-                    f"query must be [{values.shape[0]}, queries, {self.d_query}] or without queries, "
-                    f"got shape {tuple(query.shape)}"
+                    f"query must have shape [{values.shape[0]}, {self.d_query}] or "
+                    f"[{values.shape[0]}, queries, {self.d_query}], got {tuple(query.shape)}"
                 )
             query = query.unsqueeze(1) if query.dim() == 2 else query  # [batch, queries, d_query]
             if self.moments == "query":
@@ -243,8 +243,8 @@ class ContinuousAttention(nn.Module):
         shape = (values.shape[0], values.shape[1])
         if scores.dim() not in (2, 3, 4) or (scores.shape[0], scores.shape[-1]) != shape:
             raise ValueError(
-                f"scores must be [{shape[0]}, queries, {shape[1]}], with heads before the queries or without both, "
-                f"got shape {tuple(scores.shape)}"
+                f"scores must have shape [{shape[0]}, {shape[1]}], [{shape[0]}, queries, {shape[1]}] or "
+                f"[{shape[0]}, heads, queries, {shape[1]}], got {tuple(scores.shape)}"
             )
         scores = scores.unsqueeze(1) if scores.dim() == 2 else scores
         scores = scores.unsqueeze(1) if scores.dim() == 3 else scores
@@ -261,9 +261,11 @@ class ContinuousAttention(nn.Module):
     def _check(self, values: Tensor, mask: Tensor | None) -> None:
         check_floating(values, "values")
         if values.dim() != 3 or values.shape[-1] != self.d_values:
-            raise ValueError(f"values must be [batch, length, {self.d_values}], got shape {tuple(values.shape)}")
+            raise ValueError(f"values must have shape [batch, length, {self.d_values}], got {tuple(values.shape)}")
         if mask is not None and (mask.dtype != torch.bool or mask.shape != values.shape[:2]):
-            raise ValueError(f"mask must be boolean {list(values.shape[:2])}, got {mask.dtype} {list(mask.shape)}")
+            raise ValueError(
+                f"mask must be boolean of shape {list(values.shape[:2])}, got {mask.dtype} of shape {list(mask.shape)}"
+            )
 
     def extra_repr(self) -> str:
         alpha = f", alpha={self.alpha:g}" if self.moments in ("discrete", "scores") else ""

@@ -79,7 +79,7 @@ class DensityKind(nn.Module):
         elif isinstance(density, str):
             if density not in KINDS[dims]:
                 names = ", ".join([*KINDS[dims], "learned"])
-                raise ValueError(f"density must be one of {names} or an alpha from 1, got {density!r}")
+                raise ValueError(f"density must be one of {names} or an alpha of at least 1, got {density!r}")
             self.name = density
             self.kind = KINDS[dims][density]
             self.alpha = None
@@ -209,7 +209,7 @@ class PooledFeatures(nn.Module):
     def __init__(self, d_values: int, filters: int, width: int) -> None:
         super().__init__()
         if width < 1 or width % 2 == 0:
-            raise ValueError(f"a filter's width must be odd, got {width}")
+            raise ValueError(f"width must be odd and at least 1, got {width}")
         self.convolution = nn.Conv1d(d_values, filters, width, padding=width // 2)
 
     def forward(self, values: Tensor, mask: Tensor | None) -> Tensor:

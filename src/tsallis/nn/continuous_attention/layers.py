@@ -116,11 +116,11 @@ class ContinuousAttention1d(ContinuousAttention):
     ) -> Observations:
         size, like = values.shape[1], upcast(values)
         if mask is not None and lengths is not None:
-            raise ValueError("give lengths or a mask, not both")
+            raise ValueError("use either lengths or mask, not both")
         if lengths is not None:
             lengths = torch.as_tensor(lengths, device=values.device)
             if lengths.shape != values.shape[:1]:
-                raise ValueError(f"lengths must be [{values.shape[0]}], got shape {tuple(lengths.shape)}")
+                raise ValueError(f"lengths must have shape [{values.shape[0]}], got {tuple(lengths.shape)}")
             mask = torch.arange(size, device=values.device) < lengths.unsqueeze(1)
             fit: dict[str, Any] = {"lengths": lengths}
         elif mask is None:
@@ -204,13 +204,13 @@ class ContinuousAttention2d(ContinuousAttention):
         positions: Tensor | None = None,
     ) -> Observations:
         if (grid is None) == (positions is None):
-            raise ValueError("in the plane give a grid of height and width, or positions")
+            raise ValueError(f"use either grid or positions, got {'none' if grid is None else 'both'} of them")
         fit: dict[str, Any] = {"grid": grid} if positions is None else {"positions": positions}
         if mask is not None:
             fit["mask"] = mask
         if grid is not None:
             if grid[0] * grid[1] != values.shape[1]:
-                raise ValueError(f"a grid of {grid[0]} times {grid[1]} doesn't hold {values.shape[1]} values")
+                raise ValueError(f"grid must have one cell per value, {values.shape[1]}, got {grid[0]} x {grid[1]}")
             positions = grid_centres(*grid).to(upcast(values))
         assert positions is not None
         return Observations(mask, positions, fit)

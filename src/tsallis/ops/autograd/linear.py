@@ -119,7 +119,7 @@ def _check_target(layer: Layer) -> None:
     """
     target, classes = layer.target, len(layer.weight)
     if target.numel() and int(target.max()) >= classes:
-        raise ValueError(f"target must hold classes from 0 to {classes - 1}, got {int(target.max())}")
+        raise ValueError(f"target must contain classes from 0 to {classes - 1}, got {int(target.max())}")
 
 
 def _fake(hidden: Tensor, *_: Any) -> Tensor:

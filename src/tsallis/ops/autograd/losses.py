@@ -104,7 +104,9 @@ def _solve(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, Any]:
     """Return losses and statistics; check the targets, which a tracer could not check."""
     classes = scores.shape[-1]
     if target.numel() and int(target.max()) >= classes:
-        raise ValueError(f"target must hold classes from 0 to {classes - 1} or ignore_index, got one out of range")
+        raise ValueError(
+            f"target must contain classes from 0 to {classes - 1} or ignore_index, got {int(target.max())}"
+        )
     backend = choose("losses", alpha, scores)
     alphas = contiguous_alpha(alpha)
     loss, stats, _ = backend.entmax_loss(contiguous(scores), target.contiguous(), alphas, False)

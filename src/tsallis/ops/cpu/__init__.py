@@ -77,11 +77,11 @@ def _load() -> tuple[Any, Status]:
     except (OSError, AttributeError) as error:
         return None, Status(False, f"{path.name} can't be loaded: {error}", path=str(path))
     if source not in ("", source_hash()):
-        return None, Status(False, f"{path.name} is older than the sources beside it: install again", path=str(path))
+        return None, Status(False, f"{path.name} is older than its sources: reinstall tsallis", path=str(path))
     for name, size in sizes().items():
         theirs = library.tsallis_size(name.encode())
         if theirs != size:
-            reason = f"{path.name} has {theirs} for the size of {name!r}, this package {size}: install again"
+            reason = f"{path.name} has the size {theirs} for {name!r}, expected {size}: reinstall tsallis"
             return None, Status(False, reason, path=str(path))
     for name, call in CALLS.items():
         function = getattr(library, f"tsallis_{name}")
@@ -99,7 +99,7 @@ def _absence(note: Path) -> Status:
     try:
         reason = note.read_text(encoding="utf-8").strip()
     except OSError:
-        return Status(False, "not compiled: install again with a C++ compiler (g++ or clang++) at hand")
+        return Status(False, "not compiled: reinstall tsallis with a C++ compiler (g++ or clang++)")
     return Status(False, reason, left_out=reason.startswith(LEFT_OUT))
 
 
@@ -109,8 +109,8 @@ def warn_of_absence() -> None:
     state = status()
     if not state.available and not state.left_out:
         warnings.warn(
-            "tsallis computes on the CPU without its compiled kernels, which are several times as fast: "
-            f"{state.reason}. Or be content with PyTorch's operations: TSALLIS_BACKEND=eager.",
+            "tsallis runs on the CPU without its compiled kernels, which are several times faster: "
+            f"{state.reason}. To use PyTorch's operations without this warning, set TSALLIS_BACKEND=eager.",
             stacklevel=2,
         )
 

@@ -162,8 +162,8 @@ def _run(command: tuple[str, ...], text: str = "") -> str:
 def main() -> None:
     """Build the kernel with the options of the command line and print its path."""
     parser = argparse.ArgumentParser(description="Compile the CPU kernel.")
-    parser.add_argument("--out", type=Path, help="where the library goes (default: beside this file)")
-    parser.add_argument("--sanitize", action="store_true", help="with address and undefined behaviour sanitizers")
+    parser.add_argument("--out", type=Path, help="path of the library (default: the folder of this file)")
+    parser.add_argument("--sanitize", action="store_true", help="build with address and undefined behaviour sanitizers")
     options = parser.parse_args()
     if options.sanitize and not options.out:
         # In the default place every process would load the library, and abort without the sanitizer's runtime.

@@ -64,7 +64,7 @@ class _Stack:
             least, most = (int(x) for x in token.aminmax())
             if least < 0 or most >= len(self.embedding):
                 wrong = least if least < 0 else most
-                raise IndexError(f"tokens must lie between 0 and {len(self.embedding) - 1}, got {wrong}")
+                raise IndexError(f"tokens must be from 0 to {len(self.embedding) - 1}, got {wrong}")
 
 
 class CompiledEncoder(_Stack):

@@ -82,7 +82,7 @@ def on_device(kind: str) -> bool:
         RuntimeError: The tensor is on the CPU of a machine with a GPU.
     """
     if kind == "cpu" and torch.cuda.is_available():
-        raise RuntimeError("backend 'triton' computes tensors on a GPU, got one on the CPU")
+        raise RuntimeError("backend 'triton' needs tensors on a GPU, got one on the CPU")
     return kind in ("cuda", "cpu")
 
 

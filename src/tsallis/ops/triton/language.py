@@ -113,7 +113,7 @@ def mode(alpha: Alpha) -> int:
     """Return the kernel mode for alpha, a number or a tensor."""
     least, most = extremes(alpha) if isinstance(alpha, Tensor) else (alpha, alpha)
     if not most <= 2:
-        raise NotImplementedError(f"the Triton kernels compute alphas from 1 to 2, got {most:g}")
+        raise NotImplementedError(f"the Triton kernels need alphas from 1 to 2, got {most:g}")
     modes = {1.5: THREE_HALVES, 2.0: TWO}
     return plain(modes.get(least, ANY_ALPHA) if least == most else ANY_ALPHA)
 

@@ -20,7 +20,7 @@ try:
     import typer
     from typer.core import TyperGroup
 except ModuleNotFoundError:
-    print("tsallis: the commands need more than the library does: pip install 'tsallis[toolkit]'", file=sys.stderr)
+    print("tsallis: the commands need extra packages: pip install 'tsallis[toolkit]'", file=sys.stderr)
     raise SystemExit(2) from None
 
 from tsallis.toolkit.cli import (
@@ -131,10 +131,10 @@ def _status(command: Callable[[], object]) -> object:
     status: object = 0
     try:
         if sys.stdout is None:
-            raise InputError("standard output is closed")
+            raise InputError("standard output is closed: keep it open, or redirect it to a file")
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
-        with memory_for("the work"):
+        with memory_for("the data of this command"):
             status = _run(command)
         sys.stdout.flush()
     except BrokenPipeError:

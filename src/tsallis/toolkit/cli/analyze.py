@@ -29,31 +29,34 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 def analyze(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders to show side by side.")],
     search: SearchOptions,
-    out: Annotated[Path, typer.Option("--out", "-o", help="File for the page.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Write the page to this file.")] = Path("report.html"),
     split: Annotated[
         str | None, typer.Option(help="Split of the first run's data: train, dev or test (default: dev).")
     ] = None,
     text: Annotated[
         Path | None,
         typer.Option(
-            help="File whose lines replace a split (-: standard input). RUN generates outputs that lines lack."
+            help="Read the lines of this file instead of a split (-: standard input). RUN generates missing outputs."
         ),
     ] = None,
     records: Annotated[Path | None, typer.Option("--json", help="Also write all numbers to this file.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Number of sentences to analyse, from the start.")] = Options.limit,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Number of sentences to analyse, starting with the first.")
+    ] = Options.limit,
     sentences: Annotated[
-        int, typer.Option(min=1, help="Number of sentences that the page shows with all weights.")
+        int, typer.Option(min=1, help="Number of sentences for which the page shows all attention weights.")
     ] = Options.sentences,
     importance: Annotated[
-        int, typer.Option(min=0, help="Measure how much the loss rises without each head, on this many sentences.")
+        int,
+        typer.Option(min=0, help="Number of sentences on which to measure how much the loss rises without each head."),
     ] = 0,
     searched: Annotated[
         int | None,
-        typer.Option(min=0, help="Number of sentences, from the start, to search for wrong answers (default: 200)."),
+        typer.Option(min=0, help="List the wrong outputs of this many sentences (default: 200)."),
     ] = None,
     sweep: Annotated[
         bool,
-        typer.Option("--sweep", help="Run no model: only plot scores over the one setting in which the runs differ."),
+        typer.Option("--sweep", help="Only plot scores against the setting in which the runs differ; run no model."),
     ] = False,
     language: TextLanguage = None,
     checkpoint: Which = "best",
@@ -66,7 +69,7 @@ def analyze(
     from tsallis.toolkit.cli.report_parts import Report, read_sweep
 
     if text and split is not None:
-        raise InputError(f"--split selects data of the run: it can't be used with {input_name(text)}")
+        raise InputError(f"use either --split or --text, not both: got {split} and {input_name(text)}")
     check_writable(out, records)
     options: dict[str, int] = {"limit": limit, "sentences": sentences, "importance": importance}
     options |= {} if searched is None else {"searched": searched}
@@ -77,7 +80,7 @@ def analyze(
             **{"--checkpoint": checkpoint != "best", "--device": device != "auto"},
         }
         if names := [name for name, value in others.items() if value]:
-            raise InputError(f"--sweep reads logs, no sentences: {', '.join(names)} was given, too")
+            raise InputError(f"--sweep only reads training logs: leave out {', '.join(names)}")
         _write(Report(sweep=read_sweep(runs)), out, records)
         return
     opened = [open_run(run, checkpoint, device) for run in runs]
@@ -127,14 +130,14 @@ def report_runs(
             }
             if names := [name for name, value in of_sequences.items() if value]:
                 raise InputError(
-                    f"{folders[0]}: a run of the task {loaded[0][1].name} answers with labels: "
-                    f"what describes its attention is no search and takes no {', '.join(names)}"
+                    f"{folders[0]}: runs of the task {loaded[0][1].name} predict labels without a search: "
+                    f"leave out {', '.join(names)}"
                 )
             report = Report(densities=describe_labels(loaded, split or "dev", lines, values, options))
         else:
             if (limits or {}).get("searched") and not all(task.searched for _, task in loaded):
-                run = f"a run of the task {loaded[0][1].name}"
-                raise InputError(f"{folders[0]}: {run} has no outputs to search for: leave out --searched")
+                runs = f"runs of the task {loaded[0][1].name}"
+                raise InputError(f"{folders[0]}: {runs} are not searched: leave out --searched")
             # Default to dev: training data can be far too large for a report.
             report = Report(*summarize_all(loaded, split or "dev", lines, values, options, limits is not None))
         _write(report._replace(sweep=sweep_if_any(folders)), out, records)
@@ -156,7 +159,7 @@ def _write(report: Report, out: Path, records: Path | None) -> None:
     page = build_page(**report._asdict(), note=f"tsallis {tsallis.__version__}")
     count = len(report.runs[0].sentences) if report.runs else 0
     if (most := sentences_that_fit(report.runs)) < count:
-        message = f"holds {most} of {count} sentences: with all their weights it would be too large for a browser"
+        message = f"the page shows {most} of {count} sentences, because more would be too large for a browser"
         print(f"tsallis: {out}: {message}", file=sys.stderr)
     files[out] = page
     check_writable(*files)

@@ -14,7 +14,8 @@ from tsallis.toolkit.cli.output import print_fields, print_json
 def average(
     run: RunArgument,
     last: Annotated[
-        int | None, typer.Option(min=1, help="Number of checkpoints to average (default: all that are stored).")
+        int | None,
+        typer.Option(min=1, help="Number of checkpoints to average, latest first (default: all stored checkpoints)."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -30,4 +31,4 @@ def average(
     if as_json:
         print_json({"checkpoint": "average", "of": names})
     else:
-        print_fields(f"averaged {', '.join(names)}: use it with --checkpoint average")
+        print_fields(f"averaged {', '.join(names)}: load the result with --checkpoint average")

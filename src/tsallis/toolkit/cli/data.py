@@ -19,10 +19,10 @@ app = typer.Typer(help="List and download data sets.", no_args_is_help=True)
 def data_list(
     text: Annotated[
         str | None,
-        typer.Argument(metavar="[TEXT]", help="Only data sets with this text in their name, title or licence."),
+        typer.Argument(metavar="[TEXT]", help="List only data sets whose name, title or licence contains this text."),
     ] = None,
     language: Annotated[
-        str | None, typer.Option(help="Only data sets with files of this language, for example de or spanish.")
+        str | None, typer.Option(help="List only data sets with files in this language, for example de or spanish.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -37,7 +37,7 @@ def data_list(
     ]
     if not matches:
         conditions = [describe(value) for value in (text, language) if value is not None]
-        raise InputError(f"no data set matches {' and '.join(conditions)}; tsallis data list shows all of them")
+        raise InputError(f"no data set matches {' and '.join(conditions)}; `tsallis data list` shows all data sets")
     for source in matches:
         if as_json:
             print_json(source.to_dict())
@@ -47,11 +47,11 @@ def data_list(
 
 @app.command("get")
 def data_get(
-    name: Annotated[str, typer.Argument(help="Name of a data set, see `tsallis data list`.")],
-    folder: Annotated[Path | None, typer.Option(help="Folder for the files (default: data/NAME).")] = None,
+    name: Annotated[str, typer.Argument(help="Name of the data set; `tsallis data list` prints all names.")],
+    folder: Annotated[Path | None, typer.Option(help="Write the files to this folder (default: data/NAME).")] = None,
     languages: Annotated[
         str | None,
-        typer.Option(help="Only these languages or files, separated by commas, for example de,en."),
+        typer.Option(help="Download only these languages or files, separated by commas, for example de,en."),
     ] = None,
     as_json: Json = False,
 ) -> None:

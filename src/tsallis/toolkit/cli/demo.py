@@ -50,14 +50,14 @@ QUESTIONS = (
 
 
 def demo(
-    run_dir: Annotated[Path, typer.Option(help="Folder for the run.")] = Path("runs/demo"),
+    run_dir: Annotated[Path, typer.Option(help="Write the run to this folder.")] = Path("runs/demo"),
     updates: Annotated[
         int | None, typer.Option(min=2, help="Number of training updates (default: the recipe's).")
     ] = None,
     device: Device = "auto",
 ) -> None:
     """Train two small models on English verbs, and show every possible answer with its proof."""
-    output: Any = OptionalOutput(sys.stdout, "the demo goes on, and writes its page")
+    output: Any = OptionalOutput(sys.stdout, "the demo continues and writes its page")
     with contextlib.redirect_stdout(output):
         _show(run_dir, updates, device)
 
@@ -73,8 +73,7 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
     from tsallis.toolkit.training.distributed import World, device_kind
 
     if run_dir.name in ("", ".."):
-        expected = "a folder with a name, such as runs/demo, beside which runs/demo-softmax is made"
-        raise InputError(f"--run-dir {run_dir}: expected {expected}")
+        raise InputError(f"--run-dir must be a folder with a name, such as runs/demo, got {run_dir}")
     softmax_dir = run_dir.with_name(f"{run_dir.name}-softmax")
     check_folder(run_dir)
     check_folder(softmax_dir)

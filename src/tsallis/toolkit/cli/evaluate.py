@@ -53,12 +53,14 @@ def evaluate(
         list[Path] | None,
         typer.Argument(
             metavar="[RUN2] [FILE]",
-            help="Another run to compare with, and an input file (-: standard input; without FILE: a data split).",
+            help="Run to compare with, and input file (-: standard input; without FILE, a data split is read).",
         ),
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="Split to use without FILE: train, dev or test (default: test, or dev if there is no test)."),
+        typer.Option(
+            help="Split to evaluate without FILE: train, dev or test (default: test if there is one, else dev)."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write outputs and references to this file, one JSON object per line.")
@@ -69,7 +71,9 @@ def evaluate(
     ] = None,
     length: Annotated[
         int | None,
-        typer.Option(min=2, max=LENGTH, help="For language models: tokens read at once (default: the run's)."),
+        typer.Option(
+            min=2, max=LENGTH, help="Number of tokens that a language model reads at once (default: the run's)."
+        ),
     ] = None,
     others: With = None,
     language: SplitLanguage = None,
@@ -100,22 +104,22 @@ def evaluate(
 
     file, second = _split_inputs(inputs or [])
     if second is not None and (out or manifest):
-        raise InputError("--out and --manifest are for one run, two were given")
+        raise InputError(f"--out and --manifest support only one run, got {run} and {second}")
     if file and split is not None:
-        raise InputError(f"--split selects data of the run: it can't be used with {input_name(file)}")
+        raise InputError(f"use either --split or FILE, not both: got {split} and {input_name(file)}")
     if file and length is not None:
-        raise InputError(f"--length is for a split: each line of {input_name(file)} is one text")
+        raise InputError(f"--length applies only to a split, got {input_name(file)}: leave out --length")
     check_writable(out, manifest)
     if file is not None and manifest is not None:
         if is_stdin(file):
-            raise InputError("--manifest needs a file to compute its digest: expected a file, found standard input")
+            raise InputError("--manifest stores the digest of the input: expected a file, found standard input")
         check_file(file)  # reject pipes: they can be read only once, so they have no digest
     opened = open_run(run, checkpoint, device, others or ())
     loaded, task = opened.run, opened.task
     typed = [name for name in (*OF_SEARCH, "exact", "out") if _is_typed(context, name)]
     if not task.searched and typed:
         of_search = map(flag, typed)
-        raise InputError(f"{run}: a run of the task {task.name} is not searched and takes no {', '.join(of_search)}")
+        raise InputError(f"{run}: runs of the task {task.name} are not searched: leave out {', '.join(of_search)}")
     config = load_config(loaded.folder / CONFIG)
     if file is None and split is None:
         split = "dev" if config.data.train is not None and config.data.test is None else "test"
@@ -198,7 +202,7 @@ def _print_comparison(first: Evaluated, second: Evaluated, data: str | None, hea
     if other.name != task.name:
         raise InputError(f"{names[1]}: expected a run of the task {task.name}, found {other.name}")
     if first.lines.references != second.lines.references:
-        raise InputError(f"{names[1]}: expected the references that {names[0]} reads, found others")
+        raise InputError(f"{names[1]}: its references differ from those of {names[0]}: compare runs with the same data")
     compared = compare_outputs(task, first.texts, second.texts, first.lines.references)
     if data is None:
         print_fields(heading)
@@ -213,7 +217,7 @@ def _split_inputs(inputs: Sequence[Path]) -> tuple[Path | None, Path | None]:
     runs = [path for path in inputs if path.is_dir()]
     files = [path for path in inputs if not path.is_dir()]
     if len(runs) > 1 or len(files) > 1:
-        raise InputError(f"expected at most two runs and one file, found {', '.join(map(str, inputs))} after RUN")
+        raise InputError(f"expected at most one run and one file after RUN, found {', '.join(map(str, inputs))}")
     return (files[0] if files else None), (runs[0] if runs else None)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tsallis.errors import InputError
+from tsallis.errors import InputError, describe
 from tsallis.search.options import SearchOptions
 from tsallis.toolkit.cli.input import Block, input_name, line_blocks
 from tsallis.toolkit.cli.options import Device, FileArgument, Json, RunArgument, Which, search_options
@@ -20,7 +20,7 @@ from tsallis.toolkit.inference.continuations import MODES, OF_GENERATION, TOKENS
     *OF_GENERATION,
     modes=MODES,
     help={
-        "mode": "Draw random texts (sample, the default) or search for the most probable one (beam).",
+        "mode": "Draw random texts (sample, the default) or search for the most probable text (beam).",
         "max_length": f"Maximum number of symbols after the prompt (default: the run's, or {TOKENS}).",
     },
 )
@@ -28,7 +28,10 @@ def generate(
     run: RunArgument,
     options: SearchOptions,
     file: FileArgument = None,
-    prefix: Annotated[str | None, typer.Option(help="Prompt, instead of FILE; an empty one starts a new text.")] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(help="Prompt to use instead of FILE; with an empty prompt, the model starts a new text."),
+    ] = None,
     checkpoint: Which = "best",
     device: Device = "auto",
     as_json: Json = False,
@@ -43,7 +46,7 @@ def generate(
     covers all texts that end within --max-length. If the search finds no text, the row has an empty one.
     """
     if prefix is not None and file is not None:
-        raise InputError(f"--prefix replaces the input lines: it can't be used with {input_name(file)}")
+        raise InputError(f"use either --prefix or FILE, not both: got {describe(prefix)} and {input_name(file)}")
     opened = open_run(run, checkpoint, device)
     opened.check_generation(options)
     numbered = prefix is None and (options.num_samples or 1) > 1

@@ -162,7 +162,7 @@ def line_blocks(
         raise typer.Exit(BAD_LINES)
 
 
-LOST = "what was printed is right, and the rest is missing"  # if a process ends that answers lines
+LOST = "the printed lines are correct, the remaining lines are missing"  # if a process ends that answers lines
 
 
 def share_blocks(blocks: Iterator[Block], world: World, file: Path | None) -> Iterator[Block]:
@@ -177,7 +177,7 @@ def share_blocks(blocks: Iterator[Block], world: World, file: Path | None) -> It
         return
     with world.share_mistakes():
         if is_stdin(file):
-            raise InputError("standard input can't be read by several processes: name a file")
+            raise InputError("several processes can't read standard input: pass a file")
     failure: Exception | None = None
     while failure is None:
         group: list[Block] = []
@@ -278,7 +278,7 @@ class LineReader:
         return line
 
     def read(self, size: int = -1, /) -> bytes:
-        raise NotImplementedError("lines are read")
+        raise NotImplementedError("only readline is supported")
 
     def ready(self) -> bool:
         """Return whether `readline` would return at once, with a line or with the start of a line that is too long."""
@@ -310,7 +310,7 @@ def _open_lines(
             yield decode_lines(decompress(stream, file), str(file), expected, skip), str(file), lambda: True
         return
     if sys.stdin is None:
-        raise InputError("standard input is closed")
+        raise InputError("standard input is closed: pass a file")
     name = STDIN
     try:
         reader = LineReader(sys.stdin.buffer.fileno())

@@ -25,13 +25,18 @@ def look(
     run: RunArgument,
     options: SearchOptions,
     file: FileArgument = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File for the page (default: look.html).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write the page to this file (default: look.html).")
+    ] = None,
     weights: Annotated[
-        bool, typer.Option("--weights", help="Write no page; print the weights above zero, one JSON object per line.")
+        bool,
+        typer.Option("--weights", help="Print the weights above zero as one JSON object per line; write no page."),
     ] = False,
     heads: Annotated[
         str | None,
-        typer.Option(help="Heads that --weights prints: all, or names such as encoder.1.2,cross.3.1."),
+        typer.Option(
+            help="Heads that --weights prints: all, or names separated by commas, for example encoder.1.2,cross.3.1."
+        ),
     ] = None,
     language: Language = None,
     images: Images = None,
@@ -44,9 +49,9 @@ def look(
     used as outputs.
     """
     if weights and out is not None:
-        raise InputError("--out is for the page, --weights prints numbers: give one of the two")
+        raise InputError(f"use either --out or --weights, not both: --weights writes no page, got --out {out}")
     if heads is not None and not weights:
-        raise InputError("--heads is for --weights; the page shows every head")
+        raise InputError(f"--heads {heads} needs --weights: the page always shows every head")
     if not weights:
         out = out or Path("look.html")
         check_writable(out)

@@ -14,7 +14,7 @@ import typer
 from tsallis.errors import InputError
 from tsallis.search.options import MODES, OPTIONS, TYPES, Mode, SearchOptions
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 FileArgument = Annotated[
     Path | None, typer.Argument(metavar="[FILE]", help="Input file (default, or -: standard input).")
 ]
@@ -26,17 +26,19 @@ OnError = Annotated[
         "(default: stop for files, skip for standard input)."
     ),
 ]
-Language = Annotated[str | None, typer.Option(help="Language of the lines, if the run has several languages.")]
+Language = Annotated[str | None, typer.Option(help="Language of the lines if the run has several languages.")]
 Images = Annotated[Path | None, typer.Option(help="Images that the lines refer to (default: those of the test split).")]
 SplitLanguage = Annotated[
     str | None,
-    typer.Option("--language", help="Language of FILE, if the run has several; without FILE, use only this language."),
+    typer.Option(
+        "--language", help="Language of FILE if the run has several. Without FILE: use only lines of this language."
+    ),
 ]
 TextLanguage = Annotated[
     str | None,
     typer.Option(
         "--language",
-        help="Language of --text if the run has several languages. Without --text: use only lines of this language.",
+        help="Language of --text if the run has several. Without --text: use only lines of this language.",
     ),
 ]
 SplitImages = Annotated[
@@ -47,10 +49,10 @@ With = Annotated[
     typer.Option(
         "--with",
         metavar="RUN2",
-        help="Add this run to an ensemble, which averages the probabilities of runs; may be repeated.",
+        help="Average the probabilities with those of this run (an ensemble); may be repeated.",
     ),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto (a GPU if there is one).")]
+Device = Annotated[str, typer.Option(help="Device: cpu, cuda, or auto (a GPU if there is one).")]
 Which = Annotated[
     str, typer.Option("--checkpoint", help="Checkpoint to load: best, last, or average (made by `tsallis average`).")
 ]
@@ -138,5 +140,5 @@ def _mode(mode: Mode | None, short: list[Mode]) -> Mode | None:
     """
     flags = [*([f"--mode {mode}"] if mode else []), *map(flag, short)]
     if len(flags) > 1:
-        raise InputError(f"{' and '.join(flags)} both set the search mode: use one of them")
+        raise InputError(f"use only one of {', '.join(flags)}: each sets the search mode")
     return short[0] if short else mode

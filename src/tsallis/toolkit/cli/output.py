@@ -37,7 +37,7 @@ def check_writable(*paths: Path | None) -> None:
         target = Path(os.path.realpath(path))  # follow links
         check_folder(target.parent)
         if target in seen:
-            raise InputError(f"{path}: two outputs can't be one file")
+            raise InputError(f"{path}: two outputs would be written to this file: choose different files")
         seen.add(target)
 
 
@@ -47,7 +47,7 @@ def check_folder(folder: Path) -> None:
     if not nearest.is_dir():
         raise InputError(f"{nearest}: expected a folder, found a file")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(f"{nearest}: can't be written to")
+        raise InputError(f"{nearest}: can't write to this folder: choose another folder")
 
 
 def print_json(content: Any) -> None:

@@ -138,7 +138,7 @@ def summarize_all(
         summaries, comparisons = summarize_runs(inputs, options, advance)
     for summary, (run, _) in zip(summaries, runs, strict=True):
         if summary.corpus.unknown:
-            message = f"{summary.corpus.unknown} symbols are unknown to {run.folder} and stand as <unk>"
+            message = f"{summary.corpus.unknown} symbols are unknown to {run.folder} and shown as <unk>"
             print(f"tsallis: {summary.corpus.name}: {message}", file=sys.stderr)
     return summaries, comparisons
 
@@ -149,7 +149,7 @@ def _check_one_task(runs: Runs) -> None:
     for run, task in runs:
         if task.name != first_task.name:
             raise InputError(
-                f"{run.folder}: a run of {task.name} can't be compared with {first.folder}, a run of {first_task.name}"
+                f"{run.folder}: expected a run of the task {first_task.name}, like {first.folder}, found {task.name}"
             )
 
 
@@ -168,7 +168,9 @@ def describe_labels(
         else:
             lines, _ = _read_text(run, task, text, values, options.limit)
         if rows is not None and rows[-1] >= len(lines.corpus):
-            raise InputError(f"{run.folder}: reads {len(lines.corpus)} examples of {name}, {first.folder} reads more")
+            raise InputError(
+                f"{run.folder}: reads only {len(lines.corpus)} examples of {name}, fewer than {first.folder}"
+            )
         with _progress([run]) as advance:
             summary = summarize_densities(run, lines.corpus, name, lines.titles, options, rows, advance)
         rows = [example.index for example in summary.shown]

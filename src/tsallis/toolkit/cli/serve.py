@@ -28,10 +28,10 @@ DEV_EXAMPLES = 5
 
 def serve(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run folders; the page shows the first one by default.")
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders; the page first shows the first run.")
     ],
     host: Annotated[
-        str, typer.Option(help="Address to listen on (the default accepts only this machine; 0.0.0.0: every machine).")
+        str, typer.Option(help="Address to listen on (127.0.0.1: only this machine can connect; 0.0.0.0: any machine).")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on (0: any free port).")] = 8000,
     allow_host: Annotated[
@@ -41,19 +41,26 @@ def serve(
     examples: Annotated[
         Path | None,
         typer.Option(
-            help="File with example inputs, one per line (-: standard input; default: some of the development set)."
+            help="File with example inputs, one per line (-: standard input; default: lines of the development set)."
         ),
     ] = None,
     body: Annotated[int, typer.Option(min=100, max=1 << 30, help="Maximum size of a request, in bytes.")] = 1 << 16,
-    symbols: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum symbols per source.")] = 256,
-    batch: Annotated[int, typer.Option(min=1, max=MOST, help="Maximum sources per request, and per search.")] = 32,
+    symbols: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of symbols per source.")] = 256,
+    batch: Annotated[
+        int, typer.Option(min=1, max=MOST, help="Maximum number of sources per request and per search.")
+    ] = 32,
     outputs: Annotated[
         int,
-        typer.Option(min=1, max=MOST, help="Maximum number of outputs, maximum beam size and maximum number of draws."),
+        typer.Option(min=1, max=MOST, help="Maximum value of n_best, beam_size and num_samples in a request."),
     ] = 100,
-    time: Annotated[float, typer.Option(min=0.1, max=3600, help="Maximum work on a request, in seconds.")] = 10.0,
+    time: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="Maximum computing time per request, in seconds.")
+    ] = 10.0,
     patience: Annotated[
-        float, typer.Option(min=0.1, max=3600, help="Maximum time that a request waits before work starts, in seconds.")
+        float,
+        typer.Option(
+            min=0.1, max=3600, help="Maximum time that a request waits before its computation starts, in seconds."
+        ),
     ] = 30.0,
     checkpoint: Which = "best",
     device: Device = "auto",
@@ -106,7 +113,7 @@ def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, exa
         served.append(one)
     if lines and not any(one.examples for one in served):
         raise InputError(
-            f"{input_name(examples)}: no run can read any of the lines, expected {served[0].task.formats[0]}"
+            f"{input_name(examples)}: no run can read any of its lines: expected lines {served[0].task.formats[0]}"
         )
     return served
 
@@ -143,5 +150,5 @@ def _names(folders: list[Path]) -> list[str]:
     paths = [folder.resolve() for folder in folders]
     for path, folder in zip(paths, folders, strict=True):
         if paths.count(path) > 1:
-            raise InputError(f"{folder}: the same run twice")
+            raise InputError(f"{folder}: this run was given twice: pass each run once")
     return distinct_names(paths)

@@ -27,16 +27,25 @@ def train(
         Path,
         typer.Argument(
             metavar="CONFIG",
-            help="Configuration file (YAML), see recipes/, or a file with columns: source<TAB>target[<TAB>features].",
+            help="Configuration file (YAML, examples in recipes/), or data file with lines source<TAB>target or "
+            "source<TAB>target<TAB>features.",
         ),
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace those of CONFIG.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Settings that replace those of CONFIG, for example training.epochs=5."
+        ),
     ] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Folder for the run (default: run_dir of CONFIG).")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Write the run to this folder (default: run_dir of CONFIG).")
+    ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Check configuration and data, print sizes and settings, and train nothing."),
+        typer.Option(
+            "--dry-run",
+            help="Check the configuration and the data, print sizes and settings, and stop before the training.",
+        ),
     ] = False,
     device: Device = "auto",
 ) -> None:
@@ -149,7 +158,9 @@ def run_training(loaded: Config, folder: Path, world: World, preview: bool = Fal
         del start  # free the run that provided the parameters
         trainer.run()
         if trainer.stopped:
-            display.print_lines([f"Ended by SIGTERM after update {trainer.position.step}: the same command goes on"])
+            display.print_lines(
+                [f"Stopped by SIGTERM after update {trainer.position.step}: run the same command again to resume"]
+            )
             raise typer.Exit(STATUS)
         if before is not None and before.finished and checkpoints.index() == before:
             display.print_lines([_describe_finished(checkpoints)])
@@ -170,7 +181,9 @@ def _prepare_locked(
     if world.main and lock is None:  # the folder of a new run is created after all checks
         lock = stack.enter_context(locked(folder))
     if world.main and (folder / CONFIG).exists() != begun:
-        raise InputError(f"{folder}: another process started a run here meanwhile; the same command goes on")
+        raise InputError(
+            f"{folder}: another process has started a run in this folder; run the same command again to resume it"
+        )
     return start, lock
 
 
@@ -187,7 +200,7 @@ def _describe_finished(checkpoints: Checkpoints) -> str:
     )
     return (
         f"The run is finished: {last['epoch']} epochs, {last['step']} updates{number} after {best['step']}; "
-        "more training.epochs, updates or patience make it go on"
+        "increase training.epochs, training.updates or training.patience to continue it"
     )
 
 
@@ -207,7 +220,8 @@ def _describe_data(run: PreparedRun) -> Iterator[str]:
     counts, symbols = data.train.counts, data.vocabularies
     yield f"{len(data.train)} examples to train on, {len(data.dev.corpus)} to validate on"
     if counts is not None and counts.rows < counts.read:
-        yield f"left out of {counts.read}: {counts.long} longer than data.max_length, {counts.empty} with an empty side"
+        left_out = f"{counts.long} longer than data.max_length, {counts.empty} with an empty source or target"
+        yield f"left out of {counts.read}: {left_out}"
     yield f"{len(symbols.src)} source symbols, {len(symbols.tgt)} target symbols"
     yield from run.task.preview(data)
 
@@ -220,5 +234,5 @@ def _describe_plan(start: TrainingStart, folder: Path, world: World) -> Iterator
     most = min(settings.epochs * updates, settings.updates or settings.epochs * updates)
     yield f"{updates} updates in the first epoch, about {most} in all"
     yield from start.parameters.lines
-    yield f"{folder}: {'holds this run, which goes on' if start.resumed else 'a new run'}"
+    yield f"{folder}: {'the run in this folder is resumed' if start.resumed else 'a new run'}"
     yield from run.changes.lines if run.changes else ()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tsallis.errors import InputError
+from tsallis.errors import InputError, describe
 from tsallis.search.options import OPTIONS, SearchOptions
 from tsallis.toolkit.cli.input import LOST, Block, input_name, line_blocks, share_blocks
 from tsallis.toolkit.cli.options import (
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 
 
 PrefixColumn = Annotated[
-    bool, typer.Option("--prefix-column", help="The last column of each line is the text that its output starts with.")
+    bool, typer.Option("--prefix-column", help="Read the last column of each line as the start of its output.")
 ]
 Tokens = Annotated[bool, typer.Option("--tokens", help="With --json: also print each symbol and its log-probability.")]
 Alignment = Annotated[
     Literal["largest", "support"] | None,
     typer.Option(
-        help="Print alignments: per symbol, the position with the largest weight, or all above zero (support)."
+        help="Print an alignment: for each output symbol, the source position with the largest weight (largest), or "
+        "all positions with a weight above zero (support)."
     ),
 ]
 
@@ -75,9 +76,9 @@ def translate(
     On several processes: torchrun --nproc-per-node N -m tsallis translate RUN FILE
     """
     if tokens and not as_json:
-        raise InputError("--tokens is for --json")
+        raise InputError("--tokens needs --json")
     if options.prefix is not None and prefix_column:
-        raise InputError("--prefix and --prefix-column both set the start of outputs: use one of them")
+        raise InputError(f"use either --prefix or --prefix-column, not both: got --prefix {describe(options.prefix)}")
     from tsallis.toolkit.training.distributed import init_distributed
 
     with init_distributed(device, LOST) as world:

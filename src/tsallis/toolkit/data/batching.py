@@ -41,11 +41,11 @@ def make_batch(src: Rows, tgt: Rows, index: Sequence[int], empty_sources: bool =
     """
     rows = [int(i) for i in index]
     if not rows:
-        raise ValueError("a batch needs at least one row")
+        raise ValueError("index must contain at least one row, got none")
     sources, src_lengths = _flat(src, rows)
     targets, tgt_lengths = _flat(tgt, rows)
     if not empty_sources and not src_lengths.all():
-        raise ValueError(f"row {rows[int(src_lengths.argmin())]} has an empty source")
+        raise ValueError(f"sources must not be empty, got an empty one in row {rows[int(src_lengths.argmin())]}")
     tgt_in = _pad(targets, tgt_lengths, PAD, start=BOS)
     tgt_out = _pad(targets, tgt_lengths, IGNORE_INDEX, end=EOS)
     return Batch(
@@ -121,7 +121,7 @@ class Updates:
 
     def __getitem__(self, index: int) -> list[list[list[int]]]:
         if not 0 <= index < len(self):
-            raise IndexError(f"updates are numbered from 0 to {len(self) - 1}, got {index}")
+            raise IndexError(f"index must be an update from 0 to {len(self) - 1}, got {index}")
         width = self.accumulate * self.ranks
         window = range(len(self.batches))[index * width : (index + 1) * width]
         costs = self.batches.costs[window.start : window.stop]
@@ -180,9 +180,9 @@ class BatchPlan:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         counts = np.asarray(lengths)
         if counts.size == 0:
-            raise ValueError("there are no rows to make batches of")
+            raise ValueError("lengths must contain at least one row, got none")
         if counts.ndim > 2 or (counts.ndim == 2 and counts.shape[1] != 2):
-            raise ValueError(f"lengths must be [rows] or [rows, 2], got {list(counts.shape)}")
+            raise ValueError(f"lengths must have shape [rows] or [rows, 2], got {list(counts.shape)}")
         self.batch_size = batch_size
         self.max_tokens = max_tokens
         self.seed = seed
@@ -191,7 +191,7 @@ class BatchPlan:
         if sort_by not in ORDERS:
             raise ValueError(f"sort_by must be one of {', '.join(ORDERS)}, got {sort_by!r}")
         if sort_by == "target" and (max_tokens is not None or not pairs):
-            raise ValueError("sort_by: target is for pairs in batches of batch_size rows")
+            raise ValueError("sort_by 'target' needs lengths of shape [rows, 2], and batch_size without max_tokens")
         # `widths`: length of each row, counted on the longer side; `totals`: second sort key for equal widths.
         self.widths: Ints = (np.maximum(counts[:, 0], counts[:, 1] + 1) if pairs else counts).astype(np.int64)
         self.totals: Ints = (counts.sum(1, dtype=np.int64) if pairs else counts).astype(np.int64)
@@ -199,7 +199,9 @@ class BatchPlan:
         self.keys: tuple[Ints, ...] = (self.totals,) if sort_by == "total" else (counts[:, 0], counts[:, 1])
         longest = int(self.widths.argmax())
         if max_tokens is not None and self.widths[longest] > max_tokens:
-            raise InputError(f"row {longest} has {self.widths[longest]} symbols, more than max_tokens: {max_tokens}")
+            raise InputError(
+                f"rows must have at most max_tokens {max_tokens} symbols, found {self.widths[longest]} in row {longest}"
+            )
 
     def __len__(self) -> int:
         """Return the number of batches per epoch.
@@ -208,7 +210,7 @@ class BatchPlan:
             TypeError: If the plan has `max_tokens`: epochs then have different numbers of batches.
         """
         if self.max_tokens is not None:
-            raise TypeError("with max_tokens each epoch has a number of batches of its own: len(plan.epoch(number))")
+            raise TypeError("with max_tokens the number of batches depends on the epoch: use len(plan.epoch(number))")
         return -(-len(self.widths) // self.batch_size)
 
     def epoch(self, number: int) -> Batches:

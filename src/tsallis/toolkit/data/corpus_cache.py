@@ -95,9 +95,9 @@ def encode_pairs(
             rows_count += len(selection)
             empty += int((~filled).sum())
         if not rows_count:
-            long = f", {pairs_read - empty} more than {max_length} subwords on one (max_length)"
-            reason = f"{empty} have an empty side{long if empty < pairs_read else ''}"
-            raise InputError(f"{name}: no pair is left of {pairs_read}: {reason}")
+            long = f", {pairs_read - empty} have a text of more than {max_length} subwords (max_length)"
+            reason = f"{empty} have an empty source or target{long if empty < pairs_read else ''}"
+            raise InputError(f"{name}: none of the {pairs_read} pairs can be used: {reason}")
         for writer in (*writers, *text_writers):
             writer.finish()
     counts = Counts(pairs_read, rows_count, empty, pairs_read - rows_count - empty)
@@ -116,7 +116,7 @@ def open_corpus(folder: Path | str) -> Corpus:
     try:
         counts = Counts(**content["counts"])
     except (KeyError, TypeError) as error:
-        raise InputError(f"{folder / CORPUS}: not the description of a corpus") from error
+        raise InputError(f"{folder / CORPUS}: not a description of a corpus") from error
     src, tgt = RaggedRows.open(folder / "src"), RaggedRows.open(folder / "tgt")
     if not len(src) == len(tgt) == counts.rows:
         raise InputError(f"{folder}: expected {counts.rows} pairs, found {len(src)} sources and {len(tgt)} targets")

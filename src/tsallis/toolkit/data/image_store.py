@@ -54,7 +54,9 @@ class ImageStore:
         if key not in self._numbers:
             shape = self._images[0][0].shape if self._images else pictures.shape
             if pictures.shape != shape:
-                raise InputError(f"image {describe(name)} is {_size(pictures.shape)}, the others are {_size(shape)}")
+                raise InputError(
+                    f"image {describe(name)} must have the others' size {_size(shape)}, got {_size(pictures.shape)}"
+                )
             self._numbers[key] = len(self._images)
             self._images.append((pictures, name))
         return self._numbers[key]

@@ -48,7 +48,7 @@ def open_pictures(path: Path | str, size: tuple[int, int] | None = None) -> Pict
     """
     path = Path(path)
     if size is not None and math.prod(size) > MOST_PIXELS:
-        raise InputError(f"{path}: images are brought to at most {MOST_PIXELS} pixels, found {describe(size)}")
+        raise InputError(f"{path}: size must have at most {MOST_PIXELS} pixels, got {describe(size)}")
     if os.path.isdir(path):
         return Photos(_in_folder(path), str(path), size)
     if path.name.endswith(".tar"):
@@ -78,7 +78,7 @@ class ArrayPictures:
 
     def __init__(self, array: NDArray[Any], source: str = "images", size: tuple[int, int] | None = None) -> None:
         if array.ndim != 4 or not array.size:
-            raise InputError(f"{source}: expected [images, height, width, channels], found {list(array.shape)}")
+            raise InputError(f"{source}: expected shape [images, height, width, channels], found {list(array.shape)}")
         pictures = array.dtype == np.uint8
         if not pictures and array.dtype.kind != "f":
             raise InputError(f"{source}: expected uint8 or floating point, found {array.dtype}")
@@ -86,7 +86,9 @@ class ArrayPictures:
             raise InputError(f"{source}: expected pictures with 3 channels, found {array.shape[-1]}")
         height, width, channels = array.shape[1:]
         if size is not None and tuple(size) != (height, width):
-            raise InputError(f"{source}: images of {height} x {width} stay so, {size[0]} x {size[1]} was asked for")
+            raise InputError(
+                f"{source}: arrays are not resized: size must be {height} x {width}, got {size[0]} x {size[1]}"
+            )
         self.array = array
         self.source = source
         self.shape = (height, width, channels)  # for features, `channels` is the size of a feature vector
@@ -109,7 +111,7 @@ class ArrayPictures:
             row = self._row(name)
             if row is None:
                 last = len(self) - 1
-                raise InputError(f"{self.source}: images are numbered from 0 to {last}, there is no {describe(name)}")
+                raise InputError(f"{self.source}: expected an image from 0 to {last}, found {describe(name)}")
             rows.append(row)
         images = self.array[rows]  # a copy, even if the file is mapped into memory
         return torch.from_numpy(images if images.dtype == np.uint8 else images.astype(np.float32, copy=False))
@@ -129,7 +131,7 @@ class Photos:
 
     def __init__(self, files: dict[str, Load], source: str, size: tuple[int, int] | None = None) -> None:
         if not files:
-            raise InputError(f"{source}: no images in it, expected {', '.join(PHOTOS)}")
+            raise InputError(f"{source}: expected images ({', '.join(PHOTOS)}), found none")
         self.source, self.size = source, size
         self._files = files
         self._paths: dict[str, list[str]] = {}
@@ -153,15 +155,19 @@ class Photos:
     def _picture(self, name: str) -> NDArray[np.uint8]:
         paths = self._paths.get(name)
         if paths is None:
-            raise InputError(f"{self.source}: there is no image {describe(name)}")
+            raise InputError(f"{self.source}: image {describe(name)} does not exist")
         if len(paths) > 1:
-            raise InputError(f"{self.source}: image {describe(name)} may be any of {', '.join(sorted(paths)[:4])}")
+            raise InputError(
+                f"{self.source}: several images have the name {describe(name)}: {', '.join(sorted(paths)[:4])}"
+            )
         if paths[0] not in self._images:
             self._images[paths[0]] = self._read(paths[0])
         image = self._images[paths[0]]
         if image.shape != self.shape:
             found, expected = (f"{shape[0]} x {shape[1]}" for shape in (image.shape, self.shape))
-            raise InputError(f"{self.source}: {paths[0]} has {found} pixels, the first one {expected}; give a size")
+            raise InputError(
+                f"{self.source}: {paths[0]} has {found} pixels, but the first image {expected}; set a size"
+            )
         return image
 
     def _read(self, path: str) -> NDArray[np.uint8]:
@@ -244,5 +250,5 @@ def _check_header(stream: Any, size: int) -> None:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(header)
     if math.prod(shape) * dtype.itemsize > max(PLAUSIBLE, MOST_PACKED * size):
-        raise ValueError(f"{size} bytes hold no array {list(shape)} of {dtype}")
+        raise ValueError(f"{size} bytes are too few for an array {list(shape)} of {dtype}")
     stream.seek(0)

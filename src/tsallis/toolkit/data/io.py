@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
-from tsallis.errors import IgnoredInputWarning, InputError, memory_for
+from tsallis.errors import IgnoredInputWarning, InputError, describe, memory_for
 
 NO_LOCKS = (
     errno.ENOLCK,
@@ -303,7 +303,7 @@ def read_json(path: Path | str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a JSON file") from error
     if not isinstance(content, dict):
-        raise InputError(f"{path}: expected a JSON object")
+        raise InputError(f"{path}: expected a JSON object, found {describe(content)}")
     return content
 
 
@@ -444,7 +444,7 @@ def read_examples(
     for number, line in numbered(read_lines(path, expected), ignored):
         yield f"{path}:{number + 1}", line
     if number is None:
-        raise InputError(f"{path}: holds blank lines alone, expected lines of {expected}")
+        raise InputError(f"{path}: expected lines of {expected}, found only blank lines")
     ignored.warn(str(path))
 
 
@@ -488,5 +488,5 @@ class BoundedStream:
     def _count(self, content: bytes) -> bytes:
         self.size += len(content)
         if self.size > self.limit:
-            raise TooLarge(f"{self.path}: unpacks to more than {RATIO} times its size, as no text does")
+            raise TooLarge(f"{self.path}: unpacks to more than {RATIO} times its size, more than text can")
         return content

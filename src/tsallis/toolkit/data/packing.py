@@ -109,7 +109,7 @@ def pack(texts: Iterable[ArrayLike], length: int, symbols: int) -> PackedCorpus:
         while total - offsets[-1] > length:
             offsets.append(offsets[-1] + length)
     if not parts:
-        raise InputError("there is no text with symbols in it")
+        raise InputError("expected at least one text with symbols, found none")
     stream = np.concatenate([*parts, start.astype(kind)])
     rows = RaggedRows(stream[:-1], np.array([*offsets, total], np.int64))
     nothing = RaggedRows(stream[:0], np.zeros(len(rows) + 1, np.int64))

@@ -76,7 +76,7 @@ class RaggedRows(Sequence[Row]):
         match [manifest.get(key) for key in ("format", "dtype", "rows", "symbols", "digest")]:
             case [1, str(dtype), int(rows), int(symbols), str(digest)] if dtype in TYPES:
                 return cls(_map(folder / TOKENS, dtype, symbols), _map(folder / OFFSETS, "<i8", rows + 1), digest)
-        raise InputError(f"{folder / MANIFEST}: not the manifest of token files")
+        raise InputError(f"{folder / MANIFEST}: not a manifest of token files")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -84,7 +84,7 @@ class RaggedRows(Sequence[Row]):
     def __getitem__(self, index: int) -> Row:  # type: ignore[override]
         position = index + len(self) if index < 0 else index
         if not 0 <= position < len(self):
-            raise IndexError(f"rows are numbered from 0 to {len(self) - 1}, got {index}")
+            raise IndexError(f"index must be a row from 0 to {len(self) - 1}, got {index}")
         return self.tokens[self.offsets[position] : self.offsets[position + 1]]
 
     def __eq__(self, other: object) -> bool:
@@ -198,6 +198,6 @@ def _map(path: Path, dtype: str, count: int) -> NDArray[Any]:
         raise InputError(f"{path}: can't be read: {error.strerror}") from error
     expected = count * np.dtype(dtype).itemsize
     if size != expected:
-        raise InputError(f"{path}: truncated or changed: {size} bytes, expected {expected}")
+        raise InputError(f"{path}: truncated or changed: expected {expected} bytes, found {size}")
     # An empty file can't be mapped. A plain array over the map is sliced several times faster than the map itself.
     return np.asarray(np.memmap(path, dtype, "r", shape=(count,))) if count else np.empty(0, dtype)

@@ -41,7 +41,7 @@ def load_subwords(path: Path | str) -> Subwords:
     try:
         return Subwords(renumber(model), str(path))
     except (IndexError, KeyError, ValueError, TypeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not a sentencepiece model, or the file is cut short") from error
+        raise InputError(f"{path}: not a sentencepiece model, or a truncated one") from error
 
 
 def renumber(model: bytes) -> bytes:

@@ -57,8 +57,8 @@ class Subwords:
         if special != (PAD, BOS, EOS, UNK):
             raise InputError(
                 f"{source}: expected padding, start, end and unknown to be 0, 1, 2, 3, "
-                f"found {', '.join(map(str, special))} "
-                "(spm_train --pad_id=0 --bos_id=1 --eos_id=2 --unk_id=3)"
+                f"found {', '.join(map(str, special))}; train the model with "
+                "spm_train --pad_id=0 --bos_id=1 --eos_id=2 --unk_id=3"
             )
 
     @classmethod
@@ -178,7 +178,7 @@ class Subwords:
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha must be from 0 to 1, got {alpha}")
         if self.kind == "word":
-            raise ValueError("words are segmented in one way alone: only bpe and unigram models sample")
+            raise ValueError("a model of the kind 'word' can't sample segmentations: use a bpe or unigram model")
         normalized = self._processor.Normalize(list(texts))
         return [self._sampler.draw(text, alpha, seed) for text, seed in zip(normalized, seeds, strict=True)]
 
@@ -248,9 +248,11 @@ def _explain(message: str, size: int) -> str:
     if match := re.search(r"size too high .*<= (\d+)", message):
         return f"{size} subwords are too many for this text: at most {match[1]} can be learned from it"
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        return f"{size} subwords are too few for this text: its characters alone need {match[1]} (or less coverage)"
+        return (
+            f"{size} subwords are too few for this text: its characters need {match[1]}, or a lower character coverage"
+        )
     if "sentences_.empty()" in message or "all_chars_count" in message:
-        return "there is no text to learn subwords from (lines of more than 4192 bytes don't count)"
+        return "there is no text to learn subwords from (lines of more than 4192 bytes are ignored)"
     return f"sentencepiece could not learn subwords: {' '.join(message.split())}"
 
 
@@ -263,11 +265,11 @@ def _kind(model: bytes, label: str) -> str:
         kind = dict(message_fields(fields[2])).get(3, KINDS["unigram"])
         whole = {1, 2, 3} <= fields.keys()
     except (IndexError, KeyError, ValueError, TypeError) as error:
-        raise InputError(f"{label}: not a sentencepiece model, or the file is cut short") from error
+        raise InputError(f"{label}: not a sentencepiece model, or a truncated one") from error
     names = [name for name, number in KINDS.items() if number == kind]
     if not whole or not names:
         expected = f"a sentencepiece model of the kind {', '.join(KINDS)}"
-        raise InputError(f"{label}: expected {expected}; the file has another or is cut short")
+        raise InputError(f"{label}: expected {expected}, found another kind or a truncated file")
     return names[0]
 
 

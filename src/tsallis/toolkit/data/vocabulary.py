@@ -60,11 +60,13 @@ class Vocabulary:
         self.separator = separator
         self.joiner = "" if separator == GRAPHEMES else separator
         if self.joiner and (wrong := next((s for s in self.symbols if not s or separator in s), None)) is not None:
-            raise InputError(f"vocabulary: symbols are separated by {describe(separator)}, found {describe(wrong)}")
+            raise InputError(
+                f"vocabulary: symbols must not be empty or contain {describe(separator)}, found {describe(wrong)}"
+            )
         self._number = {symbol: i + len(SPECIALS) for i, symbol in enumerate(self.symbols)}
         if len(self._number) != len(self.symbols):
             twice = next(s for s, n in Counter(self.symbols).items() if n > 1)
-            raise InputError(f"vocabulary: symbol {describe(twice)} stands in it more than once")
+            raise InputError(f"vocabulary: symbol {describe(twice)} occurs more than once")
 
     @classmethod
     def build(cls, sequences: Iterable[str | Iterable[str]], min_count: int = 1, separator: str = "") -> Vocabulary:
@@ -128,7 +130,7 @@ class Vocabulary:
     def name(self, number: int) -> str:
         """Return the spelling of a symbol, also of a special one."""
         if not 0 <= number < len(self):
-            raise IndexError(f"symbols are numbered from 0 to {len(self) - 1}, got {number}")
+            raise IndexError(f"a symbol must be from 0 to {len(self) - 1}, got {number}")
         return SPECIALS[number] if number < len(SPECIALS) else self.symbols[number - len(SPECIALS)]
 
     def fingerprint(self) -> str:
@@ -159,7 +161,7 @@ class Vocabulary:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InputError(f"{source}: not a vocabulary file (JSON with format, fingerprint and symbols)") from error
         if not is_whole:
-            raise InputError(f"{source}: symbols and fingerprint don't belong together: the file was changed or cut")
+            raise InputError(f"{source}: the symbols do not match the fingerprint; restore the file")
         return vocabulary
 
     def save(self, path: Path | str) -> None:

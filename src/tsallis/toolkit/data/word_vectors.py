@@ -66,10 +66,10 @@ def read_word_vectors(
         rows = _read_text(path, symbols)
     if not rows:
         some = ", ".join(map(describe, list(symbols)[:3]))
-        raise InputError(f"{path}: holds none of the {len(symbols)} symbols, such as {some}")
+        raise InputError(f"{path}: contains none of the {len(symbols)} symbols, such as {some}")
     for symbol, number in symbols.items():
         if number in rows and not rows[number].isfinite().all():
-            raise InputError(f"{path}: {describe(symbol)}: a number is not finite")
+            raise InputError(f"{path}: the vector of {describe(symbol)} must be finite")
     numbers = tuple(sorted(rows))
     return WordVectors(numbers, torch.stack([rows[number] for number in numbers]))
 
@@ -84,7 +84,8 @@ def _read_text(path: Path | str, symbols: Mapping[str, int]) -> dict[int, Tensor
         size = size or line.count(" ")
         word, *values = line.rsplit(" ", size)
         if not size or len(values) < size or not word:
-            raise InputError(f"{path}:{number + 1}: expected {LINE_FORMAT}, {size} of them, found {shorten(line)}")
+            expected = f"a word and {size} numbers, separated by spaces" if size else LINE_FORMAT
+            raise InputError(f"{path}:{number + 1}: expected {expected}, found {shorten(line)}")
         if word in symbols:
             try:
                 rows.setdefault(symbols[word], torch.tensor([float(value) for value in values]))
@@ -101,11 +102,13 @@ def _read_matrix(
     if words is None:
         index = {number: number for number in symbols.values()}
         if len(matrix) != max(index) + 1:
-            raise InputError(f"{path}: {len(matrix)} rows for {max(index) + 1} symbols; name the words' file (words)")
+            raise InputError(
+                f"{path}: expected {max(index) + 1} rows, one per symbol, found {len(matrix)}; set words to a word list"
+            )
     else:
         spellings = list(read_lines(words))
         if len(spellings) != len(matrix):
-            raise InputError(f"{words}: {len(spellings)} words, and {path} has {len(matrix)} rows")
+            raise InputError(f"{words}: expected {len(matrix)} words, one per row of {path}, found {len(spellings)}")
         index = {}
         for row, spelling in enumerate(spellings):
             if spelling in symbols:
@@ -123,7 +126,7 @@ def _open_matrix(path: Path, tensor: str | None) -> Tensor:
             names = [name for name, shape in shapes.items() if len(shape) == 2]
             if len(names) != 1 if tensor is None else tensor not in names:
                 wanted = "one matrix" if tensor is None else f"a matrix {describe(tensor)}"
-                raise InputError(f"{path}: expected {wanted}, found {', '.join(names[:5])}; name one of them (tensor)")
+                raise InputError(f"{path}: expected {wanted}, found {', '.join(names[:5])}; set tensor to one of them")
             matrix: Any = content.get_tensor(tensor or names[0])
     except SafetensorError as error:
         raise InputError(f"{path}: not a safetensors file: {' '.join(str(error).split())}") from error

@@ -24,7 +24,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in seen:
-                    problem = f"{truncate(key.value, LONGEST_KEY)} stands twice; leave one of them"
+                    problem = f"duplicate key {truncate(key.value, LONGEST_KEY)}; keep one of them"
                     raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
                 seen.add((key.tag, key.value))
         return node

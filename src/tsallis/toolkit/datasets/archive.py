@@ -67,7 +67,7 @@ def fetch_text(file: SourceFile, path: Path, packed: Path, report: Report | None
                 if not archive.has_digest:  # a wrong archive would fail every time
                     (packed / archive.name).unlink(missing_ok=True)
                     record_of(packed / archive.name).unlink(missing_ok=True)
-            raise InputError(f"{error}; it was deleted") from error
+            raise InputError(f"{error}; the download was deleted") from error
         take_name(file, beside, path)
     except OSError as error:
         raise InputError(f"{path}: can't be written: {error}") from error
@@ -89,7 +89,7 @@ def _fetch_parts(file: SourceFile, packed: Path, report: Report | None) -> None:
             if file.holds == "files" and not _is_png(path):
                 path.unlink()
                 record_of(path).unlink(missing_ok=True)
-                raise InputError(f"{source.urls[0]}: is not a PNG file; it was deleted")
+                raise InputError(f"{source.urls[0]}: expected a PNG file; the download was deleted")
 
 
 def _is_png(path: Path) -> bool:
@@ -132,7 +132,7 @@ def _write_images(part: Part, path: Path, archive: Path) -> None:
 
     images = {key: decode_picture(content, name[0]) for key, name, content in _members(part, archive)}
     if sorted(images) != [(number,) for number in range(len(images))]:
-        raise ValueError(f"expected images numbered from 0 to {len(images) - 1}")
+        raise ValueError(f"expected images numbered from 0 to {len(images) - 1}, found other numbers")
     with path.open("wb") as stream:
         np.save(stream, np.stack([images[key] for key in sorted(images)]))
 
@@ -203,7 +203,11 @@ def _members(part: Part, path: Path) -> Iterator[tuple[tuple[int | str, ...], re
                 continue
             key = tuple(int(group) if group.isdecimal() else group for group in name.groups())
             if key in keys or member.size > LONGEST:
-                problem = "is there twice" if key in keys else f"expected at most {LONGEST} bytes, found {member.size}"
+                problem = (
+                    "occurs twice in the archive"
+                    if key in keys
+                    else f"expected at most {LONGEST} bytes, found {member.size}"
+                )
                 raise ValueError(f"{member.name}: {problem}")
             keys.add(key)
             yield key, name, content.read()
@@ -224,7 +228,7 @@ def _open_part(part: Part, path: Path) -> Iterator[Stream]:
                 if content is not None:
                     yield BoundedStream(content, packed, path)
                     return
-            raise ValueError("is not in the archive")
+            raise ValueError("missing from the archive")
     with path.open("rb") as packed:
         if part.packing in ("plain", "gz", "xz"):
             yield decompress(packed, path, part.packing)

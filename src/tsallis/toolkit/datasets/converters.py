@@ -22,7 +22,7 @@ def parse(pattern: str, line: str) -> re.Match[str]:
     """Match a whole line, or raise a ValueError that shows the line."""
     if match := re.fullmatch(pattern, line):
         return match
-    raise ValueError(f"unexpected line {line[:50]!r}")
+    raise ValueError(f"expected a line that matches {pattern}, found {line[:50]!r}")
 
 
 def segments(lines: Iterator[bytes], part: Part) -> Iterator[bytes]:
@@ -79,7 +79,7 @@ def questions(content: bytes) -> Iterator[bytes]:
     entries = json.loads(content)
     for entry in entries if isinstance(entries, list) else [entries]:
         if not (isinstance(entry, list) and len(entry) == 3 and all(isinstance(text, str) for text in entry[:2])):
-            raise ValueError(f"expected [question, answer, number of the image], found {describe(entry)}")
+            raise ValueError(f"expected [question, answer, image number], found {describe(entry)}")
         yield row(str(entry[2]), *entry[:2])
 
 

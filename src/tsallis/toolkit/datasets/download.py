@@ -78,7 +78,9 @@ def fetch(file: SourceFile, path: Path) -> Path:
             part = path.with_name(path.name + ".part")
             # A wrong partial file is detected only when it is complete. Then download once more from the start.
             if not (part.exists() and _complete(file, part, path)) and not _complete(file, part, path):
-                raise InputError(f"{path}: the download differs from {known(file, path)}; it was deleted")
+                raise InputError(
+                    f"{path}: the download differs from {known(file, path)} (wrong checksum); it was deleted"
+                )
             take_name(file, part, path)
     except OSError as error:
         raise InputError(f"{path}: can't be written: {error}") from error
@@ -92,10 +94,10 @@ def check(file: SourceFile, path: Path) -> None:
         InputError: If the digest or the number of lines differs.
     """
     if not same_digest(file, path, path):
-        raise InputError(f"{path}: is not {known(file, path)} (wrong checksum); remove it to fetch it again")
+        raise InputError(f"{path}: differs from {known(file, path)} (wrong checksum); delete it to download it again")
     if not file.has_digest and not record_of(path).exists():  # the user provided the file
         if file.lines is not None and (count := count_lines(path)) != file.lines:
-            raise InputError(f"{path}: expected {file.lines} lines, found {count}; remove it to fetch it again")
+            raise InputError(f"{path}: expected {file.lines} lines, found {count}; delete it to download it again")
         write_record(path, digest_file(path))
 
 
@@ -161,7 +163,7 @@ def _download(file: SourceFile, part: Path) -> None:
                 raise InputError(f"{url}: the server answered {error.code} {error.reason}") from error
         except (OSError, HTTPException) as error:
             kept = f"{_size(part)} of {file.size or 'an unknown number of'} bytes are kept"
-            raise InputError(f"{url}: {error}; {kept}, the same command goes on from there") from error
+            raise InputError(f"{url}: {error}; {kept}; run the same command again to resume the download") from error
     raise InputError(f"{' and '.join(file.urls)}: not found on the server")
 
 
@@ -171,7 +173,7 @@ def _stream(url: str, part: Path, size: int | None) -> None:
     with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
         sent = answer.headers.get("Content-Range", "")
         if answer.status == 206 and not sent.startswith(f"bytes {have}-"):
-            raise InputError(f"{url}: expected bytes from {have} on of the file, the server sent {sent!r}")
+            raise InputError(f"{url}: expected the bytes of the file from {have} on, found the range {sent!r}")
         position = have if answer.status == 206 else 0  # if a server ignores the range, it sends the whole file again
         length = answer.headers.get("Content-Length", "")
         end = position + int(length) if length.isdecimal() else size

@@ -161,7 +161,7 @@ def get(
         >>> get("multi30k", "data/multi30k", ["de", "en"])  # doctest: +SKIP
     """
     if name not in SOURCES:
-        raise InputError(f"unknown data set {name!r}, known: {', '.join(SOURCES)}")
+        raise InputError(f"unknown data set {name!r}, expected one of {', '.join(SOURCES)}")
     source, folder = SOURCES[name], Path(folder)
     names = source.languages()
     unknown = [language for language in languages or () if language not in names]
@@ -196,7 +196,9 @@ def check_sides(paths: Sequence[Path]) -> None:
         lines = count_lines(path)
         other, expected = counts.setdefault(path.stem, (path, lines))
         if lines != expected:
-            raise InputError(f"{path}: {lines} lines, but {other.name} has {expected}; remove both to fetch them again")
+            raise InputError(
+                f"{path}: {lines} lines, but {other.name} has {expected}; delete both to download them again"
+            )
 
 
 def _clear(packed: Path, archives: Sequence[SourceFile]) -> None:

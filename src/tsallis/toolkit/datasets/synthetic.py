@@ -146,12 +146,12 @@ class SyntheticStream:
 
     def __init__(self, name: str, least: int, most: int, seed: int = 0) -> None:
         if name not in SYNTHETIC_TASKS:
-            raise ValueError(f"the task must be one of {', '.join(SYNTHETIC_TASKS)}, got {name!r}")
+            raise ValueError(f"name must be one of {', '.join(SYNTHETIC_TASKS)}, got {name!r}")
         self.task = SYNTHETIC_TASKS[name]
         if least < self.task.shortest:
-            raise ValueError(f"examples of {name} have at least {self.task.shortest} tokens, got a length of {least}")
+            raise ValueError(f"least must be at least {self.task.shortest} for the task {name}, got {least}")
         if most < least:
-            raise ValueError(f"most must not be below least, got least {least} and most {most}")
+            raise ValueError(f"most must not be below least, {least}, got {most}")
         self.least, self.most, self.seed = least, most, seed
 
     def example(self, number: int) -> SyntheticExample:

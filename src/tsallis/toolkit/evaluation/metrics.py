@@ -115,7 +115,9 @@ def evaluate(
     """
     count = len(corpus)
     if not count or len(results) != count:
-        raise ValueError(f"there must be one result a sample, and a sample at least: got {len(results)} for {count}")
+        raise ValueError(
+            f"results must have one result per sample and not be empty, got {len(results)} for {count} samples"
+        )
     possible: dict[int, bool] = {}
     scores = TeacherForcedScores.of(teacher_forced_sums(model, corpus.batches(BATCH), possible=possible))
     output: Any = list if vocabulary is None else vocabulary.decode

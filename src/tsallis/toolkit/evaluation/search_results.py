@@ -60,7 +60,9 @@ def search_corpus(
     if options.mode == "sample":
         raise ValueError("mode must be beam, exact or all to search a corpus, got sample")
     if options.prefix or options.min_risk:
-        raise ValueError(f"{'prefix' if options.prefix else 'min_risk'} needs texts: a corpus has symbols alone")
+        raise ValueError(
+            f"{'prefix' if options.prefix else 'min_risk'} can't be used to search a corpus, which has no texts"
+        )
     by_row = search_batches(model, corpus.batches(batch_size), options, **data)
     return [by_row[i] for i in range(len(corpus))]
 

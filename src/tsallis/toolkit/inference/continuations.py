@@ -106,7 +106,7 @@ def check_generation(options: SearchOptions) -> None:
     if fault := choice_fault(options.mode, MODES):
         raise OptionError(lambda spell: f"{spell('mode')} {fault}")
     if others := [name for name in options.given if name not in OF_GENERATION]:
-        raise OptionError(lambda spell: f"{spell(others[0])} is not for texts of language models")
+        raise OptionError(lambda spell: f"{spell(others[0])} can't be used with a language model")
 
 
 def draw_texts(run: Run, batch: Batch, options: SearchOptions, lines: Sequence[int]) -> list[list[GeneratedText]]:

@@ -75,7 +75,7 @@ def open_run(
             "setting of model.copy": copies(run.model) == copies(member.model),
         }
         if differing := [name for name, equal in same.items() if not equal]:
-            raise InputError(f"{other}: can't join an ensemble with {folder}: another {differing[0]}")
+            raise InputError(f"{other}: can't be in an ensemble with {folder}, because their {differing[0]} differs")
         models.append(member.model.to(kind))
     return TextRun(replace(run, model=Ensemble(models)) if others else run, task)
 
@@ -131,7 +131,9 @@ class TextRun:
             InputError: If the command is not supported.
         """
         if (reason := self.task.refusals.get(command)) is not None:
-            raise InputError(f"{self.run.folder}: a run of the task {self.task.name}: {reason}")
+            raise InputError(
+                f"{self.run.folder}: the command {command} does not support runs of the task {self.task.name}: {reason}"
+            )
 
     def translate(
         self,
@@ -165,7 +167,7 @@ class TextRun:
         texts = _check_lines(lines, "lines")
         options = _check_options(options, SearchOptions())
         if options.prefix is not None and prefixes is not None:
-            raise InputError("prefix is the beginning of all outputs, prefixes are of each line: give one of them")
+            raise InputError(f"use either prefix or prefixes, not both: got prefix {describe(options.prefix)}")
         starts = _beginnings(prefixes, len(texts))
         self.check_translation(options, alignment)
         answers = []
@@ -515,9 +517,11 @@ def join_columns(task: Task, sources: Sequence[str], targets: Sequence[str]) -> 
     """
     plain, gold = (columns.split("<TAB>") for columns in task.formats)
     if len(sources) != len(targets):
-        raise InputError(f"there must be one target a source, got {len(targets)} for {len(sources)} sources")
+        raise InputError(
+            f"targets must have one target per source, got {len(targets)} targets for {len(sources)} sources"
+        )
     if len(gold) != len(plain) + 1:
-        raise InputError(f"a line of the task {task.name} is a {gold[-1]} as a whole: targets can't be given")
+        raise InputError(f"targets can't be used with the task {task.name}: each line is one {gold[-1]}")
     # Lines with outputs may rename source columns, too. The output is therefore the last column with a new name.
     column = max(number for number, name in enumerate(gold) if name not in plain)
     lines = []
@@ -536,7 +540,7 @@ def _check_lines(lines: Iterable[str], name: str) -> list[str]:
         InputError: If the argument is a single string, or an item is not a string or has several lines.
     """
     if isinstance(lines, str | bytes):
-        raise InputError(f"{name}: expected several texts, found one: put it into a list")
+        raise InputError(f"{name} must be a list of texts, got a single text: {describe(lines)}")
     texts = list(lines)
     for number, text in enumerate(texts, start=1):
         if not isinstance(text, str):
@@ -544,7 +548,7 @@ def _check_lines(lines: Iterable[str], name: str) -> list[str]:
         if "\n" in text:
             raise InputError(f"{name}:{number}: expected one line, found a line break")
         if any("\ud800" <= character <= "\udfff" for character in text):
-            raise InputError(f"{name}:{number}: expected text, found half a surrogate pair")
+            raise InputError(f"{name}:{number}: expected text, found a lone surrogate")
     return texts
 
 
@@ -558,5 +562,5 @@ def _beginnings(prefixes: Sequence[str] | None, count: int, name: str = "prefixe
         return [""] * count
     texts = _check_lines(prefixes, name)
     if len(texts) != count:
-        raise InputError(f"{name}: there must be one a line, got {len(texts)} for {count} lines")
+        raise InputError(f"{name} must have one text per line, got {len(texts)} texts for {count} lines")
     return texts

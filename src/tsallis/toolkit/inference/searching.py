@@ -27,7 +27,8 @@ def check_for_run(options: SearchOptions, run: Run) -> None:
     name = "mass" if "mass" in given else "temperature"
     if name in given and given[name] != 1 and not run.model.output.normalized:
         raise OptionError(
-            lambda spell: f"{spell(name)} is for outputs that sum to 1, those of an alpha-ReLU do not", where=run.folder
+            lambda spell: f"{spell(name)} needs probabilities that sum to 1; those of alpha-ReLU do not",
+            where=run.folder,
         )
 
 
@@ -144,9 +145,11 @@ def _spell_prefix(run: Run, task: Task, options: SearchOptions, text: str, origi
     symbols = task.spell(text, run) if text else []
     fault = ""
     if UNK in symbols:
-        fault = f"the beginning {shorten(text)} holds symbols that the run never gives"
+        fault = f"the text {shorten(text)} contains symbols that the run never outputs"
     elif options.max_length is not None and len(symbols) > options.max_length:
-        fault = f"the beginning {shorten(text)} has {len(symbols)} symbols, the largest length is {options.max_length}"
+        fault = (
+            f"the text {shorten(text)} must have at most max_length {options.max_length} symbols, got {len(symbols)}"
+        )
     if fault and origin is None:
         raise OptionError(lambda spell: f"{spell('prefix')}: {fault}")
     if fault:

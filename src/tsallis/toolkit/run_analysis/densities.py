@@ -126,7 +126,9 @@ def summarize_densities(
     if count == 0:
         raise InputError(f"{name}: there are no examples to analyse")
     if not is_label_run(run):
-        raise InputError(f"{run.folder}: has no densities over words or images: {run.task['task']}")
+        raise InputError(
+            f"{run.folder}: expected a run with densities over words or images, found the task {run.task['task']}"
+        )
     sums, answers = _read(run, corpus, count, advance)
     rows = _choose(sums.sizes, list(answers), count, options.sentences) if rows is None else rows
     model = read_record(run.folder / MODEL, ModelRecord)

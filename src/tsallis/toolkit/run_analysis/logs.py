@@ -89,7 +89,7 @@ def value_history(log: Path | str) -> ValueHistory:
     path, whole = _read(log)
     events = [event for event in whole if any(key.startswith(ON_DEV) for key in event)]
     if not events:
-        raise InputError(f"{path}: no validation in this log")
+        raise InputError(f"{path}: expected a log with at least one validation, found none")
     names = dict.fromkeys(key for event in events for key in event if key.startswith(ON_DEV) or key in VALUES)
     with _bad_values(path):
         steps = tuple(int(event["step"]) for event in events)
@@ -111,14 +111,14 @@ def _bad_values(path: Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: events must have a step and numbers: {error}") from error
+        raise InputError(f"{path}: each event must have a step and numbers: {error}") from error
 
 
 def _history(log: Path | str, name: str) -> HeadHistory:
     path, whole = _read(log)
     events = [event for event in whole if any(key.startswith(f"{name}_") for key in event)]
     if not events:
-        raise InputError(f"{path}: no values of {name} in this log: they are there if a Transformer was trained")
+        raise InputError(f"{path}: no values of {name} in this log: only the training of a Transformer writes them")
     kinds = [key for key in events[0] if key.startswith(f"{name}_")]
     with _bad_values(path):
         steps = tuple(0 if event["event"] == "start" else int(event["step"]) for event in events)

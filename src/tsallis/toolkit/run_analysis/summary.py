@@ -161,8 +161,8 @@ def summarize_runs(
         raise InputError(f"{first.name}: there are no sentences to analyse")
     for other in inputs[1:]:
         if len(other.corpus) != len(first.corpus):
-            counts = f"{len(other.corpus)} sentences of {first.name}, {first.run.folder} reads {len(first.corpus)}"
-            raise InputError(f"{other.run.folder}: reads {counts}")
+            counts = f"expected {len(first.corpus)} sentences of {first.name}, as in {first.run.folder}"
+            raise InputError(f"{other.run.folder}: {counts}, found {len(other.corpus)}")
     passes = [
         CorpusPass(one.run, one.corpus, count, options.examples, one.counts.pieces if one.counts else None)
         for one in inputs
@@ -457,9 +457,11 @@ def empty_rate(model: Any, corpus: Corpus, results: Sequence[Result], vocabulary
         0.0
     """
     if len(corpus) == 0:
-        raise InputError("there are no sentences to compare outputs of: the corpus is empty")
+        raise InputError("the corpus is empty: there are no outputs to compare")
     if len(results) != len(corpus):
-        raise ValueError(f"there must be one result a sentence: got {len(results)} for {len(corpus)} sentences")
+        raise ValueError(
+            f"results must have one result per sentence, got {len(results)} results for {len(corpus)} sentences"
+        )
     outputs = []
     empties = empty_log_probs(model, corpus, vocabulary=vocabulary).tolist()
     for index, (empty, result) in enumerate(zip(empties, results, strict=True)):

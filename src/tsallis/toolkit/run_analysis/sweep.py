@@ -58,13 +58,13 @@ def sweep(runs: Sequence[SweepRun]) -> Sweep:
         ('model.output_alpha', [(1.2, 30.5), (1.5, 33.0)])
     """
     if len(runs) < 2:
-        raise InputError("a sweep needs two runs or more")
+        raise InputError(f"a sweep needs at least two runs, got {len(runs)}")
     setting, values = _swept(runs)
     names = {run.name: _score_name(run) for run in runs}
     score = names[runs[0].name]
     for name, other in names.items():
         if other != score:
-            raise InputError(f"{name}: was validated by {other}, {runs[0].name} by {score}: not one sweep")
+            raise InputError(f"{name}: expected a run validated by {score}, like {runs[0].name}, found {other}")
     points = []
     for value in sorted(set(values)):
         points.append(_point(value, [run for run, own in zip(runs, values, strict=True) if own == value], score))
@@ -85,11 +85,11 @@ def _swept(runs: Sequence[SweepRun]) -> tuple[str, list[float]]:
     if sorted(differ) == sorted(alphas) and all(column[alphas[0]] == column[alphas[1]] for column in columns):
         return BOTH, [column[alphas[0]] for column in columns]
     if len(differ) != 1:
-        found = ", ".join(differ) or "no setting but their seeds"
-        raise InputError(f"a sweep needs runs that differ in one setting, these differ in {found}")
+        found = f"differences in {', '.join(differ)}" if differ else "no difference but their seeds"
+        raise InputError(f"a sweep needs runs that differ in exactly one setting, found {found}")
     values: list[Any] = [column.get(differ[0]) for column in columns]
     if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
-        raise InputError(f"a sweep needs runs that differ in a number, these differ in {differ[0]}: {values}")
+        raise InputError(f"a sweep needs runs that differ in a number, found differences in {differ[0]}: {values}")
     return differ[0], list(map(float, values))
 
 

@@ -188,7 +188,7 @@ class ServedRun:
             lines = [line for _, line in rows]
             if not task.searched and prefixes is None:  # texts of language models may be cut off
                 if options.min_risk:
-                    raise Refusal(400, "min_risk is not for texts of language models")
+                    raise Refusal(400, "min_risk can't be used with a language model")
                 texts = draw_texts(run, batch, bounded, lines)
                 return [{**describe(row, ()), "draws": [*map(self._text, part)]} for row, part in enumerate(texts)]
             return [describe(*row) for row in enumerate(draw(run, task, batch, options, lines, prefixes))]
@@ -249,21 +249,19 @@ class ServedRun:
             for token in request.tokens:
                 if not EOS < token < len(self.run.tgt_vocab):
                     last = len(self.run.tgt_vocab) - 1
-                    raise Refusal(
-                        400, f"tokens: symbols are numbered from {EOS + 1} to {last}, found {describe(token)}"
-                    )
+                    raise Refusal(400, f"tokens must be from {EOS + 1} to {last}, got {describe(token)}")
             return request.tokens
         if request.output is not None:
             tokens = self.task.spell(request.output, self.run) if request.output else []
             if len(tokens) > self.limits.longest:
-                raise Refusal(400, f"output: at most {self.limits.longest} symbols, found {len(tokens)}")
+                raise Refusal(400, f"output must have at most {self.limits.longest} symbols, got {len(tokens)}")
             scored = self._score_text(tokens, request.output, source, model)
             # Show the most probable spelling of a text.
             return [*scored[1].segmentations[0].tokens] if scored and scored[1].segmentations else tokens
         options = SearchOptions(n_best=1).with_defaults(self.search)
         (result,) = search(replace(self.run, model=model), self.task, source, options)
         if result.best is None:
-            raise Refusal(400, "output: the search found none, send one")
+            raise Refusal(400, "output is missing, and the search found none: send an output")
         return [*result.best.tokens]
 
     def _score_text(
@@ -328,7 +326,7 @@ class ServedRun:
         """Return the non-zero attention weights of heads: for each query, a list of keys and weights."""
         (request,) = requests
         if self._reader is None:
-            raise Refusal(400, f"{self.name}: heads are of models with discrete attention, this run has none")
+            raise Refusal(400, f"{self.name}: only runs with discrete attention have heads")
         layers = self._reader.layers
         heads = [(layers[-1], head) for head in range(layers[-1].heads)]
         if request.heads is not None:

@@ -100,7 +100,7 @@ class _Api:
     def _run(self, name: str | None) -> ServedRun:
         run = next(iter(self.runs.values())) if name is None else self.runs.get(name)
         if run is None:
-            raise Refusal(404, f"run: there is no {name[:60]!r}, known: {', '.join(self.runs)}")  # type: ignore[index]
+            raise Refusal(404, f"run must be one of {', '.join(self.runs)}, got {name[:60]!r}")  # type: ignore[index]
         return run
 
     async def _body(self, request: Request) -> bytes:
@@ -110,18 +110,18 @@ class _Api:
             Refusal: If the content type is not JSON, or the body is too large or takes too long.
         """
         if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-            raise Refusal(415, "expected the content-type application/json")
+            raise Refusal(415, "the content type must be application/json")
         try:
             return await asyncio.wait_for(self._read(request), self.limits.patience)
         except asyncio.TimeoutError:
-            raise Refusal(408, f"the request did not come within {self.limits.patience:g} seconds") from None
+            raise Refusal(408, f"the request was not complete within {self.limits.patience:g} seconds") from None
 
     async def _read(self, request: Request) -> bytes:
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
             if len(body) > self.limits.body:
-                raise Refusal(413, f"a request has at most {self.limits.body} bytes")
+                raise Refusal(413, f"the request must have at most {self.limits.body} bytes, got more")
         return bytes(body)
 
 
@@ -183,14 +183,14 @@ async def _gone(_: Request, __: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Any) -> Response:
-    messages = {404: "there is nothing at this address", 405: f"{request.method} is no method of this address"}
+    messages = {404: "this address does not exist", 405: f"this address does not support {request.method}"}
     response = _error(error.status_code, messages.get(error.status_code, error.detail))
     response.headers.update(error.headers or {})
     return response
 
 
 async def _server_error(_: Request, __: Exception) -> Response:
-    return _error(500, "the server has made a mistake; its log says more")
+    return _error(500, "internal server error; see the log of the server")
 
 
 class _KnownHosts:
@@ -212,9 +212,9 @@ class _KnownHosts:
     def _fault(self, request: Request) -> str | None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if not self._is_known(host):
-            return "this host name is not allowed: use an address, or start the server with --allow-host NAME"
+            return "this host name is not allowed: use an IP address, or start the server with --allow-host NAME"
         if origin is not None and origin.lower().partition("://")[2] != host.lower():
-            return "the request comes from a page of another site"
+            return "requests from pages of other sites are not allowed"
         return None
 
     def _is_known(self, host: str) -> bool:

@@ -58,12 +58,12 @@ class SearchRequest(Request):
         return SearchOptions(**{**values, "prefix": values["prefix"] or None})
 
     def check(self, limits: Limits) -> None:
-        check_most("sources", len(self.sources), limits.sources)
+        check_most("the number of sources", len(self.sources), limits.sources)
         for text in self.sources:
             check_line(text, "a source", limits)
         options = self.options
         if self.tree and options.mode == "sample":
-            raise Refusal(400, "tree is for searches, not for mode sample")
+            raise Refusal(400, "tree can't be used with mode sample")
         most = dict.fromkeys(("n_best", "beam_size", "num_samples"), limits.outputs)
         most |= {"min_length": limits.longest, "max_length": limits.longest, "budget": EXPANSIONS}
         for name, largest in most.items():
@@ -88,7 +88,7 @@ class SuggestRequest(SourceRequest):
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
-        check_line(self.typed, "what is typed", limits)
+        check_line(self.typed, "the typed text", limits)
         check_most("n_best", self.n_best, limits.outputs)
 
 
@@ -104,10 +104,10 @@ class OutputRequest(SourceRequest):
     def check(self, limits: Limits) -> None:
         super().check(limits)
         if self.output is not None and self.tokens is not None:
-            raise Refusal(400, "output: is the same as tokens, both were sent: one of the two")
+            raise Refusal(400, "send either output or tokens, not both")
         if self.output is not None:
             check_line(self.output, "an output", limits)
-        check_most("tokens", len(self.tokens or ()), limits.longest)
+        check_most("the number of tokens", len(self.tokens or ()), limits.longest)
 
 
 class StepsRequest(OutputRequest):
@@ -147,7 +147,7 @@ def parse_request(body: bytes, schema: type[Schema], limits: Limits) -> Schema:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["type"] == "json_invalid":
-            raise Refusal(400, f"the request is no JSON: {first['ctx']['error']}") from None
+            raise Refusal(400, f"the request is not JSON: {first['ctx']['error']}") from None
         raise Refusal(400, explain(error)) from None
     request.check(limits)
     return request
@@ -160,11 +160,11 @@ def check_line(text: str, what: str, limits: Limits) -> None:
         Refusal: If the text is too long, or has a line break or null character.
     """
     if len(text) > limits.characters:
-        raise Refusal(400, f"{what} has at most {limits.characters} characters, found {len(text)}")
+        raise Refusal(400, f"{what} must have at most {limits.characters} characters, got {len(text)}")
     if "\n" in text or "\r" in text:
-        raise Refusal(400, f"{what} is one line, found a line break")
+        raise Refusal(400, f"{what} must be one line, got a line break")
     if "\0" in text:
-        raise Refusal(400, f"{what} is text, found a null character")
+        raise Refusal(400, f"{what} must not contain a null character")
 
 
 def check_most(name: str, value: int | None, most: int) -> None:
@@ -174,4 +174,4 @@ def check_most(name: str, value: int | None, most: int) -> None:
         Refusal: If the number is too large.
     """
     if value is not None and value > most:
-        raise Refusal(400, f"{name}: at most {most}, found {describe(value)}")
+        raise Refusal(400, f"{name} must be at most {most}, got {describe(value)}")

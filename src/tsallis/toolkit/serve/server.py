@@ -30,7 +30,7 @@ def bind(host: str, port: int) -> socket.socket:
         return socket.create_server(address, family=family, backlog=128, dualstack_ipv6=dual)
     except OSError as error:
         reason = str(error.strerror or error).partition(" (while")[0]
-        hint = "" if isinstance(error, socket.gaierror) else " (--port 0 takes a free one)"
+        hint = "" if isinstance(error, socket.gaierror) else " (--port 0 uses a free port)"
         raise InputError(f"can't listen on {host}, port {port}: {reason}{hint}") from error
 
 

@@ -177,7 +177,9 @@ class Worker:
             if all(job.cancelled for job in batch):
                 raise Cancellation
             if time.monotonic() > deadline:
-                raise Refusal(503, f"the work took more than {self.limits.seconds:g} seconds")
+                raise Refusal(
+                    503, f"the computation took more than {self.limits.seconds:g} seconds, the limit of the server"
+                )
 
         check()
         with memory_for("the search"):

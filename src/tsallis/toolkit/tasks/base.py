@@ -84,7 +84,7 @@ class Task(ABC):
     searched: ClassVar[bool] = True
     search_defaults: ClassVar[SearchOptions] = SearchOptions()
     empty_outputs: ClassVar[bool] = False
-    refusals: ClassVar[Mapping[str, str]] = {"generate": "tsallis generate is for language models"}
+    refusals: ClassVar[Mapping[str, str]] = {"generate": "only language models generate texts"}
 
     @property
     @abstractmethod
@@ -285,8 +285,8 @@ class Task(ABC):
         expected = {"task": config.task, **(cls.config_facts(config) if name == config.task else {})}
         for key, value in json.loads(json.dumps(expected)).items():
             if key in facts and facts[key] != value:
-                difference = f"{key} is {describe(facts[key])}, {describe(value)} by {CONFIG}"
-                raise InputError(f"{path}: {difference}: not this run's file; restore it")
+                difference = f"{key} is {describe(facts[key])}, but {CONFIG} sets {describe(value)}"
+                raise InputError(f"{path}: {difference}: restore the file of this run")
 
     def check_run(self, run: Run) -> None:
         """Raise if the `task.json` of a run does not match its model.
@@ -297,8 +297,8 @@ class Task(ABC):
         known = {MODELS[name] for name in self.models}
         if type(run.model) not in known:
             raise InputError(
-                f"{run.folder / TASK}: the task {self.name} has no model of the class in {MODEL}: not this run's file; "
-                "restore it"
+                f"{run.folder / TASK}: the task {self.name} does not support the model class in {MODEL}, "
+                f"{type(run.model).__name__}: restore the file of this run"
             )
 
     def vocabularies(self, run: Run) -> Vocabularies:
@@ -360,10 +360,10 @@ class Task(ABC):
         """
         values = {option: value for option, value in options.items() if value is not None}
         if refused := [option for option in values if option not in self.options]:
-            article = "an" if self.name[0] in "aeiou" else "a"
             text = describe(str(values[refused[0]]))
             raise OptionError(
-                lambda spell: f"{article} {self.name} run takes no {spell(refused[0])}, {text} was given", run.folder
+                lambda spell: f"{spell(refused[0])} can't be used with a run of the task {self.name}, got {text}",
+                run.folder,
             )
         return values
 
@@ -386,7 +386,7 @@ def split_name(config: Any, split: str) -> str:
     """
     name: str | None = getattr(config, split)
     if name is None:
-        raise InputError(f"the configuration names no {split} file (data.{split})")
+        raise InputError(f"data.{split} is not set: it must name the {split} file")
     return name
 
 
@@ -405,7 +405,7 @@ def find_file(folder: Path | str, name: str, endings: Sequence[str] = PACKED_END
     if file := find_packed(path, endings):
         return file
     *others, last = (ending for ending in endings if ending.count(".") == 1)
-    raise InputError(f"{path}: there is no such file (nor one that ends in {', '.join(others)} or {last})")
+    raise InputError(f"{path}: no such file, nor one with {', '.join(others)} or {last} added to its name")
 
 
 def split_columns(line: str, origin: str, expected: str, counts: Container[int]) -> list[str]:
@@ -437,4 +437,4 @@ def refuse_long(corpus: Corpus, limit: int | None, origin: Callable[[int, int], 
     rows = corpus.lengths().tolist() if len(corpus) and limit is not None else []
     for row, lengths in enumerate(rows):
         if limit is not None and (length := max(lengths)) > limit:
-            raise InputError(f"{origin(row, lengths.index(length))}: {length} symbols, at most {limit} are read")
+            raise InputError(f"{origin(row, lengths.index(length))}: expected at most {limit} symbols, found {length}")

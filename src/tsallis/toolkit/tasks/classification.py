@@ -38,7 +38,7 @@ class LabelColumnsConfig(Section):
     @model_validator(mode="after")
     def _check_different(self) -> LabelColumnsConfig:
         if self.label == self.text:
-            raise ValueError(f"expected two columns, found {self.label} for both")
+            raise ValueError(f"label and text must be different columns, found {self.label} for both")
         return self
 
 
@@ -107,7 +107,7 @@ class Classification(LabelTask):
         task.check_columns([*train, *dev] if config.dev is None else train, cls.files(config, "train")[0])
         for name, examples in (("train", train), ("dev", dev)):
             if not examples:
-                raise InputError(f"data.{name}: there are no documents (data.held_out: {config.held_out:g})")
+                raise InputError(f"data.{name}: no documents found (data.held_out is {config.held_out:g})")
         src = Vocabulary.build((words(e.text) for e in train), config.min_count)
         vocabularies = Vocabularies(src, Vocabulary(label_names(train)))
         return task, Data(task.encode(train, vocabularies).corpus, task.encode(dev, vocabularies), vocabularies)
@@ -140,8 +140,9 @@ class Classification(LabelTask):
             return
         example, other = examples[-1], "{label: 2, text: 1}"
         raise InputError(
-            f"{path}: {fault}: label {describe(example.label)}, text {describe(example.text)}; if these are other "
-            f"columns, set for example data.columns='{other}', and data.header=true if the first line is a header"
+            f"{path}: the columns seem to be wrong: {fault}; for example label {describe(example.label)}, text "
+            f"{describe(example.text)}; to choose other columns, set for example data.columns='{other}', and "
+            "data.header=true if the first line is a header"
         )
 
     @classmethod
@@ -187,8 +188,8 @@ class Classification(LabelTask):
         if len(examples) >= FEWEST and 2 * len(unknown) > len(examples):
             number, example = unknown[0]
             raise InputError(
-                f"{name}:{first + number + 1}: most labels are unknown to the run: label {describe(example.label)}, "
-                f"text {describe(example.text)}; expected {self.formats[True]}"
+                f"{name}:{first + number + 1}: most labels are unknown to the run, for example label "
+                f"{describe(example.label)}, text {describe(example.text)}; expected lines {self.formats[True]}"
             )
         return examples
 

@@ -28,7 +28,9 @@ class LabelModel(ModelSection):
     @model_validator(mode="after")
     def _check_density(self) -> LabelModel:
         if self.density is not None and self.attention == "discrete":
-            raise ValueError("density is for continuous and combined attention")
+            raise ValueError(
+                f"density: {self.density} applies only to attention: continuous or combined, found discrete"
+            )
         return self
 
 

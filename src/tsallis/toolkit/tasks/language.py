@@ -89,9 +89,9 @@ class LanguageData(Section):
     def _check_combinations(self) -> LanguageData:
         check_source(self, ("train", "dev", "test"), "german-numbers, or synthetic", ("embedded", "synthetic"))
         if self.embedded is not None and self.synthetic is not None:
-            raise ValueError("embedded data is not synthetic: one of the two")
+            raise ValueError("set either embedded or synthetic, not both")
         if self.synthetic is not None and self.subwords is not None:
-            raise ValueError("synthetic data has symbols of its own and takes no subwords")
+            raise ValueError("subwords can't be used with synthetic data: leave out subwords")
         return self
 
 
@@ -131,8 +131,8 @@ class Language(SequenceTask):
     options = ("length",)
     searched = False
     refusals: ClassVar[Mapping[str, str]] = {
-        "translate": "texts are continued by tsallis generate",
-        "look": "tsallis look draws what outputs that are searched for attend to",
+        "translate": "use tsallis generate to continue texts",
+        "look": "language models are not searched",
     }
 
     @classmethod
@@ -148,7 +148,7 @@ class Language(SequenceTask):
     def examples(cls, config: LanguageData, split: str, length: int | None = None) -> list[tuple[str, str]]:
         """Read the texts of a split, each with an empty prompt; `length` is used by :meth:`pack_split` only."""
         if config.synthetic is not None:
-            raise InputError(f"the synthetic task {config.synthetic.name} has no texts")
+            raise InputError(f"data.synthetic: the task {config.synthetic.name} has symbols but no texts")
         if config.embedded is not None:
             return [("", german) for german, _ in german_english_numbers()[split]]
         return [("", text) for text in read_texts(_find(config, split), config.texts)]
@@ -163,7 +163,7 @@ class Language(SequenceTask):
 
     def parse(self, line: str, origin: str, gold: bool) -> tuple[str, str]:
         if self.synthetic is not None:
-            raise InputError(f"{origin}: a run of the synthetic task {self.synthetic} reads no text")
+            raise InputError(f"{origin}: a run of the synthetic task {self.synthetic} can't read texts")
         return ("", line) if gold else (line, "")
 
     def number_lines(
@@ -209,7 +209,9 @@ class Language(SequenceTask):
         """
         if config.synthetic is not None:
             if length is not None:
-                raise InputError("length is for texts; data.synthetic.test_lengths are those of synthetic examples")
+                raise InputError(
+                    f"length applies only to texts, got {length} for synthetic data: set data.synthetic.test_lengths"
+                )
             return _lines(config.synthetic.corpus(split))
         texts = _texts(config, split)
         try:

@@ -52,7 +52,7 @@ class PreparedRun:
     def build(self) -> Any:
         """Build the model with random parameters from the seed."""
         torch.manual_seed(self.settings.seed)
-        with memory_for("the model (see the sizes of model)"):
+        with memory_for("the model (reduce the sizes in the section model)"):
             model = build_model(self.description, "model")
         if self.data.vocabularies.images is not None:
             model.image_store = self.data.vocabularies.images
@@ -83,8 +83,8 @@ class PreparedRun:
 
     def _take(self, source: Run, model: Any) -> dict[str, Any]:
         if source.task["task"] != self.task.name:
-            tasks = f"{source.task['task']}, not {self.task.name}"
-            raise InputError(f"training.init_from: {source.folder}: a run of the task {tasks}")
+            tasks = f"expected a run of the task {self.task.name}, found {source.task['task']}"
+            raise InputError(f"training.init_from: {source.folder}: {tasks}")
         symbols = {"src": self.data.vocabularies.src, "tgt": self.data.vocabularies.tgt}
         facts = initial.take_parameters(model, source, symbols)
         which = {"checkpoint": self.settings.init_checkpoint, "step": source.facts["step"]}

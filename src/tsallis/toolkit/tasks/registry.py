@@ -107,5 +107,5 @@ def _stored_config(folder: Path) -> Config | None:
 def _find(facts: Any, origin: str) -> type[Task]:
     name = facts.get("task", DEFAULT) if isinstance(facts, Mapping) else DEFAULT
     if not isinstance(name, str) or name not in TASKS:
-        raise InputError(f"{origin}: unknown task {describe(name)}, known: {', '.join(TASKS)}")
+        raise InputError(f"{origin}: unknown task {describe(name)}, expected one of {', '.join(TASKS)}")
     return TASKS[name]

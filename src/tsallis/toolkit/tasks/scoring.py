@@ -49,7 +49,7 @@ def evaluate_outputs(
             report["lengths"] = score_lengths(run.model, lines.corpus)
         return report, []
     if not len(lines.corpus):
-        raise InputError(f"{run.folder}: there is nothing to evaluate: no line holds what the run reads")
+        raise InputError(f"{run.folder}: nothing to evaluate: the run can read none of the lines")
     text = task.ambiguous_text(run.tgt_vocab)
     world = world or World()
     own = lines.select(range(world.rank, len(lines.corpus), world.size)).corpus if world.size > 1 else lines.corpus
@@ -89,7 +89,9 @@ def compare_outputs(
     """
     sides = [task.line_scores(texts, references) for texts in (first, second)]
     if not sides[0]:
-        raise InputError(f"the scores of the task {task.name} are no means over lines: two runs can't be compared")
+        raise InputError(
+            f"two runs of the task {task.name} can't be compared, because its scores are not averages over lines"
+        )
     compared = {}
     for name, score in sides[0].items():
         other = sides[1][name]

@@ -45,15 +45,16 @@ class SequenceModel(ModelSection):
         conflicts += [f"output_alpha {self.output_alpha:g}"] if self.output_alpha != 1.5 else []
         if conflicts:
             raise InputError(
-                "model.tau: formula is for a Transformer with an output matrix of its own (share: none) and "
-                f"output_alpha 1.5 alone, found {', '.join(conflicts)}; use tau: auto, the mean threshold of the first "
-                "batch"
+                "model.tau: formula needs a Transformer with share: none and output_alpha: 1.5, "
+                f"found {', '.join(conflicts)}; use tau: auto, which estimates the threshold from the first batch"
             )
 
     def arguments(self, data: Data, settings: Settings, source: Run | None = None) -> dict[str, Any]:
         arguments = super().arguments(data, settings, source)
         if arguments["share"] == "all" and data.vocabularies.src != data.vocabularies.tgt:
-            raise InputError("model.share: all needs one vocabulary for both sides (data.subwords.joint: true)")
+            raise InputError(
+                "model.share: all needs the same vocabulary for sources and targets: set data.subwords.joint: true"
+            )
         arguments["tau"] = self.tau if isinstance(self.tau, float) else 0.0
         if self.output == "alpha_relu" and self.tau == "formula":
             arguments["tau"] = estimate_tau(arguments["d_model"], arguments["tgt_vocab"])
@@ -105,9 +106,11 @@ class RNNConfig(CopyingModel):
     @model_validator(mode="after")
     def _check_conflicts(self) -> RNNConfig:
         if self.share != "none" and self.d_embedding not in (None, self.d_model):
-            raise ValueError(f"share: {self.share} needs d_embedding {self.d_model}, found {self.d_embedding}")
+            raise ValueError(
+                f"d_embedding must be d_model {self.d_model} with share: {self.share}, found {self.d_embedding}"
+            )
         if self.copy and self.density is not None:
-            raise ValueError(f"copy needs discrete attention, found density: {self.density}")
+            raise ValueError(f"copy: true needs discrete attention: leave out density, found {self.density}")
         return self
 
 
@@ -170,8 +173,8 @@ def _threshold_of(source: Run) -> float:
     arguments = source.model.arguments
     if arguments.get("output") != "alpha_relu":
         raise InputError(
-            f"model.tau: auto estimates the threshold of an untrained network, and {source.folder} is trained, with "
-            f"output {arguments.get('output')}: give a number"
+            f"model.tau: auto needs an untrained model, but {source.folder} is trained with output "
+            f"{arguments.get('output')}: set tau to a number"
         )
     return float(arguments["tau"])
 
@@ -198,7 +201,8 @@ def check_source(
     chosen = [name for name in sources if getattr(data, name) is not None]
     files = [name for name in names if getattr(data, name) is not None]
     if chosen and files:
-        raise ValueError(f"{chosen[0]} data takes no {', '.join(files)}")
+        raise ValueError(
+            f"{', '.join(files)} can't be used with {chosen[0]} data: use either files or {chosen[0]} data"
+        )
     if not chosen and not set(needed).issubset(files):
-        plural = "files are" if len(needed) > 1 else "file is"
-        raise ValueError(f"{' and '.join(needed)} {plural} needed (or embedded: {embedded})")
+        raise ValueError(f"{' and '.join(needed)} must be set (or embedded: {embedded})")

@@ -69,7 +69,9 @@ class ColumnsConfig(Section):
     def _check_different(self) -> ColumnsConfig:
         numbers = [self.source, self.target, *(self.feature_numbers or ())]
         if len(set(numbers)) < len(numbers):
-            raise ValueError(f"expected a different column for each, found {', '.join(map(str, numbers))}")
+            raise ValueError(
+                f"source, target and features must be different columns, found {', '.join(map(str, numbers))}"
+            )
         return self
 
     @property
@@ -117,7 +119,9 @@ class StringsData(Section):
             if self.columns.feature_numbers not in (None, [3]):
                 given.append("columns")
             if given:
-                raise ValueError(f"embedded data takes no {', '.join(given)}")
+                raise ValueError(
+                    f"{', '.join(given)} can't be used with embedded data: use either files or embedded data"
+                )
         return self
 
 
@@ -199,7 +203,9 @@ class Strings(SequenceTask):
         task = cls.of_config(config)
         examples, dev_examples = task.examples_of(config, "train"), task.examples_of(config, "dev")
         if not examples or not dev_examples:
-            raise InputError(f"data.held_out: {config.held_out:g} of the sources leaves no train or no dev examples")
+            raise InputError(
+                f"data.held_out: holding out {config.held_out:g} of the sources leaves no training or no dev examples"
+            )
         task.check_columns(examples)
         dev = _in_turn(dev_examples)
         examples = [replace(e, target=answer) for e in examples for answer in task.answers(e.target or "")]
@@ -210,7 +216,7 @@ class Strings(SequenceTask):
         if not train:
             limit = f"{config.max_length} symbols (data.max_length)"
             name = "data.embedded" if config.train is None else Path(config.folder) / config.train
-            raise InputError(f"{name}: none of {len(examples)} examples has at most {limit}")
+            raise InputError(f"{name}: none of the {len(examples)} examples has at most {limit}")
         src, tgt = (Vocabulary.build([sides[row][i] for row in rows], separator=separators[i]) for i in range(2))
         vocabularies = Vocabularies(src, tgt)
         lines = task.encode(dev, vocabularies)
@@ -285,8 +291,8 @@ class Strings(SequenceTask):
         known = {symbol[len(LANGUAGE) : -1] for symbol in symbols if symbol.startswith(LANGUAGE)}
         languages = self.languages or []
         if not known.issubset(languages) or (languages and not known):
-            difference = f"languages is {describe(languages)}, the model's symbols are of {describe(sorted(known))}"
-            raise InputError(f"{run.folder / TASK}: {difference}: not this run's file; restore it")
+            difference = f"languages is {describe(languages)}, but the vocabulary has {describe(sorted(known))}"
+            raise InputError(f"{run.folder / TASK}: {difference}: restore the file of this run")
 
     def check_columns(self, examples: Sequence[StringsExample]) -> None:
         """Raise if the columns may have been swapped.
@@ -310,8 +316,9 @@ class Strings(SequenceTask):
             if 2 * len(found) > len(of):
                 other = replace(columns, target=columns.features[0], features=(columns.target, *columns.features[1:]))
                 raise InputError(
-                    f"{found[0].origin}: most features {fault}: {self.describe_columns(found[0])}; if these are other "
-                    f"columns, set for example {other.as_setting()} (features: null for none)"
+                    f"{found[0].origin}: the columns seem to be wrong: most features {fault}; for example "
+                    f"{self.describe_columns(found[0])}; to choose other columns, set for example "
+                    f"{other.as_setting()} (features: null for none)"
                 )
 
     def describe_columns(self, example: StringsExample) -> str:
@@ -371,7 +378,7 @@ class Strings(SequenceTask):
             looks_like_word = similarity(example.source, ";".join(example.features)) > SIMILAR
             if example.features and not known[0] and (known[1] or looks_like_word):
                 raise InputError(
-                    f"{origin}: no feature is known to the run: {self.describe_columns(example)}; expected "
+                    f"{origin}: all features are unknown to the run: {self.describe_columns(example)}; expected "
                     f"{' or '.join(self.formats)}{self._example(run, example.source)}"
                 )
             examples.append((number, example))
@@ -380,8 +387,8 @@ class Strings(SequenceTask):
         if len(examples) >= FEWEST and 2 * sum(symbols) < len(symbols):
             example = examples[0][1]
             raise InputError(
-                f"{example.origin}: most symbols of the targets are unknown to the run: "
-                f"{self.describe_columns(example)}; expected {self.formats[True]}"
+                f"{example.origin}: most symbols of the targets are unknown to the run, for example "
+                f"{self.describe_columns(example)}; expected lines {self.formats[True]}"
             )
         return examples
 
@@ -468,13 +475,18 @@ class Strings(SequenceTask):
     def check_language(self, run: Run, language: str | None) -> None:
         """Raise an InputError if the run lacks the language; a run without languages accepts only None."""
         if self.languages and language not in self.languages:
-            reason = "none was given" if language is None else f"{describe(language)} is not among them"
+            found = "none" if language is None else describe(language)
             known = ", ".join(self.languages)
             raise OptionError(
-                lambda spell: f"the run knows the languages {known}; {reason} ({spell('language')})", where=run.folder
+                lambda spell: f"{spell('language')} must be one of {known}, got {found}", where=run.folder
             )
         if not self.languages and language is not None:
-            raise OptionError(lambda _: f"the run knows no languages, {describe(language)} was given", where=run.folder)
+            raise OptionError(
+                lambda spell: (
+                    f"{spell('language')} can't be used with a run without languages, got {describe(language)}"
+                ),
+                where=run.folder,
+            )
 
     def encode(self, examples: Sequence[StringsExample], vocabularies: Vocabularies) -> Lines:
         """Encode examples as numbers. If there are several right answers, the corpus contains the first."""
@@ -528,7 +540,9 @@ def find_languages(config: StringsData) -> list[str] | None:
         return config.languages
     assert config.train is not None
     if config.train.count("{language}") != 1:
-        raise InputError(f"data.train: languages: all needs one {{language}} in the name, found {config.train!r}")
+        raise InputError(
+            f"data.train: with languages: all, the name must contain {{language}} once, found {config.train!r}"
+        )
     before, after = Path(config.train).as_posix().split("{language}")
     pattern = re.compile(f"{re.escape(before)}([^/]+){re.escape(after)}")
     paths = glob.iglob(f"{glob.escape(before)}*{glob.escape(after)}", root_dir=config.folder)

@@ -59,12 +59,14 @@ class SubwordsConfig(LearningConfig):
     def _check_models(self) -> SubwordsConfig:
         sides = (self.src_model is None) + (self.tgt_model is None)
         if sides == 1 or (self.model is not None and sides == 0):
-            raise ValueError("expected model, or both src_model and tgt_model")
+            raise ValueError("set either model, or both src_model and tgt_model")
         others = self.learning_options() + (["joint"] if not self.joint else [])
         if self.models is not None and others:
-            raise ValueError(f"an existing model is used as it is: leave out {', '.join(others)}")
+            raise ValueError(f"an existing model is not trained again: leave out {', '.join(others)}")
         if self.kind == "word" and self.sample:
-            raise ValueError("kind: word has no other segmentations to sample")
+            raise ValueError(
+                "sample can't be used with kind: word, because a text has only one segmentation into words"
+            )
         return self
 
 
@@ -93,7 +95,9 @@ class TranslationData(Section):
     def _check_combinations(self) -> TranslationData:
         check_source(self, ("train", "dev", "test"), "german-english-numbers")
         if self.lowercase and self.subwords.models is not None:
-            raise ValueError("lowercase: an existing model has a rule of its own (spm_train's normalization_rule_name)")
+            raise ValueError(
+                "lowercase can't be used with an existing model, which has its own rule: leave out lowercase"
+            )
         return self
 
     @property
@@ -172,7 +176,7 @@ class Translation(SequenceTask):
         rows = set(encoded.numbers)
         missing = (number for number, line in enumerate(lines) if number not in rows and line.strip())
         if gold and (number := next(missing, None)) is not None:
-            raise InputError(f"{name}:{first + number + 1}: the source holds nothing that can be read")
+            raise InputError(f"{name}:{first + number + 1}: expected a source with at least one subword, found none")
         return encoded
 
     def encode(self, examples: Sequence[Pair], vocabularies: Vocabularies) -> Lines:
@@ -194,7 +198,7 @@ class Translation(SequenceTask):
         lengths = lines.corpus.lengths()[:, 1].tolist() if len(lines.corpus) else []
         rows = [row for row, length in enumerate(lengths) if length]
         if not rows:
-            raise InputError(f"{name}: all {len(examples)} pairs of sentences have an empty side")
+            raise InputError(f"{name}: all {len(examples)} pairs have an empty source or target")
         return lines.select(rows)
 
     def utility(self, text: str, reference: str) -> float:
@@ -251,7 +255,7 @@ def _load_embedded(task: Translation, config: TranslationData) -> tuple[Corpus, 
     train, longest = task.pairs(pairs, Vocabularies(src, tgt), "data.embedded"), config.max_length
     rows = [row for row, length in enumerate(train.corpus.lengths().amax(1).tolist()) if length <= longest]
     if not rows:
-        raise InputError(f"data.embedded: of {len(pairs)} pairs all have more than {longest} subwords (max_length)")
+        raise InputError(f"data.embedded: all {len(pairs)} pairs have more than {longest} subwords (data.max_length)")
     train = train.select(rows)
     if not options.sample:
         return train.corpus, Vocabularies(src, tgt)
@@ -289,10 +293,10 @@ def _find_side(config: TranslationData, name: str, language: str) -> Path:
     if (Path(config.folder) / name).is_file():
         sides = f"{name}.{config.src} and {name}.{config.tgt}"
         raise InputError(
-            f"{Path(config.folder) / name}: translation reads one file for each language: expected {sides} (the name "
-            "with data.src and data.tgt behind it), found one file: write its columns to these two"
+            f"{Path(config.folder) / name}: expected one file per language, {sides}, found a single file: write its "
+            "two columns to these two files"
         )
     raise InputError(
-        f"{path}: there is no such file (nor one that ends in .xz or .gz): translation reads one file for each "
-        "language, with data.src or data.tgt at its end; see `tsallis data list`"
+        f"{path}: no such file, nor one with .xz or .gz added to its name: translation needs one file per language, "
+        "whose name ends in data.src or data.tgt; see `tsallis data list`"
     )

@@ -113,14 +113,13 @@ class Visual(LabelTask):
     noun = "answer"
     formats = ("image<TAB>question", "image<TAB>question<TAB>answer")
     options = ("images",)
-    refusals: ClassVar[Mapping[str, str]] = {**Task.refusals, "serve": "requests hold no images"}
+    refusals: ClassVar[Mapping[str, str]] = {**Task.refusals, "serve": "requests can't contain images"}
 
     @classmethod
     def load(cls, config: VisualData) -> tuple[Task, Data]:
         train, dev = cls.read_split(config, "train"), cls.read_split(config, "dev")
         if not train or not dev:
-            share = f"(data.held_out: {config.held_out:g})"
-            raise InputError(f"data.train: there are too few images to hold some out {share}")
+            raise InputError(f"data.held_out: there are too few images to hold out {config.held_out:g} of them")
         task = cls(_find_images(config, "test"), None if config.size is None else [*config.size], config.max_length)
         src = Vocabulary.build((question_words(e.question.question) for e in train), config.min_count)
         tgt = Vocabulary(answer_names([e.question for e in train], config.answers))
@@ -136,7 +135,7 @@ class Visual(LabelTask):
         path, held_out = _find_questions(config, split)
         source = images or _find_images(config, "train" if held_out else split)
         if source is None:
-            raise InputError(f"the configuration names no images of {split} (data.images.{split})")
+            raise InputError(f"data.images.{split} is not set: it must name the images of the {split} split")
         pictures = open_pictures(source, config.size)
         questions = read_questions(path, pictures)
         if held_out:
@@ -175,7 +174,7 @@ class Visual(LabelTask):
     ) -> list[tuple[int, ImageQuestion]]:
         source = images or self.images
         if source is None:
-            raise OptionError(lambda spell: f"the run names no images: give {spell('images')}", where=run.folder)
+            raise OptionError(lambda spell: f"the run names no images: set {spell('images')}", where=run.folder)
         store = self.vocabularies(run).images
         assert store is not None
         pictures = store.open(source, None if self.size is None else (self.size[0], self.size[1]))
@@ -258,7 +257,7 @@ def read_questions(path: Path | str, pictures: Pictures | None = None, gold: boo
     questions = [question for _, question in parse_questions(lines, str(path), pictures, gold)]
     ignored.warn(str(path))
     if not questions:
-        raise InputError(f"{path}: a header and no questions")
+        raise InputError(f"{path}: expected questions after the header, found none")
     return questions
 
 
@@ -282,7 +281,7 @@ def parse_questions(
             continue
         question = parse_question(line, f"{name}:{number + 1}", gold)
         if pictures is not None and question.image not in pictures:
-            raise InputError(f"{name}:{number + 1}: there is no image {describe(question.image)}")
+            raise InputError(f"{name}:{number + 1}: image {describe(question.image)} does not exist")
         questions.append((number, question))
     return questions
 

@@ -30,7 +30,7 @@ class Changes:
     @property
     def lines(self) -> list[str]:
         """Readable description of the changes, one line per setting."""
-        return [f"{path}: {now}, {before} until now" for path, (before, now) in self.values.items()]
+        return [f"{path}: changed from {before} to {now}" for path, (before, now) in self.values.items()]
 
     def check(self, folder: Path) -> None:
         """Raise if a run can't end at the new number of epochs or updates.
@@ -51,12 +51,12 @@ class Changes:
                 continue
             before, now = self.values[path]
             if key == "step" and self.settings.schedule == "linear":
-                expected = f"the learning rate of schedule linear depends on their number: expected {before} as before"
+                expected = f"expected {before} as before, because schedule: linear depends on it"
             elif now is None or now > last[key]:
                 continue
             else:
-                expected = f"{last[key]} are made already: expected more"
-            raise InputError(f"{folder}: {path}: {expected}, found {now}; or choose another folder")
+                expected = f"expected more than {last[key]}, which are already done"
+            raise InputError(f"{folder}: {path}: {expected}, found {now}; change it or choose another folder")
 
 
 def find_changes(text: str, before: Config, now: Config) -> Changes | None:

@@ -75,7 +75,7 @@ class Checkpoints:
         if os.path.lexists(path):
             return read_record(path, Index)
         if self._folders():
-            raise InputError(f"{path}: missing, and there are checkpoints; restore it")
+            raise InputError(f"{path}: missing, although there are checkpoints; restore the file")
         return Index(finished=False)
 
     def check(self) -> Index:
@@ -85,13 +85,13 @@ class Checkpoints:
             InputError: If the index names a missing checkpoint, or omits a checkpoint that is later than its last one.
         """
         if os.path.lexists(self.folder) and not self.folder.is_dir():
-            raise InputError(f"{self.folder}: expected a folder, found something else")
+            raise InputError(f"{self.folder}: expected a folder, found a file or a broken link")
         index = self.index()
         for name in sorted(index.names):
             if not is_regular(self.folder / name / MANIFEST):
                 raise InputError(
-                    f"{self.folder / INDEX}: names {name}, which is no whole checkpoint; "
-                    "restore that folder, or the index"
+                    f"{self.folder / INDEX}: names {name}, which is not a complete checkpoint; "
+                    "restore that folder or this file"
                 )
         last = -1 if index.last is None else _step(index.last)
         for path in self._folders():
@@ -196,10 +196,11 @@ class Checkpoints:
         with writing(self.folder, self.lock):
             index = self.check()
             if not (candidates := index.validated):
-                raise InputError(f"{self.folder}: no validated checkpoint was kept yet")
+                raise InputError(f"{self.folder}: there is no validated checkpoint yet")
             if last is not None and not 1 <= last <= len(candidates):
                 raise InputError(
-                    f"{self.folder}: {len(candidates)} validated checkpoints were kept, {last} are to be averaged"
+                    f"{self.folder}: the number of checkpoints to average must be from 1 to {len(candidates)}, "
+                    f"got {last}"
                 )
             names = list(candidates[-last:] if last is not None else candidates)
             mean = self._mean(names)
@@ -220,7 +221,9 @@ class Checkpoints:
         for name in names:
             parameters = self._load(name)
             if total and {k: v.shape for k, v in parameters.items()} != {k: v.shape for k, v in total.items()}:
-                raise InputError(f"{self.folder / name / PARAMETERS}: other parameters than in {names[0]}")
+                raise InputError(
+                    f"{self.folder / name / PARAMETERS}: names or shapes of parameters differ from those in {names[0]}"
+                )
             total = {key: total[key] + v.double() if total else v.double() for key, v in parameters.items()}
         return {key: (total[key] / len(names)).to(value.dtype) for key, value in parameters.items()}
 
@@ -261,7 +264,7 @@ class Checkpoints:
 
     def _unnamed_error(self, path: Path) -> InputError:
         return InputError(
-            f"{path}: a checkpoint that {INDEX} does not name; move it out of the folder, or name it there"
+            f"{path}: this checkpoint is not listed in {INDEX}; move it out of the folder, or add it to {INDEX}"
         )
 
     def facts(self, which: str) -> dict[str, Any]:
@@ -295,7 +298,7 @@ class Checkpoints:
         except Exception as error:
             raise InputError(f"{path}: not a safetensors file: {' '.join(str(error).split())}") from error
         if (key := find_nonfinite(parameters)) is not None:
-            raise InputError(f"{path}: the model's weights are not finite: {key}")
+            raise InputError(f"{path}: the weights {key} are not finite; restore the file")
         return parameters
 
     def load_training(self, which: str) -> Any:
@@ -309,7 +312,7 @@ class Checkpoints:
         try:
             return torch.load(io.BytesIO(blob), weights_only=True)
         except Exception as error:
-            raise InputError(f"{path}: can't be read as a training state") from error
+            raise InputError(f"{path}: not a training state; restore the file") from error
 
     def _name(self, which: str) -> str:
         index = self.index()
@@ -321,7 +324,7 @@ class Checkpoints:
             raise InputError(f"checkpoint must be one of {', '.join(NAMES)}, got {which!r}")
         name = getattr(index, which)
         if name is None:
-            raise InputError(f"{self.folder}: the run has no averaged checkpoint; `tsallis average` makes one")
+            raise InputError(f"{self.folder}: the run has no averaged checkpoint; `tsallis average` creates one")
         return str(name)
 
     def _manifest(self, name: str) -> Manifest:
@@ -331,13 +334,13 @@ class Checkpoints:
         path = self.folder / name / file
         sums = {str(key): value for key, value in self._manifest(name).files.items()}
         if file not in sums:
-            raise InputError(f"{path.parent / MANIFEST}: says nothing of {file}")
+            raise InputError(f"{path.parent / MANIFEST}: does not list {file}; restore the file")
         expected = sums[file]
         blob = read_bytes(path, expected.bytes)
         if len(blob) != expected.bytes:
-            raise InputError(f"{path}: truncated or changed: {len(blob)} bytes, expected {expected.bytes}")
+            raise InputError(f"{path}: truncated or changed: expected {expected.bytes} bytes, found {len(blob)}")
         if hashlib.sha256(blob).hexdigest() != expected.sha256:
-            raise InputError(f"{path}: damaged: its SHA-256 is not the one in {MANIFEST}")
+            raise InputError(f"{path}: damaged: its SHA-256 differs from the one in {MANIFEST}")
         return blob
 
 

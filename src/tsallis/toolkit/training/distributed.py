@@ -125,7 +125,9 @@ class World:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
         if lacking := [process for process in processes if process is not None]:
-            raise CommonError(f"{folder.absolute()}: {', '.join(lacking)} does not see this run folder")
+            raise CommonError(
+                f"{folder.absolute()}: all processes need this folder, but it does not exist for {', '.join(lacking)}"
+            )
 
 
 def device_kind(device: str) -> str:
@@ -138,13 +140,13 @@ def device_kind(device: str) -> str:
         raise InputError(f"device must be {', '.join(DEVICES[:-1])} or {DEVICES[-1]}, got {device!r}")
     cuda = torch.cuda.is_available()
     if device == "cuda" and not cuda:
-        raise InputError("device: cuda was asked for, and this machine has no GPU that PyTorch can use")
+        raise InputError("device must be cpu or auto, got 'cuda': PyTorch finds no GPU")
     return ("cuda" if cuda else "cpu") if device == "auto" else device
 
 
 @contextlib.contextmanager
 def init_distributed(
-    device: str = "auto", lost: str = "the same command goes on from the last checkpoint"
+    device: str = "auto", lost: str = "run the same command again to resume from the last checkpoint"
 ) -> Iterator[World]:
     """Join the processes that `torchrun` started and yield the :class:`World`. Without torchrun, there is one process.
 
@@ -164,7 +166,9 @@ def init_distributed(
     if kind == "cuda":
         processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", size)), torch.cuda.device_count()
         if processes > gpus:
-            raise CommonError(f"{processes} processes on a machine with {gpus} GPUs: start fewer, or with --device cpu")
+            raise CommonError(
+                f"{processes} processes on a machine with {gpus} GPUs: start fewer processes, or use --device cpu"
+            )
         torch.cuda.set_device(local)
     torch_device = torch.device(kind, local) if kind == "cuda" else torch.device("cpu")
     dist.init_process_group(

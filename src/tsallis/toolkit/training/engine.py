@@ -229,17 +229,19 @@ class Engine:
         shapes = {name: value.shape for name, value in self.model.state_dict().items()}
         names = self._names()
         if missing := set(names) - model.keys():
-            raise InputError(f"the stored parameters lack {', '.join(sorted(missing))}")
+            raise InputError(f"the stored parameters do not contain {', '.join(sorted(missing))}")
         for name in names:
             if model[name].shape != shapes[name]:
-                raise InputError(f"the stored {name} has the shape {list(model[name].shape)}, not {list(shapes[name])}")
+                raise InputError(
+                    f"the stored {name} must have shape {list(shapes[name])}, got {list(model[name].shape)}"
+                )
         state, trained = optimizer["state"], [name for _, names in self._groups() for name in names]
         if state.keys() != set(trained):
-            raise InputError("the stored optimizer is not of this model's parameters")
+            raise InputError("the stored optimizer belongs to other parameters than those of this model")
         for name in trained:
             expected = {"exp_avg": shapes[name], "exp_avg_sq": shapes[name], "step": torch.Size()}
             if {kind: getattr(state[name].get(kind), "shape", None) for kind in expected} != expected:
-                raise InputError(f"the stored optimizer's state of {name} is not that of a parameter of this shape")
+                raise InputError(f"the stored optimizer's state of {name} must have shape {list(shapes[name])}")
 
     def _groups(self) -> list[tuple[dict[str, Any], list[str]]]:
         """Return the parameter groups of the optimizer, each with its parameter names."""

@@ -72,8 +72,8 @@ def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) ->
         InputError: If the class of the model or the shape of a parameter differs.
     """
     if type(source.model) is not type(model):
-        kinds = (type(source.model).__name__, type(model).__name__)
-        raise InputError(f"training.init_from: {source.folder}: a {kinds[0]}, and this run's model is a {kinds[1]}")
+        kinds = f"expected a model of the class {type(model).__name__}, found {type(source.model).__name__}"
+        raise InputError(f"training.init_from: {source.folder}: {kinds}")
     state, shared, by_symbol = source.model.state_dict(), aliases_of(model), model.symbol_rows
     own = {name: value for name, value in model.state_dict().items() if name not in shared}
     taken: list[str] = []
@@ -82,7 +82,7 @@ def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) ->
     for name in matches:  # before the first parameter is changed
         theirs, ours = (list(x[name].shape[name in by_symbol :]) for x in (state, own))
         if theirs != ours:
-            shapes = f"{name} of shape {theirs} there, {ours} here; sizes of model must be the same"
+            shapes = f"{name} must have shape {ours}, found {theirs}; use the same sizes in the section model"
             raise InputError(f"training.init_from: {source.folder}: {shapes}")
     for name in matches:
         if name in by_symbol:
@@ -125,7 +125,7 @@ def set_embeddings(model: Any, side: str, vectors: WordVectors, origin: str) -> 
     """
     name = embedding_name(model, side)
     if name is None:
-        raise InputError(f"{origin}: the model embeds nothing on this side")
+        raise InputError(f"{origin}: the model has no embeddings of {side}")
     parameter = model.get_parameter(name)
     if vectors.matrix.shape[1] != parameter.shape[1]:
         raise InputError(f"{origin}: expected vectors of {parameter.shape[1]} numbers, found {vectors.matrix.shape[1]}")
@@ -153,11 +153,11 @@ def load_start(model: Any, folder: Path) -> dict[str, Any]:
         length = int.from_bytes(blob[:8], "little")
         facts = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["init"])
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{path}: not the parameters that a run began with; restore the file") from error
+        raise InputError(f"{path}: not a file of initial parameters; restore the file") from error
     own, shared = model.state_dict(), aliases_of(model)
     shapes = {name: value.shape for name, value in own.items() if name not in shared}
     if {name: value.shape for name, value in parameters.items()} != shapes or not isinstance(facts, dict):
-        raise InputError(f"{path}: not of this run's model; restore the file")
+        raise InputError(f"{path}: belongs to another model; restore the file")
     if (name := find_nonfinite(parameters)) is not None:
         raise InputError(f"{path}: {name} is not finite; restore the file")
     for name, value in parameters.items():
@@ -174,7 +174,7 @@ def describe_start(facts: Mapping[str, Any]) -> list[str]:
             f"Starts from {source['folder']} ({source['checkpoint']}, step {source['step']}): "
             f"{len(source['taken'])} parameters as they are{rows}"
         )
-        for key, title in (("random", "Not there, drawn at random"), ("unused", "Not taken")):
+        for key, title in (("random", "Missing, initialized at random"), ("unused", "Not used")):
             names = source[key]
             more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
             lines += [f"{title}: {', '.join(names[:MOST_NAMES])}{more}"] if names else []

@@ -34,7 +34,7 @@ class Lock:
         if actual is None or (actual.st_dev, actual.st_ino) != (expected.st_dev, expected.st_ino):
             raise InputError(
                 f"{self.folder}: the run folder (or its {LOCK}) was moved or removed while it was in use; "
-                "where it is whole, the same command goes on from its last checkpoint"
+                "restore it, then run the same command again to resume from the last checkpoint"
             )
 
 
@@ -72,7 +72,9 @@ def _lock(folder: Path) -> Iterator[Lock]:
         check_file(path)
         try:
             if not lock_file(handle, wait=False) and os.name == "posix":
-                raise InputError(f"{folder}: can't be used as a run folder: its file system has no locks (flock)")
+                raise InputError(
+                    f"{folder}: can't be used as a run folder: its file system does not support locks (flock)"
+                )
         except BlockingIOError as error:
             removable = False  # another process opened the new file first
             raise InputError(f"{folder}: another process is training in this folder") from error
@@ -115,5 +117,5 @@ def writing(path: Path, lock: Lock | None = None) -> Iterator[None]:
         if lock is not None:
             lock.check()
         raise InputError(
-            f"{path}: can't be written: {error.strerror or error}; once that is mended, the same command goes on"
+            f"{path}: can't be written: {error.strerror or error}; fix this, then run the same command again to resume"
         ) from error

@@ -72,8 +72,8 @@ class Log:
         size = self.position
         if size < position:
             raise InputError(
-                f"{self.path}: {size} bytes, expected at least the {position} that were there when the last "
-                "checkpoint was written; restore the file"
+                f"{self.path}: expected at least {position} bytes, as at the last checkpoint, found {size}; restore "
+                "the file"
             )
         if position:
             self._lines(position)
@@ -93,7 +93,7 @@ class Log:
             InputError: If the file is missing, can't be written, or contains an invalid line.
         """
         if not self.path.exists():
-            raise InputError(f"{self.path}: is not there; restore it, or make an empty file of that name")
+            raise InputError(f"{self.path}: missing; restore the file, or create an empty one")
         self.check(0)
         position = 0
         for line, event in self._lines():
@@ -134,7 +134,9 @@ class Log:
         blob = read_bytes(self.path)[:position]
         lines = [line + b"\n" for line in blob.split(b"\n")[:-1]]
         if position is not None and sum(map(len, lines)) != position:
-            raise InputError(f"{self.path}: no line ends at byte {position}, where the last checkpoint was written")
+            raise InputError(
+                f"{self.path}: no line ends at byte {position}, the position of the last checkpoint; restore the file"
+            )
         return [(line, parse_record(line, Event, f"{self.path}:{i}")) for i, line in enumerate(lines, start=1)]
 
 

@@ -33,7 +33,7 @@ class TrainingDisplay:
         self.resumed = resumed
         self.epochs = epochs
         self.counts = counts
-        note = "the training goes on without a display"
+        note = "the training continues without a display"
         self.console = Console(file=cast("IO[str]", OptionalOutput(sys.stdout, note)), quiet=quiet)
         self.progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
@@ -51,9 +51,9 @@ class TrainingDisplay:
         self.task: TaskID | None = None
 
     def __enter__(self) -> TrainingDisplay:
-        lines = [f"{'Going on' if self.resumed else 'Training'} in {self.folder}"]
+        lines = [f"{'Resuming' if self.resumed else 'Training'} in {self.folder}"]
         if (counts := self.counts) is not None and counts.rows < counts.read:
-            left_out = f"{counts.long} longer than data.max_length, {counts.empty} with an empty side"
+            left_out = f"{counts.long} longer than data.max_length, {counts.empty} with an empty source or target"
             lines.append(f"Left out of {counts.read} examples: {left_out}")
         self.print_lines(lines)
         self.progress.start()

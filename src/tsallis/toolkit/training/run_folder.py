@@ -106,7 +106,7 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
         check_file(folder / CONFIG)  # raise for a FIFO: reading it would block
     vocabularies = _vocabularies(folder, record)
     checkpoint, parameters, facts = Checkpoints(folder / CHECKPOINTS).load(which)
-    misfit = f"{checkpoint / PARAMETERS}: the checkpoint does not fit {MODEL}"
+    misfit = f"{checkpoint / PARAMETERS}: the checkpoint does not match {MODEL}"
     model = _model_of(folder / MODEL, record, parameters, misfit)
     return Run(folder, model, *vocabularies, task.model_dump(), facts)
 
@@ -118,10 +118,10 @@ def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:
         path, vocabulary = _load_symbols(folder, name)
         expected = record.arguments.get("vocab", record.arguments.get(f"{name}_vocab"))
         if len(vocabulary) != expected:
-            raise InputError(f"{path}: {len(vocabulary)} symbols, the model was trained with {expected}")
+            raise InputError(f"{path}: expected {expected} symbols, as in the training, found {len(vocabulary)}")
         prints = record.vocabularies and getattr(record.vocabularies, name)
         if prints not in (None, vocabulary.fingerprint()):
-            raise InputError(f"{path}: not the vocabulary the model was trained with")
+            raise InputError(f"{path}: differs from the vocabulary of the training; restore the file")
         loaded.append(vocabulary)
     return loaded[0], loaded[1]
 
@@ -134,7 +134,7 @@ def _model_of(path: Path, record: ModelRecord, parameters: dict[str, Tensor], mi
     """
     for key in LAYERS:
         if (layers := record.arguments.get(key) or 0) > len(parameters):
-            raise InputError(f"{misfit}: {key} {layers}, and {len(parameters)} parameters")
+            raise InputError(f"{misfit}: {key} is {layers}, but there are only {len(parameters)} parameters")
     description = {"class": record.name, "arguments": record.arguments}
     with torch.device("meta"):
         outline = build_model(description, path)
@@ -151,7 +151,7 @@ def _compare(model: Any, parameters: Mapping[str, Tensor], misfit: str) -> None:
     for name in sorted((shapes.keys() | parameters.keys()) - aliases):
         expected, shape = shapes.get(name), list(parameters[name].shape) if name in parameters else None
         if expected != shape:
-            raise InputError(f"{misfit}: {name} of shape {shape or 'none'}, expected {expected or 'none'}")
+            raise InputError(f"{misfit}: expected {name} of shape {expected or 'none'}, found {shape or 'none'}")
 
 
 def _load_symbols(folder: Path, name: str) -> tuple[Path, Symbols]:
@@ -160,7 +160,7 @@ def _load_symbols(folder: Path, name: str) -> tuple[Path, Symbols]:
         if os.path.lexists(path):
             check_file(path)
             return path, kind.load(path)
-    raise InputError(f"{folder / name}.vocab.json: can't be read: it is not there, and no {name}.model either")
+    raise InputError(f"{folder / name}.vocab.json: missing, and there is no {name}.model either; restore the file")
 
 
 def _symbols_path(folder: Path, name: str, symbols: Symbols) -> Path:
@@ -172,12 +172,12 @@ def build_model(description: dict[str, Any], path: Path | str = MODEL) -> Any:
     """Build a model from `{"class": ..., "arguments": {...}}`; error messages begin with `path`."""
     name, arguments = description.get("class"), description.get("arguments") or {}
     if not isinstance(name, str) or name not in MODELS:
-        raise InputError(f"{path}: unknown class {describe(name)}, known: {', '.join(MODELS)}")
+        raise InputError(f"{path}: unknown class {describe(name)}, expected one of {', '.join(MODELS)}")
     try:
         return MODELS[name](**arguments)
     except REFUSALS as error:
         detail = " ".join(str(error).split())
-        raise InputError(f"{path}: arguments the class does not take: {detail}") from error
+        raise InputError(f"{path}: invalid arguments: {detail}") from error
 
 
 class StoredRun(NamedTuple):
@@ -208,7 +208,7 @@ def read_stored(folder: Path, configs: Sequence[str], arguments: Mapping[str, An
         return None
     for key, value in arguments.items():
         if record.arguments.get(key, value) != value:  # check here, before the model is built
-            difference = f"{key} is {record.arguments[key]!r}, {value!r} by {CONFIG}"
+            difference = f"{key} is {record.arguments[key]!r}, but {CONFIG} sets {value!r}"
             raise InputError(f"{folder / MODEL}: {difference}; restore the file")
     return StoredRun({"class": record.name, "arguments": dict(record.arguments)}, task.model_dump())
 
@@ -258,7 +258,7 @@ def start_run(
             texts.update({START: start} if start is not None else {})
             there = folder.iterdir() if os.path.lexists(folder) or not dry else ()
             if any(not _is_start_leftover(p, texts, vocabularies, names) for p in there):
-                raise InputError(f"{folder}: the folder is not empty and holds no run; choose another one")
+                raise InputError(f"{folder}: the folder is not empty and contains no run; choose another folder")
             if dry:
                 return False
             for name, text in texts.items():
@@ -276,11 +276,13 @@ def _check_same(folder: Path, config: str, vocabularies: Mapping[Path, Symbols])
     before = read_text(folder / CONFIG)
     if before != config:
         changed = _difference(before, config)
-        raise InputError(f"{folder}: holds a run of another configuration ({changed}); choose another folder")
+        raise InputError(f"{folder}: contains a run with another configuration ({changed}); choose another folder")
     for file, symbols in vocabularies.items():
         check_file(file)
         if type(symbols).load(file) != symbols:
-            raise InputError(f"{file}: the training data has changed since the run was started")
+            raise InputError(
+                f"{file}: the training data has changed since the run was started; restore it or choose another folder"
+            )
 
 
 def _is_start_leftover(

@@ -60,11 +60,11 @@ class Index(Record):
     @model_validator(mode="after")
     def _check_names(self) -> Index:
         if (self.last is None) != (self.best is None) or (self.last is None and (self.validated or self.average)):
-            raise ValueError("last and best must both name a checkpoint, or none may be named at all")
+            raise ValueError("last and best must both be set, or no checkpoint may be named")
         if len(set(self.validated)) != len(self.validated):
             raise ValueError("kept names a checkpoint twice")
         if both := self.names & set(self.discard):
-            raise ValueError(f"{min(both)} stands both among the checkpoints and in discard")
+            raise ValueError(f"{min(both)} must not be both a checkpoint and in discard")
         return self
 
     @property
@@ -120,19 +120,21 @@ class ModelRecord(Record):
                 _check_argument(key, part)
         for key in ("vocab",) if "vocab" in arguments else ("src_vocab", "tgt_vocab"):
             if type(arguments.get(key)) is not int or arguments[key] < 1:
-                raise ValueError(f"{key} must be a number of symbols, found {arguments.get(key)!r}")
+                raise ValueError(f"{key} must be a whole number of at least 1, found {describe(arguments.get(key))}")
         return arguments
 
 
 def _check_argument(key: str, value: Any) -> None:
     """Raise for a value that no model accepts, or a value that would need too much time or memory."""
     if not isinstance(value, (bool, int, float, str, type(None))):
-        raise ValueError(f"{key} must be a number, a text, true, false, null or a list of these")
+        raise ValueError(
+            f"{key} must be a number, a string, true, false, null or a list of these, found {describe(value)}"
+        )
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{key} must be finite, found {value}")
     largest = 10_000 if key in SIZES else 2**31 - 1
     if isinstance(value, (int, float)) and not -(2**31) <= value <= largest:
-        raise ValueError(f"{key} must be at most {largest}, found {describe(value)}")
+        raise ValueError(f"{key} must be from {-(2**31)} to {largest}, found {describe(value)}")
 
 
 class TaskRecord(Record):

@@ -53,4 +53,4 @@ def require_tensorboard(folder: Path | None = None) -> None:
         message = "training.tensorboard needs the package tensorboard: pip install 'tsallis[toolkit,tensorboard]'"
         raise InputError(message) from error
     if folder is not None and os.path.lexists(folder) and not folder.is_dir():
-        raise InputError(f"{folder}: can't be written: expected a folder, found something else")
+        raise InputError(f"{folder}: expected a folder, found a file or a broken link")

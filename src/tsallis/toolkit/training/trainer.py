@@ -218,8 +218,8 @@ class Trainer:
         begun = (self.checkpoints.folder / INDEX).exists()
         if not begun and self.log.position and any(event["event"] != "start" for event in self.log.events()):
             raise InputError(
-                f"{self.log.path}: tells of a training, and {self.checkpoints.folder / INDEX} is missing; "
-                "restore that, or choose another folder"
+                f"{self.log.path}: contains a training, but {self.checkpoints.folder / INDEX} is missing; "
+                "restore that file, or choose another folder"
             )
 
     def _check_logs(self) -> None:
@@ -243,14 +243,17 @@ class Trainer:
         path = f"{self.checkpoints.folder / str(self.checkpoints.index().last)}/{TRAINING}"
         state = check_record(self.checkpoints.load_training("last"), TrainingRecord, path)
         if state.data != self.data:
-            raise InputError(f"{self.checkpoints.folder}: the data has changed since the run was started")
+            raise InputError(
+                f"{self.checkpoints.folder}: the data has changed since the run was started; restore the data or "
+                "choose another folder"
+            )
         parameters = self.checkpoints.load_model("last", self.model)
         try:
             self.engine.check(parameters, dict(state.optimizer))
         except InputError as error:
-            raise InputError(f"{path}: not of this run: {error}") from error
+            raise InputError(f"{path}: belongs to another run: {error}") from error
         if state.schedule.model_fields_set != self.schedule.state().keys():
-            raise InputError(f"{path}: not of this run: its schedule is another one than {self.settings.schedule}")
+            raise InputError(f"{path}: belongs to another run: its schedule is not {self.settings.schedule}")
         return state, parameters
 
     def _save(self, metrics: dict[str, Any] | None = None) -> None:
@@ -277,14 +280,14 @@ class Trainer:
         """Return the number of the last update and the likely cause of its failure."""
         step = self.position.step
         rate = self.schedule.rate(step - 1)
-        return f"{step}: the training has diverged (learning rate {rate:g}; a lower one may help)"
+        return f"{step}: the training has diverged (learning rate {rate:g}; try a lower one)"
 
     def _epoch(self) -> None:
         """Run the remaining updates of the epoch."""
         position, settings = self.position, self.settings
         windows = self.plan.updates(position.epoch, settings.accumulate, self.world.size)
         if position.update >= len(windows):
-            last = f"the last checkpoint is of update {position.update} of {len(windows)}"
+            last = f"the last checkpoint is at update {position.update} of an epoch with only {len(windows)}"
             raise CommonError(f"{self.checkpoints.folder}: {last}")
         self._start_clock()
         while position.update < len(windows):

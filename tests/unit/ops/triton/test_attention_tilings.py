@@ -22,7 +22,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.mark.parametrize("size", [1, 16, 33, 64, 80, 128, 200, 256])
 def test_a_tiling_holds_what_it_is_for(size: int, dtype: torch.dtype, memory: int) -> None:
     if size > launching.largest_head(memory):
-        with pytest.raises(NotImplementedError, match=rf"heads of {size} numbers fits 65536 bytes"):
+        with pytest.raises(NotImplementedError, match=rf"heads of size {size} need more than the 65536 bytes"):
             launching.tilings(size, 1, torch.float32, memory)
         return
     every = launching.tilings(size, size, dtype, memory)

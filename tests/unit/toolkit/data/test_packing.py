@@ -52,7 +52,7 @@ def test_texts_have_a_digest_of_their_own() -> None:
 
 
 def test_no_symbols_are_an_error() -> None:
-    with pytest.raises(InputError, match="no text with symbols"):
+    with pytest.raises(InputError, match="at least one text with symbols"):
         pack([[], []], 8, SYMBOLS)
 
 

@@ -91,7 +91,7 @@ def test_files_of_another_size(tmp_path: Path, name: str) -> None:
     for blob in (whole[:-1], whole + b"\0", b""):
         path.write_bytes(blob)
         with pytest.raises(
-            InputError, match=rf"{name}: truncated or changed: {len(blob)} bytes, expected {len(whole)}"
+            InputError, match=rf"{name}: truncated or changed: expected {len(whole)} bytes, found {len(blob)}"
         ):
             RaggedRows.open(tmp_path / "r")
     path.unlink()
@@ -102,12 +102,12 @@ def test_files_of_another_size(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 2}, "not the manifest of token files"),
-        ({"dtype": "O"}, "not the manifest of token files"),
-        ({"dtype": ["<u2"]}, "not the manifest of token files"),
+        ({"format": 2}, "not a manifest of token files"),
+        ({"dtype": "O"}, "not a manifest of token files"),
+        ({"dtype": ["<u2"]}, "not a manifest of token files"),
         ({"rows": -1}, "truncated or changed"),
-        ({"symbols": "104"}, "not the manifest of token files"),
-        ({"digest": None}, "not the manifest of token files"),
+        ({"symbols": "104"}, "not a manifest of token files"),
+        ({"digest": None}, "not a manifest of token files"),
         ({"rows": 6}, "truncated or changed"),
         ({"symbols": 105}, "truncated or changed"),
     ],

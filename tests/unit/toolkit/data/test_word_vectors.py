@@ -45,11 +45,11 @@ def test_a_word_may_be_white_space_of_another_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("red 1 2\nblue 1\n", r"vectors\.txt:2: expected a word and its numbers, .* 2 of them, found 'blue 1'"),
+        ("red 1 2\nblue 1\n", r"vectors\.txt:2: expected a word and 2 numbers, .* found 'blue 1'"),
         ("red 1 x\n", r"vectors\.txt:1: expected a word and its numbers.*'x'"),
-        ("red 1 nan\n", r"vectors\.txt: 'red': a number is not finite"),
+        ("red 1 nan\n", r"vectors\.txt: the vector of 'red' must be finite"),
         ("red\n", r"vectors\.txt:1: expected a word and its numbers"),
-        ("yellow 1 2\n", r"vectors\.txt: holds none of the 4 symbols, such as 'red', 'green', '\. \.'"),
+        ("yellow 1 2\n", r"vectors\.txt: contains none of the 4 symbols, such as 'red', 'green', '\. \.'"),
         ("", r"vectors\.txt: the file is empty"),
     ],
 )
@@ -76,16 +76,16 @@ def test_a_matrix_of_the_vocabulary(tmp_path: Path) -> None:
     save_file({"a": matrix, "b": torch.zeros(2, 2), "c": torch.zeros(8, 2, dtype=torch.long)}, path)
     assert read_word_vectors(path, SYMBOLS, tensor="a").matrix.equal(matrix[4:])
     for tensor, message in (
-        (None, r"expected one matrix, found a, b, c; name one of them \(tensor\)"),
+        (None, "expected one matrix, found a, b, c; set tensor"),
         ("d", "expected a matrix 'd', found a, b, c"),
-        ("b", "2 rows for 8 symbols; name the words' file"),
+        ("b", "expected 8 rows, one per symbol, found 2; set words"),
         ("c", "expected a matrix of floating-point numbers, found torch.int64"),
     ):
         with pytest.raises(InputError, match=message):
             read_word_vectors(path, SYMBOLS, tensor=tensor)
     matrix[5, 1] = torch.inf
     save_file({"a": matrix}, path)
-    with pytest.raises(InputError, match="a number is not finite"):
+    with pytest.raises(InputError, match="must be finite"):
         read_word_vectors(path, SYMBOLS)
 
 

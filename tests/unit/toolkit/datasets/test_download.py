@@ -40,7 +40,9 @@ def test_a_transfer_that_breaks_off_is_gone_on_with(server: Server, tmp_path: Pa
     path, part = tmp_path / "file", tmp_path / "file.part"
     server.cut = 100_000
     for saved in (100_000, 200_000):
-        with pytest.raises(InputError, match=rf"/file: .*; {saved} of 256000 bytes are kept, the same command goes on"):
+        with pytest.raises(
+            InputError, match=rf"/file: .*; {saved} of 256000 bytes are kept; run the same command again"
+        ):
             fetch(server.file(), path)
         assert not path.exists() and part.read_bytes() == CONTENT[:saved]
     fetch(server.file(), path)
@@ -58,7 +60,7 @@ def test_a_server_that_ignores_ranges_sends_all_again(server: Server, tmp_path: 
 def test_a_server_that_sends_another_range(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.part").write_bytes(CONTENT[:5000])
     server.shift = 7
-    with pytest.raises(InputError, match=r"expected bytes from 5000 on .* sent 'bytes 5007-255999/256000'"):
+    with pytest.raises(InputError, match=r"from 5000 on, found the range 'bytes 5007-255999/256000'"):
         fetch(server.file(), tmp_path / "file")
     assert (tmp_path / "file.part").read_bytes() == CONTENT[:5000] and not (tmp_path / "file").exists()
 
@@ -97,7 +99,7 @@ def test_no_more_than_the_known_size_is_kept(server: Server, tmp_path: Path, mon
 
 def test_a_changed_file_of_the_user_is_left_alone(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"mine")
-    with pytest.raises(InputError, match="is not the known file"):
+    with pytest.raises(InputError, match="differs from the known file"):
         fetch(server.file(), tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == b"mine" and server.requests == []
 
@@ -164,7 +166,7 @@ def test_the_first_transfer_of_an_unknown_file_is_recorded(server: Server, tmp_p
     fetch(file, path)
     assert len(server.requests) == 1
     path.write_bytes(b"mine")
-    with pytest.raises(InputError, match=r"/file: is not the file that file\.sha256 describes .* remove it"):
+    with pytest.raises(InputError, match=r"/file: differs from the file that file\.sha256 describes .* delete it"):
         fetch(file, path)
     path.unlink()
     server.files["/file"] = b"another version"
@@ -212,7 +214,7 @@ def test_the_published_md5_will_do(server: Server, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="differs from the known file"):
         fetch(file, tmp_path / "again")
     (tmp_path / "file").write_bytes(b"mine")
-    with pytest.raises(InputError, match="is not the known file"):
+    with pytest.raises(InputError, match="differs from the known file"):
         fetch(file, tmp_path / "file")
 
 
@@ -247,7 +249,7 @@ def test_a_text_is_unpacked_and_checked(server: Server, tmp_path: Path, packing:
     assert len(server.requests) == 1 and len(said) == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["packed", "text"]
     path.write_bytes(b"mine")
-    with pytest.raises(InputError, match="text: is not the known file"):
+    with pytest.raises(InputError, match="text: differs from the known file"):
         fetch_text(file, path, packed)
 
 
@@ -286,14 +288,14 @@ def test_a_damaged_archive_is_thrown_away(server: Server, tmp_path: Path, packin
 def test_members_are_read_by_their_exact_names_alone(server: Server, tmp_path: Path, packing: str) -> None:
     members = {"../text": TEXT, "./text": TEXT, "/text": TEXT, "TEXT": TEXT}
     part = packed_in(server, packing, (tar if packing == "tar" else zipped)(members), "text")
-    with pytest.raises(InputError, match=r"archive1: text: can't be read: .*(not in the archive|no item)"):
+    with pytest.raises(InputError, match=r"archive1: text: can't be read: .*(missing from the archive|no item)"):
         fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
     assert [p.name for p in tmp_path.iterdir()] == ["packed"] and list((tmp_path / "packed").iterdir()) == []
 
 
 def test_a_link_is_not_followed(server: Server, tmp_path: Path) -> None:
     part = packed_in(server, "tar", tar({"else": TEXT}, link="text"), "text")
-    with pytest.raises(InputError, match=r"text: .*is not in the archive"):
+    with pytest.raises(InputError, match=r"text: .*missing from the archive"):
         fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
     part = packed_in(server, "tar", tar({"text": TEXT}, link="text"), "text")
     assert fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed").read_bytes() == TEXT
@@ -347,7 +349,7 @@ def unpacked(server: Server, folder: Path, content: str | bytes, **options: obje
 def test_sentences_of_a_test_set(server: Server, tmp_path: Path) -> None:
     sgml = '<srcset>\n<doc id="1">\n<seg id="1"> Ein  Satz\u00a0hier. </seg>\n  <seg id="2"></seg>\n</doc>\n</srcset>\n'
     assert unpacked(server, tmp_path, sgml, form="segments") == ["Ein Satz hier.", ""]
-    with pytest.raises(InputError, match=r"unexpected line '<seg id=\"1\">Ein'"):
+    with pytest.raises(InputError, match=r"expected a line that matches .*, found '<seg id=\"1\">Ein'"):
         unpacked(server, tmp_path, '<seg id="1">Ein\nSatz</seg>\n', form="segments")
     with pytest.raises(InputError, match="can't decode byte 0xe4"):
         unpacked(server, tmp_path, b"<seg id='1'>M\xe4rz</seg>\n", form="segments")
@@ -374,7 +376,7 @@ def test_sides_of_pairs(server: Server, tmp_path: Path) -> None:
     assert [len(sides[split, 0]) for split in ("train", "dev", "test")] == [1000, 4000, 4000]
     for split in ("train", "dev", "test"):
         assert [s.replace("one", "eins") for s in sides[split, 0]] == sides[split, 1]
-    with pytest.raises(InputError, match="unexpected line 'alone'"):
+    with pytest.raises(InputError, match=r"expected a line that matches .*, found 'alone'"):
         unpacked(server, tmp_path, "alone\n", form="clusters", split="dev")
 
 
@@ -405,7 +407,7 @@ def test_a_parallel_corpus(server: Server, tmp_path: Path, corpus: Source) -> No
 def test_sides_with_different_numbers_of_lines(server: Server, tmp_path: Path, corpus: Source) -> None:
     server.files["/archive1"] = tar({"c/text.de": TEXT, "c/text.en": b"one\n"})
     for _ in range(2):
-        with pytest.raises(InputError, match=r"dev\.en: 1 lines, but dev\.de has 3; remove both"):
+        with pytest.raises(InputError, match=r"dev\.en: 1 lines, but dev\.de has 3; delete both"):
             get("corpus", tmp_path)
 
 

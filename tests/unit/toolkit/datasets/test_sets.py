@@ -105,7 +105,7 @@ def test_a_published_archive_must_be_whole(server: Server, tmp_path: Path, monke
 
 def test_members_of_a_folder(server: Server, tmp_path: Path) -> None:
     pattern = r"(?:\./)?f/(neg|pos)/(\d+)_(\d+)\.txt"
-    with pytest.raises(InputError, match=r"archive1: .*: \./f/neg/1_2\.txt: is there twice"):
+    with pytest.raises(InputError, match=r"archive1: .*: \./f/neg/1_2\.txt: occurs twice"):
         lines_of(folder_of(server, pattern, {"f/neg/1_2.txt": b"a", "./f/neg/1_2.txt": b"b"}, form="reviews"), tmp_path)
     with pytest.raises(InputError, match=f"expected at most {LONGEST} bytes, found {LONGEST + 1}"):
         lines_of(folder_of(server, pattern, {"f/pos/1_2.txt": b"a" * (LONGEST + 1)}, form="reviews"), tmp_path)
@@ -168,10 +168,10 @@ def test_patients_become_one_table(server: Server, tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        (b"", "unexpected line ''"),
-        (b"Time;Parameter\n", "unexpected line 'Time;Parameter'"),
-        (PATIENT + b"1:61,HR,80\n", "unexpected line '1:61,HR,80'"),
-        (PATIENT + b"01:00,,80\n", "unexpected line '01:00,,80'"),
+        (b"", "expected a line that matches .*, found ''"),
+        (b"Time;Parameter\n", "expected a line that matches .*, found 'Time;Parameter'"),
+        (PATIENT + b"1:61,HR,80\n", "expected a line that matches .*, found '1:61,HR,80'"),
+        (PATIENT + b"01:00,,80\n", "expected a line that matches .*, found '01:00,,80'"),
         (PATIENT + b"\xff", "can't decode byte 0xff"),
     ],
 )
@@ -199,7 +199,7 @@ def test_labelled_sentences(server: Server, tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", [b"", b"1", b"1 ", b"1   ", b"pos good", b"<html>", b" 1 x"])
 def test_sentences_without_a_label(server: Server, tmp_path: Path, line: bytes) -> None:
     part = packed_in(server, "plain", b"1 good\n" + line + b"\n", form="labelled")
-    with pytest.raises(InputError, match=r"archive1: .*unexpected line"):
+    with pytest.raises(InputError, match=r"archive1: .*expected a line that matches .*, found"):
         lines_of(SourceFile("text", parts=(part,)), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["packed"]
 
@@ -310,7 +310,7 @@ def photos(server: Server, count: int) -> SourceFile:
 def test_photographs_one_by_one(server: Server, tmp_path: Path) -> None:
     file, said = photos(server, 30), list[str]()
     server.files["/image20.png"], saved = b"<html>log in</html>", server.files["/image20.png"]
-    with pytest.raises(InputError, match=r"/image20\.png: is not a PNG file; it was deleted"):
+    with pytest.raises(InputError, match=r"/image20\.png: expected a PNG file"):
         fetch_text(file, tmp_path / "images.tar", tmp_path / "packed", said.append)
     assert said == [f"{server.address}/image1.png and 29 more files, of unknown size"]
     # Only what is wrong goes; with it right, nothing else is fetched again.

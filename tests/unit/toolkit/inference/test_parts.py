@@ -42,7 +42,7 @@ def test_an_output_stands_in_its_column(task, source: str, target: str, line: st
 
 
 def test_texts_have_no_targets() -> None:
-    with pytest.raises(InputError, match="a line of the task language is a text as a whole"):
+    with pytest.raises(InputError, match="targets can't be used with the task language"):
         join_columns(Language(), ["a"], ["b"])
 
 

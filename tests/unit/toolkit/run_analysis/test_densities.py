@@ -110,5 +110,5 @@ def test_other_runs_and_empty_corpora_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="reviews: there are no examples to analyse"):
         summarize_densities(run, Corpus([], []), "reviews", [])
     other = Run(tmp_path, RNNSeq2Seq(6, 6, d_model=8), WORDS, LABELS, {"task": "strings"}, {})
-    with pytest.raises(InputError, match="no densities over words or images: strings"):
+    with pytest.raises(InputError, match="densities over words or images, found the task strings"):
         summarize_densities(other, documents(), "verbs", [""] * 40)

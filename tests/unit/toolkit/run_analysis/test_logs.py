@@ -90,14 +90,14 @@ def test_seconds_add_up_over_epochs(tmp_path: Path) -> None:
     (tmp_path / "timing.jsonl").write_text("".join(timing[:-1]))
     assert value_history(tmp_path).seconds is None
     (tmp_path / "timing.jsonl").write_text('{"event": "epoch", "step": 4}\n')
-    with pytest.raises(InputError, match="events must have a step and numbers"):
+    with pytest.raises(InputError, match="each event must have a step and numbers"):
         value_history(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("event", "message"),
     [
-        ({"event": "epoch", "step": 1}, "no validation in this log"),
+        ({"event": "epoch", "step": 1}, "expected a log with at least one validation"),
         ({"event": "epoch", "dev_loss": 1.0}, "must have a step and numbers"),
         ({"event": "epoch", "step": 1, "dev_loss": "low"}, "must have a step and numbers"),
     ],

@@ -226,7 +226,7 @@ def test_a_number_that_two_sentences_have_is_refused() -> None:
     model, data = transformer(), corpus(4)
     reader = read_model(model, SRC, TGT)
     batches = [data.batch([0, 1]), data.batch([0, 1])]
-    with pytest.raises(ValueError, match="4 sentences must be numbered from 0, each once: none has number 2"):
+    with pytest.raises(ValueError, match="numbers from 0 to 3, none has 2"):
         summarize_attention(model, reader, batches, name="model", corpus="samples")
     with pytest.raises(InputError, match="samples: there are no sentences to analyse"):
         summarize_attention(model, reader, [], name="model", corpus="samples")

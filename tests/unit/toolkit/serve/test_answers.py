@@ -192,14 +192,14 @@ def test_weights_are_those_of_a_recording_and_zeros_are_left_out(served: ServedR
 @pytest.mark.parametrize(
     ("method", "schema", "message"),
     [
-        ("steps", StepsRequest(source=LINES[0], tokens=[2]), "tokens: symbols are numbered from 3 to"),
-        ("steps", StepsRequest(source=LINES[0], tokens=[10**6]), "tokens: symbols are numbered from 3 to"),
-        ("attention", AttentionRequest(source=LINES[0], heads=["cross.2.1"]), "there is no head 'cross.2.1'; expected"),
-        ("translate", TranslateRequest(sources=LINES[:1], prefix="é"), "prefix: the beginning 'é' holds symbols"),
+        ("steps", StepsRequest(source=LINES[0], tokens=[2]), "tokens must be from 3 to"),
+        ("steps", StepsRequest(source=LINES[0], tokens=[10**6]), "tokens must be from 3 to"),
+        ("attention", AttentionRequest(source=LINES[0], heads=["cross.2.1"]), "unknown head 'cross.2.1', expected"),
+        ("translate", TranslateRequest(sources=LINES[:1], prefix="é"), "prefix: the text 'é' contains symbols"),
         (
             "translate",
             TranslateRequest(sources=LINES[:1], prefix="scan", max_length=3),
-            "prefix: the beginning 'scan' has 4",
+            "prefix: the text 'scan' must have at most max_length 3 symbols, got 4",
         ),
     ],
 )
@@ -211,16 +211,16 @@ def test_what_the_run_does_not_know_is_refused(served: ServedRun, method: str, s
 def test_bad_lines_are_refused_with_their_number(served: ServedRun) -> None:
     with pytest.raises(InputError, match="sources:2: expected source<TAB>features"):
         translate(served, {"sources": [LINES[0], "scan"]})
-    with pytest.raises(InputError, match=r"sources:1: 6 symbols, at most 5 are read"):
+    with pytest.raises(InputError, match=r"sources:1: expected at most 5 symbols, found 6"):
         translate(replace(served, limits=Limits(symbols=5)), {"sources": ["scan\tV;PST"]})
 
 
 def test_a_language_is_refused_in_the_words_of_the_api(served: ServedRun) -> None:
     named = replace(served, task=replace(served.task, languages=["deu", "eng"]))  # type: ignore[type-var]
     cases = [
-        (served, {"language": "x"}, "language: the run knows no languages, 'x' was given"),
-        (named, {"language": "x"}, "language: the run knows the languages deu, eng; 'x' is not among them"),
-        (named, {}, "language: the run knows the languages deu, eng; "),
+        (served, {"language": "x"}, "language can't be used with a run without languages, got 'x'"),
+        (named, {"language": "x"}, "language must be one of deu, eng, got 'x'"),
+        (named, {}, "language must be one of deu, eng, got none"),
     ]
     for one, values, message in cases:
         with pytest.raises(Refusal) as refusal:
@@ -250,7 +250,7 @@ def test_facts_are_those_of_the_run(served: ServedRun) -> None:
 def test_no_choice_is_made_among_texts_of_a_language_model() -> None:
     run = load_run(Path(__file__).parents[3] / "fixtures" / "version1" / "language" / "run")
     texts = ServedRun("texts", run, task_of(run.task), SearchOptions(), Limits())
-    with pytest.raises(Refusal, match="min_risk is not for texts of language models"):
+    with pytest.raises(Refusal, match="min_risk can't be used with a language model"):
         translate(texts, {"sources": ["one"], "mode": "sample", "num_samples": 3, "min_risk": True})
 
 
@@ -258,5 +258,5 @@ def test_a_limit_of_the_server_refuses_no_request_that_keeps_to_it(served: Serve
     long = replace(served, search=SearchOptions(min_length=600, max_length=1000))
     (answers,) = translate(long, {"sources": LINES[:1], "min_length": 1, "max_length": 5})
     assert len(answers[0]["hypotheses"][0]["tokens"]) in range(1, 6)
-    with pytest.raises(OptionError, match="min_length 600 is above max_length"):
+    with pytest.raises(OptionError, match="min_length must be at most max_length"):
         translate(long, {"sources": LINES[:1]})

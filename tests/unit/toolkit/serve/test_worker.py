@@ -95,7 +95,7 @@ def test_a_batch_goes_on_while_anyone_waits_for_it(worker: Worker, gate: Gate) -
 
 def test_the_time_of_work_is_limited(gate: Gate) -> None:
     worker = Worker(Limits(seconds=0.05))
-    with pytest.raises(Refusal, match="the work took more than") as refusal:
+    with pytest.raises(Refusal, match="the computation took more than") as refusal:
         worker.submit(gate.work, None, 0).answer.result(10)
     assert refusal.value.status == 503
     worker.close()

@@ -47,7 +47,7 @@ def test_lines_plain_or_packed(tmp_path: Path) -> None:
         ("pos\tgood\nonly text\n", r"f.tsv:2: expected label<TAB>text, found 1 column: 'only text'"),
         ("pos\tgood\npos\t \tx\nneg\t\n", r"f.tsv:3: expected label<TAB>text, found an empty text"),
         ("pos\tgood\n\tfoo\n", r"f.tsv:2: expected label<TAB>text, found an empty label"),
-        ("\n \n", "f.tsv: holds blank lines alone, expected lines of label<TAB>text"),
+        ("\n \n", "f.tsv: expected lines of label<TAB>text, found only blank lines"),
         ("", "the file is empty"),
     ],
     ids=["one column", "no text", "no label", "blank lines", "empty file"],

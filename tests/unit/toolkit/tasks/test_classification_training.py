@@ -85,7 +85,7 @@ def test_a_split_is_held_out_where_there_is_none(folder: Path) -> None:
         ({"train": None}, {}, "data.train"),
         ({"held_out": 1.0}, {}, "data.held_out"),
         ({}, {"architecture": "rnn", "num_basis": 30}, "model.architecture: expected 'classifier', found 'rnn'"),
-        ({}, {"attention": "discrete", "density": "laplace"}, "density is for continuous and combined attention"),
+        ({}, {"attention": "discrete", "density": "laplace"}, "density: laplace applies only to attention: continuous"),
         ({}, {"transform": "hardmax"}, "model.transform"),
         ({}, {"num_basis": 7}, "model.num_basis"),
     ],

@@ -90,9 +90,9 @@ def test_synthetic_examples_are_scored_by_length(tmp_path: Path, output: str) ->
     task = task_of(run.task)
     report, _ = evaluate_outputs(task, run, task.split(run, loaded.data, "test"), SearchOptions(beam_size=1))
     assert report["samples"] == 10 and list(report["lengths"]) == ["10", "20"]
-    with pytest.raises(InputError, match="lines:1: a run of the synthetic task copy reads no text"):
+    with pytest.raises(InputError, match="lines:1: a run of the synthetic task copy can't read texts"):
         task.read(["a"], "lines", run, False)
-    with pytest.raises(InputError, match="length is for texts"):
+    with pytest.raises(InputError, match="length applies only to texts"):
         task.split(run, loaded.data, "test", length=8)
 
 
@@ -110,10 +110,10 @@ def test_accuracies_of_lengths_are_those_of_their_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({}, "train and dev files are needed"),
-        ({"embedded": "german-numbers", "dev": "dev"}, "embedded data takes no dev"),
-        ({"embedded": "german-numbers", "synthetic": {"name": "copy"}}, "one of the two"),
-        ({"synthetic": {"name": "copy"}, "subwords": {"size": 30}}, "takes no subwords"),
+        ({}, "train and dev must be set"),
+        ({"embedded": "german-numbers", "dev": "dev"}, "dev can't be used with embedded data"),
+        ({"embedded": "german-numbers", "synthetic": {"name": "copy"}}, "not both"),
+        ({"synthetic": {"name": "copy"}, "subwords": {"size": 30}}, "leave out subwords"),
         ({"synthetic": {"name": "copy", "least": 70}}, "70"),
         ({"synthetic": {"name": "add"}}, "name"),
         ({"train": "a", "dev": "b", "length": 1}, "length"),
@@ -126,8 +126,8 @@ def test_bad_settings_are_one_line_each(data: dict[str, Any], words: str) -> Non
 
 
 def test_files_that_are_missing_or_empty_are_named(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"valid: there is no such file \(nor one that ends in"):
+    with pytest.raises(InputError, match="valid: no such file, nor one with"):
         prepare(config(files(folder, dev="valid")))
     (folder / "empty").write_text("\n\n")
-    with pytest.raises(InputError, match=rf"^{folder}/empty: there is no text with symbols"):
+    with pytest.raises(InputError, match=rf"^{folder}/empty: expected at least one text with symbols"):
         prepare(config(files(folder, dev="empty")))

@@ -80,33 +80,33 @@ def test_a_run_has_its_own_task(runs: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("own", "other", "words"),
     [
-        ("verbs", "words", "task is 'translation', 'strings' by config.yaml"),
-        ("words", "verbs", "task is 'strings', 'translation' by config.yaml"),
-        ("classes", "texts", "task is 'language', 'classification' by config.yaml"),
-        ("all", "one", r"languages is \['aa'\], the model's symbols are of \['aa', 'bb'\]"),
-        ("one", "all", r"languages is \['aa', 'bb'\], \['aa'\] by config.yaml"),
-        ("one", "short", "max_length is 40, 256 by config.yaml"),
-        ("verbs", "one", r"languages is \['aa'\], None by config.yaml"),
-        ("words", "parts", "joiner is '@@', None by config.yaml"),
-        ("parts", "words", "joiner is None, '@@' by config.yaml"),
-        ("texts", "rows", "length is 32, 16 by config.yaml"),
-        ("texts", "copies", "synthetic is 'copy', None by config.yaml"),
+        ("verbs", "words", "task is 'translation', but config.yaml sets 'strings'"),
+        ("words", "verbs", "task is 'strings', but config.yaml sets 'translation'"),
+        ("classes", "texts", "task is 'language', but config.yaml sets 'classification'"),
+        ("all", "one", r"languages is \['aa'\], but the vocabulary has \['aa', 'bb'\]"),
+        ("one", "all", r"languages is \['aa', 'bb'\], but config.yaml sets \['aa'\]"),
+        ("one", "short", "max_length is 40, but config.yaml sets 256"),
+        ("verbs", "one", r"languages is \['aa'\], but config.yaml sets None"),
+        ("words", "parts", "joiner is '@@', but config.yaml sets None"),
+        ("parts", "words", "joiner is None, but config.yaml sets '@@'"),
+        ("texts", "rows", "length is 32, but config.yaml sets 16"),
+        ("texts", "copies", "synthetic is 'copy', but config.yaml sets None"),
     ],
 )
 def test_the_task_of_another_run_is_refused(runs: Path, own: str, other: str, words: str, tmp_path: Path) -> None:
     copy = mixed(runs, own, other, tmp_path)
-    with pytest.raises(InputError, match=f"{own}/task.json: {words}: not this run's file; restore it"):
+    with pytest.raises(InputError, match=f"{own}/task.json: {words}: restore the file of this run"):
         open_run(copy, device="cpu")
-    with pytest.raises(InputError, match="not this run's file"):
+    with pytest.raises(InputError, match="restore the file of this run"):
         open_run(runs / own, device="cpu", others=[copy])
 
 
 @pytest.mark.parametrize(
     ("own", "other", "words"),
     [
-        ("verbs", "classes", "the task classification has no model of the class in model.json"),
-        ("verbs", "one", r"languages is \['aa'\], the model's symbols are of \[\]"),
-        ("all", "verbs", r"languages is \[\], the model's symbols are of \['aa', 'bb'\]"),
+        ("verbs", "classes", "the task classification does not support the model class in model.json, .*"),
+        ("verbs", "one", r"languages is \['aa'\], but the vocabulary has \[\]"),
+        ("all", "verbs", r"languages is \[\], but the vocabulary has \['aa', 'bb'\]"),
     ],
 )
 @pytest.mark.parametrize("config", [None, "version: 1\n"])
@@ -132,7 +132,7 @@ def test_a_training_does_not_go_on_with_the_task_of_another_run(runs: Path, tmp_
     data = {**DATA["one"], "folder": str(runs)}
     config = config_of({"version": 1, "data": data, "model": {"d_model": 4, "layers": 1}})
     assert prepare(config, runs / "one").task.facts()["max_length"] == 256
-    with pytest.raises(InputError, match=r"max_length is 40, 256 by config\.yaml"):
+    with pytest.raises(InputError, match=r"max_length is 40, but config\.yaml sets 256"):
         prepare(config, copy)
 
 

@@ -239,5 +239,5 @@ def test_lines_of_words_that_are_malformed(line: str, gold: bool, message: str) 
 
 
 def test_embedded_data_has_its_own_columns() -> None:
-    with pytest.raises(ValidationError, match="embedded data takes no header, columns"):
+    with pytest.raises(ValidationError, match="header, columns can't be used with embedded data"):
         StringsData(embedded="english-verbs", columns={"features": None}, header=True)

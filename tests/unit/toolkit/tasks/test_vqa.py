@@ -57,9 +57,9 @@ def test_lines_plain_or_packed_with_a_header_or_without(tmp_path: Path) -> None:
         ("0\twhat\tbox\n\n1\twhat\n", r"f.tsv:3: .* found 2 columns"),
         ("0\t \tbox\n", r"f.tsv:1: .* found an empty question"),
         ("0\twhat\t\n", r"f.tsv:1: .* found an empty answer"),
-        ("x\twhat\tbox\n", r"f.tsv:1: there is no image 'x'"),
-        ("0\twhat\tbox\n3\twhat\tbox\n", r"f.tsv:2: there is no image '3'"),
-        ("image\tquestion\tanswer\n", "a header and no questions"),
+        ("x\twhat\tbox\n", r"f.tsv:1: image 'x' does not exist"),
+        ("0\twhat\tbox\n3\twhat\tbox\n", r"f.tsv:2: image '3' does not exist"),
+        ("image\tquestion\tanswer\n", "expected questions after the header"),
         ("", "the file is empty"),
     ],
 )

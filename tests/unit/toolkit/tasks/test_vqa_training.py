@@ -92,10 +92,10 @@ def test_lines_name_images(folder: Path, tmp_path: Path) -> None:
     expected = np.stack([np.load(folder / "train.npy")[5], np.load(folder / "test.npy")[3]])
     np.testing.assert_array_equal(shown.numpy(), expected)
     for text, options, message in (
-        ("77\tis it red?", {}, "in:1: there is no image '77'"),
+        ("77\tis it red?", {}, "in:1: image '77' does not exist"),
         ("is it red?", {}, "in:1: expected image<TAB>question, found 1 column"),
         ("3\tis it red?", {"images": folder / "none.npy"}, "none.npy"),
-        ("3\tis it red?", {"language": "eo"}, "a visual run takes no language, 'eo' was given"),
+        ("3\tis it red?", {"language": "eo"}, "language can't be used with a run of the task visual, got 'eo'"),
     ):
         with pytest.raises(InputError, match=message):
             read_lines(run_of, [text], "in", gold=False, **options)
@@ -118,14 +118,14 @@ class _Untrained:
 @pytest.mark.parametrize(
     ("data", "model", "message"),
     [
-        ({"images": {"train": "train.npy"}}, {}, "names no images of test"),
+        ({"images": {"train": "train.npy"}}, {}, "data.images.test is not set"),
         ({"images": None}, {}, "data.images"),
-        ({"test": None}, {}, "names no test file"),
+        ({"test": None}, {}, "data.test is not set"),
         ({"images": "nowhere.npy"}, {}, "nowhere.npy"),
-        ({"size": [8, 8]}, {}, "images of 16 x 16 stay so, 8 x 8 was asked for"),
+        ({"size": [8, 8]}, {}, "size must be 16 x 16, got 8 x 8"),
         ({"held_out": 0.001}, {}, "too few images"),
         ({"task": "classification"}, {}, "unknown key"),
-        ({}, {"density": 2.0, "attention": "discrete"}, "density is for continuous"),
+        ({}, {"density": 2.0, "attention": "discrete"}, "density: 2.0 applies only to attention: continuous"),
         ({}, {"num_basis": 17}, "num_basis must be a square number, got 17"),
         ({}, {"transform": "hardmax"}, "model.transform"),
     ],

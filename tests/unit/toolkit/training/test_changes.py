@@ -43,7 +43,7 @@ def test_only_some_settings_may_change() -> None:
     now = config_of({**content, "run_dir": "b"})
     found = find_changes("text", before, now)
     assert found == Changes("text", {"training.epochs": (3, 5), "search.beam_size": (5, 2)}, now.training)
-    assert found.lines == ["training.epochs: 5, 3 until now", "search.beam_size: 2, 5 until now"]
+    assert found.lines == ["training.epochs: changed from 3 to 5", "search.beam_size: changed from 5 to 2"]
     for other in (
         {"training": {"epochs": 5, "clip": 1.0}},
         {"training": {"epochs": 5, "src_embeddings": "glove.txt"}},
@@ -72,20 +72,23 @@ def test_before_the_first_checkpoint_nothing_is_made_yet(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("settings", "values", "words"),
     [
-        ({}, {"epochs": (5, 3)}, "training.epochs: 3 are made already: expected more, found 3"),
-        ({"updates": 12}, {"updates": (20, 12)}, "training.updates: 12 are made already: expected more, found 12"),
+        ({}, {"epochs": (5, 3)}, "training.epochs: expected more than 3, which are already done, found 3"),
+        (
+            {"updates": 12},
+            {"updates": (20, 12)},
+            "training.updates: expected more than 12, which are already done, found 12",
+        ),
         (
             {"schedule": "linear", "updates": 40, "warmup": 1},
             {"updates": (20, 40)},
-            "training.updates: the learning rate of schedule linear depends on their number: expected 20 as before, "
-            "found 40",
+            "training.updates: expected 20 as before, because schedule: linear depends on it, found 40",
         ),
     ],
 )
 def test_ends_that_a_run_cannot_have(
     tmp_path: Path, settings: dict[str, Any], values: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(InputError, match=f"^{tmp_path}: .*{words}.*; or choose another folder$"):
+    with pytest.raises(InputError, match=f"^{tmp_path}: .*{words}.* or choose another folder$"):
         changes(Settings(**settings), **values).check(trained(tmp_path))
 
 

@@ -60,21 +60,24 @@ def test_layers_maps_and_sharing_may_differ() -> None:
     assert model.output.weight.equal(source.tgt_embedding.weight)
     lines = describe_start({"run": {"folder": "r", "checkpoint": "best", "step": 7, **facts}})
     assert lines[0].startswith("Starts from r (best, step 7): ") and "src_embedding.weight of 10 of 10" in lines[0]
-    assert lines[1].startswith("Not there, drawn at random: encoder.") and lines[1].endswith(" more")
+    assert lines[1].startswith("Missing, initialized at random: encoder.") and lines[1].endswith(" more")
     less = rnn(seed=3, layers=1)
     facts = take_parameters(less, run(model), SAME)
     assert facts["random"] == [] and all("_l1" in name or "_l2" in name for name in facts["unused"])
     assert less.output.weight.equal(less.tgt_embedding.weight)  # the source's one matrix, in both places
     lines = describe_start({"run": {"folder": "r", "checkpoint": "best", "step": 7, **facts}})
-    assert len(lines) == 2 and lines[1].startswith("Not taken: ")
+    assert len(lines) == 2 and lines[1].startswith("Not used: ")
 
 
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (lambda: rnn(d_model=10), r"runs/source: .* there, .* here; sizes of model must be the same"),
-        (lambda: TransformerSeq2Seq(10, 7, d_model=8, heads=2, layers=1), "a RNNSeq2Seq, .* model is a TransformerSeq"),
-        (lambda: rnn(input_feeding=False), r"decoder\.weight_ih_l0 of shape \[32, 16\] there, \[32, 8\] here"),
+        (lambda: rnn(d_model=10), "runs/source: .* must have shape .*, found .*; use the same sizes"),
+        (
+            lambda: TransformerSeq2Seq(10, 7, d_model=8, heads=2, layers=1),
+            "of the class TransformerSeq2Seq, found RNNSeq2Seq",
+        ),
+        (lambda: rnn(input_feeding=False), r"decoder\.weight_ih_l0 must have shape \[32, 8\], found \[32, 16\]"),
     ],
     ids=["sizes", "class", "input feeding"],
 )
@@ -103,10 +106,10 @@ def test_what_a_run_began_with_is_read_again(tmp_path: Path) -> None:
     (tmp_path / "start.safetensors").write_bytes(blob)
     assert load_start(other, tmp_path) == start.facts
     assert all(value.equal(other.state_dict()[name]) for name, value in model.state_dict().items())
-    with pytest.raises(InputError, match=r"start\.safetensors: not of this run's model; restore the file"):
+    with pytest.raises(InputError, match=r"start\.safetensors: belongs to another model; restore the file"):
         load_start(rnn(), tmp_path)
     (tmp_path / "start.safetensors").write_bytes(blob[:-5])
-    with pytest.raises(InputError, match=r"not the parameters that a run began with; restore the file"):
+    with pytest.raises(InputError, match="not a file of initial parameters; restore the file"):
         load_start(other, tmp_path)
 
 
@@ -120,7 +123,7 @@ def test_vectors_become_embeddings() -> None:
     assert model.src_embedding.weight[others].equal(before[others])
     with pytest.raises(InputError, match="here: expected vectors of 8 numbers, found 3"):
         set_embeddings(model, "tgt", WordVectors((4,), torch.zeros(1, 3)), "here")
-    with pytest.raises(InputError, match="here: the model embeds nothing on this side"):
+    with pytest.raises(InputError, match="here: the model has no embeddings of"):
         set_embeddings(LabelDecoder(10, 6, d_model=8), "tgt", vectors, "here")
 
 

@@ -38,7 +38,7 @@ def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatc
 
 
 def test_what_is_left_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    left_out = "Left out of 9 examples: 3 longer than data.max_length, 2 with an empty side"
+    left_out = "Left out of 9 examples: 3 longer than data.max_length, 2 with an empty source or target"
     for counts, words in ((None, []), (Counts(9, 9, 0, 0), []), (Counts(9, 4, 2, 3), [left_out])):
         with TrainingDisplay(Path("[red]\x1b[2J"), resumed=False, epochs=1, counts=counts):
             pass

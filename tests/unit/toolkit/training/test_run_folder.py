@@ -106,10 +106,10 @@ def test_folders_that_cannot_be(tmp_path: Path) -> None:
 
 def test_vocabularies_that_are_not_the_models(finished: Path) -> None:
     Vocabulary(["x", "y", "z"]).save(finished / "tgt.vocab.json")
-    with pytest.raises(InputError, match=r"tgt\.vocab\.json: 7 symbols, .* trained with 6"):
+    with pytest.raises(InputError, match=r"tgt\.vocab\.json: expected 6 symbols, .* found 7"):
         load_run(finished)
     Vocabulary(["y", "x"]).save(finished / "tgt.vocab.json")  # as many symbols, and every output would be wrong
-    with pytest.raises(InputError, match=r"tgt\.vocab\.json: not the vocabulary"):
+    with pytest.raises(InputError, match=r"tgt\.vocab\.json: differs from the vocabulary"):
         load_run(finished)
     TGT.save(finished / "tgt.vocab.json")
     load_run(finished)

@@ -39,8 +39,8 @@ CONTENTS: dict[str, tuple[bytes, str]] = {
 WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
     "model.json": [
         ({"arguments": 3}, "arguments: input should be"),
-        ({"arguments": {}}, "src_vocab must be a number of symbols, found None"),
-        ({"arguments": {"src_vocab": 0, "tgt_vocab": 5}}, "src_vocab must be a number of symbols, found 0"),
+        ({"arguments": {}}, "src_vocab must be a whole number of at least 1, found None"),
+        ({"arguments": {"src_vocab": 0, "tgt_vocab": 5}}, "src_vocab must be a whole number of at least 1, found 0"),
         ({"vocabularies": []}, "vocabularies: input should be"),
         ({"vocabularies": {"src": 7}}, r"vocabularies\.src: "),
         ({"classes": 3}, "classes: unknown key"),
@@ -68,7 +68,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"last": "../step-00000001"}, "last: "),
         ({"last": "step-00000001\n"}, "last: "),
         ({"last": "step-٠٠٠٠٠٠٠١"}, "last: "),
-        ({"best": None}, "last and best must both name"),
+        ({"best": None}, "last and best must both be set"),
         ({"kept": 1}, "kept: "),
         ({"kept": [1]}, "kept.0: "),
         ({"kept": [[]]}, "kept.0: "),
@@ -88,7 +88,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"files": {"model.safetensors": 3}}, r"files\.model\.safetensors: "),
         ({"files": {"model.safetensors": {"bytes": -1, "sha256": "0" * 64}}}, "bytes: "),
         ({"files": {"model.safetensors": {"bytes": 1, "sha256": "x"}}}, "sha256: "),
-        ({"files": {"../../model.safetensors": {"bytes": 1, "sha256": "0" * 64}}}, "says nothing of model"),
+        ({"files": {"../../model.safetensors": {"bytes": 1, "sha256": "0" * 64}}}, "does not list model"),
         ({"of": "step-00000001"}, "of: "),
     ],
 }
@@ -142,30 +142,30 @@ def test_values_that_cannot_be(run: Path, name: str, changes: dict[str, Any], wo
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"d_model": -1}, "does not take"),
-        ({"d_model": 16}, r"does not fit model\.json: .* of shape \[.*\], expected \["),
+        ({"d_model": -1}, "invalid arguments"),
+        ({"d_model": 16}, r"does not match model\.json: expected .* of shape \[.*\], found \["),
         ({"d_model": 10**9}, "Storage size calculation overflowed"),
-        ({"d_model": 10**6}, r"does not fit model\.json"),  # more than any memory
+        ({"d_model": 10**6}, r"does not match model\.json"),  # more than any memory
         ({"d_model": 2**31 - 2}, "overflowed"),
         ({"d_model": 10**30}, "d_model must be at most 2147483647, found 1000"),
         ({"d_model": 10**400}, "d_model must be at most 2147483647, found an integer of 1329 bits"),
         ({"d_model": 1e999}, "d_model must be finite, found inf"),
-        ({"d_model": "8"}, "does not take"),
-        ({"d_model": [8]}, "does not take"),
-        ({"d_model": {}}, "d_model must be a number, a text, true, false, null or a list of these"),
+        ({"d_model": "8"}, "invalid arguments"),
+        ({"d_model": [8]}, "invalid arguments"),
+        ({"d_model": {}}, "d_model must be a number, a string, true, false, null or a list of these"),
         ({"dropout": float("nan")}, "dropout must be finite, found nan"),
-        ({"dropout": 2}, "does not take"),
+        ({"dropout": 2}, "invalid arguments"),
         ({"layers": 10**30}, "layers must be at most 10000"),
         ({"layers": 2**31 - 1}, "layers must be at most 10000"),
         ({"layers": 9999}, "layers 9999, and 18 parameters"),
         ({"layers": 1e30}, "layers must be a whole number"),
         ({"layers": [1]}, "layers must be a whole number"),
         ({"layers": "1"}, "layers must be a whole number"),
-        ({"layers": 0}, "model.json: arguments the class does not take|not fit"),
-        ({"layers": 2}, r"does not fit model\.json"),
-        ({"src_vocab": 10**9}, "the model was trained with 1000000000"),
+        ({"layers": 0}, "model.json: invalid arguments|not match"),
+        ({"layers": 2}, r"does not match model\.json"),
+        ({"src_vocab": 10**9}, "expected 1000000000 symbols"),
         ({"depth": 3}, "depth"),
-        ({"functions": 30, "num_basis": 30}, "does not take: .*functions"),
+        ({"functions": 30, "num_basis": 30}, "invalid arguments: .*functions"),
     ],
 )
 def test_sizes_that_cannot_be(run: Path, arguments: dict[str, Any], words: str) -> None:
@@ -210,13 +210,13 @@ STATES: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda state: state.update(processes="1"), "processes: "),
     (lambda state: state.update(more=1), "more: unknown key"),
     (lambda state: state.update(schedule={"rate": 1}), r"schedule\.rate: unknown key"),
-    (lambda state: state.update(schedule={}), "not of this run: its schedule is another one than halve-on-worse"),
+    (lambda state: state.update(schedule={}), "belongs to another run: its schedule is not halve-on-worse"),
     (lambda state: state["schedule"].update(learning_rate=float("nan")), r"schedule\.learning_rate: "),
     (lambda state: state["position"].update(step=-1), r"position\.step: "),
     (lambda state: state["position"].update(loss=float("nan")), r"position\.loss: "),
-    (lambda state: state["position"].update(update=10**9), "is of update 1000000000 of 4"),
+    (lambda state: state["position"].update(update=10**9), "at update 1000000000 of an epoch with only 4"),
     (lambda state: state.update(optimizer=[]), "optimizer: "),
-    (lambda state: state["optimizer"].update(state={}), "the stored optimizer is not of this model's parameters"),
+    (lambda state: state["optimizer"].update(state={}), "the stored optimizer belongs to other parameters"),
     (lambda state: state["optimizer"]["state"]["output.projection.bias"].update(exp_avg=3), "state of output"),
     (lambda state: state["optimizer"]["state"]["output.projection.bias"].update(exp_avg=torch.ones(2)), "state of out"),
 ]
@@ -250,7 +250,7 @@ def test_weights_that_are_not_finite(run: Path, value: float) -> None:
     parameters = load(path.read_bytes())
     parameters["output.projection.bias"][3] = value
     replace(path, save(parameters))
-    refused(run, path, "the model's weights are not finite: output.projection.bias", *readers("model"))
+    refused(run, path, "the weights output.projection.bias are not finite", *readers("model"))
 
 
 def test_parameters_of_another_model(run: Path) -> None:
@@ -259,7 +259,7 @@ def test_parameters_of_another_model(run: Path) -> None:
     bias = parameters.pop("output.projection.bias")
     for changed in ({**parameters}, {**parameters, "output.projection.bias": bias[1:]}, {**parameters, "bias": bias}):
         replace(path, save(changed))
-        refused(run, path.parent, "not fit|not of this run", *readers("model"))
+        refused(run, path.parent, "not match|belongs to another run", *readers("model"))
 
 
 FILES = (
@@ -289,7 +289,9 @@ def test_what_is_no_file(half: Path, tmp_path: Path, name: str, kind: str) -> No
         path.symlink_to("/dev/zero")
     only_training = name.endswith((".jsonl", "training.pt"))
     for work in readers("training.pt" if only_training else name):
-        with pytest.raises(InputError, match=f"{path.name}|names {path.parent.name}, which is no whole checkpoint"):
+        with pytest.raises(
+            InputError, match=f"{path.name}|names {path.parent.name}, which is not a complete checkpoint"
+        ):
             work(run)
 
 

@@ -67,7 +67,7 @@ def resolve(args: AttentionArgs) -> AttentionArgs:
     least, most = bounds(args.alpha) or (1.0, 2.0)
     if most > 2:
         raise NotImplementedError(
-            f"compiled attention on a GPU computes alphas from 1 to 2, got {most:g}: use tsallis.backend('eager')"
+            f"compiled attention on a GPU needs alphas from 1 to 2, got {most:g}: use tsallis.backend('eager')"
         )
     return args._replace(alpha_value=least if least == most else None)
 

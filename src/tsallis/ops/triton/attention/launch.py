@@ -82,8 +82,8 @@ def tilings(size: int, value_size: int, dtype: torch.dtype, memory: int = H200) 
         if widest <= head and memory >= least:
             return result
     raise NotImplementedError(
-        f"no tiling of attention for heads of {max(size, value_size)} numbers fits {memory} bytes of shared memory: "
-        "use tsallis.backend('eager')"
+        f"attention heads of size {max(size, value_size)} need more than the {memory} bytes of shared memory of this "
+        "GPU: use tsallis.backend('eager')"
     )
 
 
@@ -156,7 +156,7 @@ class Launch:
     def __init__(self, args: AttentionArgs) -> None:
         query, key, value, _, mask, slopes, lengths, *_ = args
         if query.dtype not in TOLERANCE:
-            raise TypeError(f"the Triton kernels compute float32, float16 and bfloat16, got {query.dtype}")
+            raise TypeError(f"the Triton kernels need float32, float16 or bfloat16, got {query.dtype}")
         self.query = contiguous_rows(query)
         self.key = contiguous_rows(key)
         self.value = contiguous_rows(value)
@@ -274,9 +274,8 @@ def random_numbers(args: AttentionArgs) -> dict[str, Any]:
     """
     if args.dropout > 0 and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            f"dropout of attention can't be captured in a CUDA graph, whose replays would all drop the same weights, "
-            f"got dropout_p={args.dropout:g}: capture with dropout_p=0 (a module in eval mode), or keep attention out "
-            f"of the graph"
+            "dropout_p must be 0 while a CUDA graph is captured, because each replay would drop the same weights, got "
+            f"{args.dropout:g}: call eval() on the module, or keep attention out of the graph"
         )
     keep_prob, seed = 1 - args.dropout, args.seed_value
     return {
