@@ -315,7 +315,7 @@ def test_splits_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="train, dev or test, got 'tset'"):
         read_split(data, "tset")
     every = config(tmp_path, f"version: 1\ndata: {{folder: {tmp_path}, train: train, dev: d, languages: all}}\n").data
-    with pytest.raises(InputError, match=r"needs one \{language\}"):
+    with pytest.raises(InputError, match=r"must contain \{language\} once"):
         read_split(every, "train")
     none = every.model_copy(update={"train": "{language}-x"})
     with pytest.raises(InputError, match=r"no file \*-x"):

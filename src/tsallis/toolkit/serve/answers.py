@@ -146,7 +146,7 @@ class ServedRun:
             values = self.task.check_options(self.run, {"language": request.language})
             lines = self.task.read(sources, "sources", self.run, False, **values)
         except OptionError as error:  # drop the location of the error, which is a path on this machine
-            raise Refusal(400, f"language: {error.reason}") from error
+            raise Refusal(400, error.reason) from error
         refuse_long(lines.corpus, self.limits.symbols, lambda row, _: f"sources:{lines.numbers[row] + 1}")
         return lines
 

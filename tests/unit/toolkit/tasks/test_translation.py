@@ -283,7 +283,7 @@ def test_examples_too_long_to_train_on_are_left_out(tmp_path: Path) -> None:
     assert len(data.train) == 2 and data.train.counts == Counts(4, 2, 0, 2)
     assert "x" not in data.vocabularies.src  # the others count for nothing
     assert len(prepare(strings(tmp_path, rows, rows[:1], max_length=301)).data.train) == 3
-    reason = r"none of 4 examples has at most 2 symbols \(data.max_length\)"
+    reason = r"none of the 4 examples has at most 2 symbols \(data.max_length\)"
     with pytest.raises(InputError, match=f"^{tmp_path}/train: {reason}"):
         prepare(strings(tmp_path, rows, rows[:1], max_length=2))
     with pytest.raises(InputError, match=f"^{tmp_path}/dev:2: expected at most 256 symbols, found 300001"):
