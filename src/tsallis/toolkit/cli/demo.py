@@ -78,8 +78,8 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
     check_folder(run_dir)
     check_folder(softmax_dir)
     overrides = [] if updates is None else [f"training.updates={updates}", f"training.warmup={max(updates // 10, 1)}"]
-    print("Two models learn to inflect English verbs: with sparse attention and output (1.5-entmax), and with softmax.")
-    print(f"You see the training of the first; the second learns beside it, in {softmax_dir}.")
+    print("Two models learn to inflect English verbs: one with 1.5-entmax in attention and output, one with softmax.")
+    print(f"You see the training of the first model. The second model trains at the same time, in {softmax_dir}.")
     with as_file(files("tsallis.toolkit.recipes").joinpath("demo.yaml")) as path:
         config = load_config(path, overrides)
         world = World(device=torch.device(device_kind(device)))
@@ -94,16 +94,16 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
     sparse, softmax, task = opened[0].run, opened[1].run, opened[0].task
 
     scores = [evaluate_outputs(task, run, task.split(run, config.data, "dev"), SEARCH)[0] for run in (sparse, softmax)]
-    print("\n1. On verbs that neither has seen:\n")
+    print("\n1. Scores on verbs that neither model has seen:\n")
     _print_scores(*scores)
-    print("\n2. The answers to three more; 1.5-entmax leaves few possible:")
+    print("\n2. Answers for three other verbs. With 1.5-entmax only few answers are possible:")
     answers = [_answer(run, task) for run in (sparse, softmax)]
     for question, result, beside in zip(QUESTIONS, *answers, strict=True):
         _print_answers(question, result, beside, sparse, softmax)
     _explain(answers[0])
-    print("\n3. The letters it attends to as it writes an answer; where nothing stands, the weight is exactly zero:\n")
+    print("\n3. The letters (columns) to which the model attends at each step (rows). A blank is exactly zero:\n")
     _draw(sparse, task.read([QUESTIONS[0].line], "demo", sparse, gold=False).corpus.src[0], answers[0][0])
-    print("\n4. A page about both models, to be opened in a browser:\n")
+    print("\n4. A report on both models; open it in a browser:\n")
     limits = {"limit": REPORT_EXAMPLES, "sentences": 12}
     report_runs(opened, SearchOptions(), run_dir / "report.html", limits=limits)
     print("\nTo try next:\n")
@@ -168,7 +168,7 @@ def _print_answers(question: Question, sparse: Result, softmax: Result, *runs: R
 def _hypotheses(question: Question, result: Result, run: Run) -> list[str]:
     """Return the lines of a model's column: its best outputs, the number of others, and the sum of probabilities."""
     texts = [(run.tgt_vocab.decode(hypothesis.tokens), hypothesis.prob) for hypothesis in result.hypotheses]
-    rows = [f"  {text:<14}{prob:.6f}{'  right' * (text in question.right)}" for text, prob in texts[:MOST_ANSWERS]]
+    rows = [f"  {text:<14}{prob:.6f}{'  correct' * (text in question.right)}" for text, prob in texts[:MOST_ANSWERS]]
     if others := texts[MOST_ANSWERS:]:
         rows.append(f"  {f'and {len(others)} more':<14}{sum(prob for _, prob in others):.6f}")
     return [*rows, f"  {'sum':<14}{result.mass:.6f}"]
@@ -178,10 +178,10 @@ def _explain(results: list[Result]) -> None:
     """Print what the first model's certificates prove."""
     complete = sum(result.certificate.kind == "complete" for result in results)
     print(
-        f"\n  Complete ({complete} of these {len(results)}) is proved: the beam never had to drop a prefix with a"
-        "\n  probability above zero, so every other string has the probability 0, and the list is all there is."
-        "\n  Optimal is proved, too: no string that is missing is more probable than the first. Softmax gives every"
-        "\n  string of letters a probability: its list has no end, and can only be cut."
+        f"\n  Complete ({complete} of these {len(results)}): the search never dropped a prefix with a probability above"
+        "\n  zero, so the list contains every possible answer. Every other string has probability 0."
+        "\n  Optimal: no missing string is more probable than the first answer. Softmax gives every string a"
+        "\n  probability above 0, so its list is never complete."
     )
 
 
