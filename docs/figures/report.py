@@ -3,7 +3,7 @@
 tsallis analyze runs/learned runs/softmax --importance 100 --searched 100 -o report.html
 python docs/figures/report.py report.html docs/figures/reading-heads.png overview .maps
 python docs/figures/report.py report.html docs/figures/reading-card.png head/0/encoder/1/0 main
-python docs/figures/report.py report.html docs/figures/reading-sentence.png sentence/0/0/cross/1/2 .panels
+python docs/figures/report.py report.html docs/figures/reading-sentence.png sentence/0/0/cross/1/2 svg.matrix
 """
 
 from __future__ import annotations
@@ -32,9 +32,16 @@ def main(page: str, picture: str, view: str, part: str | None = None) -> None:
         tab.add_style_tag(content=".save, .pager, .crumbs { display: none !important; }")
         tab.wait_for_selector("main svg")
         tab.wait_for_timeout(500)  # until weights are unpacked
-        taken = tab.locator(part).screenshot() if part else tab.screenshot()
+        taken = [element.screenshot() for element in tab.locator(part).all()] if part else [tab.screenshot()]
         browser.close()
-    image = Image.open(io.BytesIO(taken)).convert("RGB")
+    parts = [Image.open(io.BytesIO(data)).convert("RGB") for data in taken]
+    image = Image.new(
+        "RGB", (sum(element.width for element in parts), max(element.height for element in parts)), "white"
+    )
+    offset = 0
+    for element in parts:
+        image.paste(element, (offset, 0))
+        offset += element.width
     empty = Image.new("RGB", image.size, "white")
     right, bottom = (ImageChops.difference(image, empty).getbbox() or (0, 0, *image.size))[2:]
     image.crop((0, 0, right, bottom)).quantize(COLOURS).save(picture, optimize=True)
