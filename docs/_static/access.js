@@ -1,7 +1,7 @@
 "use strict";
-document.addEventListener("DOMContentLoaded", () => {
+window.addEventListener("load", () => {  // once pictures have their size
   // Make everything that scrolls sideways reachable by keyboard.
-  for (const region of document.querySelectorAll("pre, .table-wrapper, .math-wrapper, div.math")) {
+  for (const region of document.querySelectorAll("pre, .table-wrapper, .math-wrapper, div.math, p:has(> img)")) {
     if (region.scrollWidth > region.clientWidth) region.tabIndex = 0;
   }
   // Sphinx marks the captions of the table of contents as headings, but sets no heading level.
