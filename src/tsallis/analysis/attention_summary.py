@@ -96,7 +96,7 @@ def summarize_reader(
     attention_pass = AttentionPass(reader, batches, examples)
     texts = [sentence.text for batch in attention_pass for sentence in batch]
     if not texts:
-        raise InputError(f"{corpus}: there are no sentences to analyse")
+        raise InputError(f"{corpus}: no sentences to analyse: the input is empty")
     missing = set(range(len(texts))).difference(text.index for text in texts)
     if missing:
         raise ValueError(

@@ -117,8 +117,9 @@ def _check_shape(name: str, tensor: Any, sizes: Sequence[tuple[int, int]]) -> No
     if len(shape) != 4 or shape[0] != len(sizes) or 0 in shape or shape[2] < queries or shape[3] < keys:
         sentences = "1 sentence" if len(sizes) == 1 else f"{len(sizes)} sentences, the longest"
         raise ValueError(
-            f"{name} must have shape [{len(sizes)}, heads, {queries}, {keys}] or more with padding, for {sentences} "
-            f"with {queries} {'token' if queries == 1 else 'tokens'} for queries and {keys} for keys, got {shape}"
+            f"{name} must have shape [{len(sizes)}, heads, {queries}, {keys}] or a larger one with padding, for "
+            f"{sentences} with {queries} {'token' if queries == 1 else 'tokens'} for queries and {keys} for keys, "
+            f"got {shape}"
         )
 
 

@@ -98,7 +98,7 @@ class KeyValueCache:
         """
         if keys.dim() != 4 or keys.shape[:3] != values.shape[:3]:
             raise ValueError(
-                "keys and values must have shape [batch, heads, steps, size] and differ only in size, "
+                "keys and values must have shape [batch, heads, steps, size] with equal batch, heads and steps, "
                 f"got {tuple(keys.shape)} and {tuple(values.shape)}"
             )
         for memory, new in ((self._keys, keys), (self._values, values)):

@@ -86,7 +86,9 @@ def check_prefix(tokens: Any, name: str) -> tuple[int, ...]:
         raise TypeError(f"{name} must be a sequence of symbols, got {describe(tokens)}")
     symbols = tuple(check_whole(f"a symbol of {name}", token, -LARGEST_SIZE, LARGEST_SIZE) for token in tokens)
     if any(token in (PAD, BOS, EOS) for token in symbols):
-        raise ValueError(f"{name} must not contain padding {PAD}, start {BOS} or end {EOS}, got {list(symbols)}")
+        raise ValueError(
+            f"{name} must not contain the symbols {PAD} (padding), {BOS} (start) or {EOS} (end), got {list(symbols)}"
+        )
     if (smallest := min(symbols, default=0)) < 0:
         raise ValueError(f"a symbol of {name} must be at least 0, got {smallest}")
     return symbols

@@ -146,8 +146,8 @@ class SearchOptions:
         of_runs=True,
     )
     end_rule: EndRule | None = _option(  # noqa: RUF009
-        "Finished outputs that beam search keeps: all of them (every), or only those that rank within the beam when "
-        "they end (competing), as in other toolkits (default: the run's).",
+        "Finished outputs that beam search keeps. every: all of them. competing: only those that are among the best of "
+        "the beam when they end, as in other toolkits (default: the run's).",
         "beam",
         default="every",
         of_runs=True,

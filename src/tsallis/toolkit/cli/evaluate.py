@@ -53,7 +53,7 @@ def evaluate(
         list[Path] | None,
         typer.Argument(
             metavar="[RUN2] [FILE]",
-            help="Run to compare with, and input file (-: standard input; without FILE, a data split is read).",
+            help="RUN2: another run to compare with. FILE: the input (-: standard input; default: a data split).",
         ),
     ] = None,
     split: Annotated[

@@ -16,7 +16,7 @@ from tsallis.search.options import MODES, OPTIONS, TYPES, Mode, SearchOptions
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 FileArgument = Annotated[
-    Path | None, typer.Argument(metavar="[FILE]", help="Input file (default, or -: standard input).")
+    Path | None, typer.Argument(metavar="[FILE]", help="Input file. Without it, or with -, standard input is read.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 OnError = Annotated[

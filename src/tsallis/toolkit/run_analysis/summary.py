@@ -158,7 +158,7 @@ def summarize_runs(
     first = inputs[0]
     count = min(options.limit, len(first.corpus))
     if count == 0:
-        raise InputError(f"{first.name}: there are no sentences to analyse")
+        raise InputError(f"{first.name}: no sentences to analyse: the input is empty")
     for other in inputs[1:]:
         if len(other.corpus) != len(first.corpus):
             counts = f"expected {len(first.corpus)} sentences of {first.name}, as in {first.run.folder}"

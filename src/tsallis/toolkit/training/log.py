@@ -135,7 +135,8 @@ class Log:
         lines = [line + b"\n" for line in blob.split(b"\n")[:-1]]
         if position is not None and sum(map(len, lines)) != position:
             raise InputError(
-                f"{self.path}: no line ends at byte {position}, the position of the last checkpoint; restore the file"
+                f"{self.path}: the file has changed since the last checkpoint (no line ends at byte {position}); "
+                "restore it"
             )
         return [(line, parse_record(line, Event, f"{self.path}:{i}")) for i, line in enumerate(lines, start=1)]
 

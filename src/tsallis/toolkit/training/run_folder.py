@@ -150,8 +150,12 @@ def _compare(model: Any, parameters: Mapping[str, Tensor], misfit: str) -> None:
     shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
     for name in sorted((shapes.keys() | parameters.keys()) - aliases):
         expected, shape = shapes.get(name), list(parameters[name].shape) if name in parameters else None
+        if shape is None:
+            raise InputError(f"{misfit}: the parameter {name} is missing")
+        if expected is None:
+            raise InputError(f"{misfit}: the model has no parameter {name}")
         if expected != shape:
-            raise InputError(f"{misfit}: expected {name} of shape {expected or 'none'}, found {shape or 'none'}")
+            raise InputError(f"{misfit}: expected {name} of shape {expected}, found {shape}")
 
 
 def _load_symbols(folder: Path, name: str) -> tuple[Path, Symbols]:

@@ -228,7 +228,7 @@ def test_a_number_that_two_sentences_have_is_refused() -> None:
     batches = [data.batch([0, 1]), data.batch([0, 1])]
     with pytest.raises(ValueError, match="numbers from 0 to 3, none has 2"):
         summarize_attention(model, reader, batches, name="model", corpus="samples")
-    with pytest.raises(InputError, match="samples: there are no sentences to analyse"):
+    with pytest.raises(InputError, match="samples: no sentences to analyse"):
         summarize_attention(model, reader, [], name="model", corpus="samples")
 
 
