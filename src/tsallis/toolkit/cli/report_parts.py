@@ -31,6 +31,7 @@ from tsallis.toolkit.run_analysis import (
 )
 from tsallis.toolkit.run_analysis.summary import TrainingCounts, count_pieces
 from tsallis.toolkit.tasks.base import Task
+from tsallis.toolkit.tasks.copying import copies, copy_unknown
 from tsallis.toolkit.tasks.registry import load_config
 from tsallis.toolkit.tasks.types import Lines
 from tsallis.toolkit.training import Run
@@ -124,11 +125,17 @@ def summarize_all(
     data = load_config(runs[0][0].folder / CONFIG).data if text is None else None
     for run, task in runs:
         name, has_targets = f"the {split} split", True
-        if text is None:
-            corpus = task.sentences(run, data, split, **values)
-        else:
+        if text is not None:
             lines, has_targets = _read_text(run, task, text, values, options.limit)
-            corpus, name = lines.corpus, text.name
+            name = text.name
+        elif copies(run.model):
+            lines = task.split(run, data, split, **values)
+        else:
+            lines = None
+            corpus = task.sentences(run, data, split, **values)
+        if lines is not None:
+            run, lines = copy_unknown(task, run, lines)
+            corpus = lines.corpus
         if not has_targets:
             answers = answers or _search_answers(run, own_name, corpus, options)
             corpus, name = _with_answers(run, task, corpus, answers), f"{name} (targets: answers of {own_name})"

@@ -80,18 +80,20 @@ def _converse(completer: Completer, options: dict[str, Any]) -> None:
 
     An empty line ends the typed texts and asks for the next source.
     """
+    from tsallis.toolkit.tasks.copying import copy_unknown
+
     run, task = completer.run, completer.task
     print(f"Type {task.formats[0]}, then what the {task.noun} begins with. An empty line: next source. Ctrl-D: end.")
     try:
         while True:
             line = input(f"{task.formats[0]}: ").replace("<TAB>", "\t")
             try:
-                lines = task.read([line], "the line", run, False, **options)
+                own, lines = copy_unknown(task, run, task.read([line], "the line", run, False, **options))
             except InputError as error:
                 print(error)
                 continue
             if lines.numbers:
-                source, typed = lines.corpus.batch([0]), ""
+                source, typed, completer = lines.corpus.batch([0]), "", replace(completer, run=own)
                 _print_suggestions(completer.suggest(source, typed))
                 while typed := input(f"{task.noun}: "):
                     _print_suggestions(completer.suggest(source, typed))

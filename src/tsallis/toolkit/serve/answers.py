@@ -38,6 +38,7 @@ from tsallis.toolkit.serve.requests import (
 )
 from tsallis.toolkit.serve.worker import Check, InterruptibleModel
 from tsallis.toolkit.tasks.base import Task, refuse_long
+from tsallis.toolkit.tasks.copying import copy_unknown
 from tsallis.toolkit.tasks.types import Lines
 from tsallis.toolkit.training import Run
 from tsallis.toolkit.training.file_names import MODEL
@@ -113,8 +114,8 @@ class ServedRun:
         first = requests[0]
         lines = [self._read(request.sources, request) for request in requests]
         options = self._options(first)
-        rows = [(part.corpus.src[row], number + 1) for part in lines for row, number in enumerate(part.numbers)]
-        found = iter(self._search(options, first.tree, rows, check))
+        rows = [(part, row) for part in lines for row in range(len(part.numbers))]
+        found = iter(self._answer_rows(options, first.tree, rows, check))
         form = Form(self.run.tgt_vocab, options)
         contents = []
         for part in lines:
@@ -122,6 +123,33 @@ class ServedRun:
             answers.update({number: next(found) for number in part.numbers})
             contents.append([*answers.values()])
         return [{"run": self.name, "mode": options.mode, "answers": part} for part in contents]
+
+    def _answer_rows(
+        self, options: SearchOptions, tree: bool, rows: Sequence[tuple[Lines, int]], check: Check
+    ) -> list[Content]:
+        """Return the answer to each row of lines. A row with unknown symbols that the run can copy is searched alone.
+
+        So the numbers of its symbols are those of other requests about the same source.
+        """
+        answers: list[Content] = []
+        together: list[tuple[int, Any]] = []  # position of an answer, and a row for `_search`
+        for position, (lines, row) in enumerate(rows):
+            served, alone = self._with_copies(lines.select([row]))
+            found = (alone.corpus.src[0], lines.numbers[row] + 1)
+            if served is self:
+                answers.append({})
+                together.append((position, found))
+            else:
+                answers += served._search(options, tree, [found], check, len(rows))
+        searched = self._search(options, tree, [row for _, row in together], check, len(rows))
+        for (position, _), answer in zip(together, searched, strict=True):
+            answers[position] = answer
+        return answers
+
+    def _with_copies(self, lines: Lines) -> tuple[ServedRun, Lines]:
+        """Return what answers lines, and the lines: the unknown symbols that the run can copy are in its vocabulary."""
+        run, lines = copy_unknown(self.task, self.run, lines)
+        return self if run is self.run else replace(self, run=run), lines
 
     def _options(self, request: SearchRequest) -> SearchOptions:
         """Return the options of a request, with the run's options as defaults.
@@ -150,15 +178,22 @@ class ServedRun:
         refuse_long(lines.corpus, self.limits.symbols, lambda row, _: f"sources:{lines.numbers[row] + 1}")
         return lines
 
-    def _search(self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check) -> list[Content]:
-        """Return the answer to each row. A row is a pair: the symbols of a source, and its line number."""
+    def _search(
+        self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check, total: int
+    ) -> list[Content]:
+        """Return the answer to each row. A row is a pair: the symbols of a source, and its line number.
+
+        `total` rows share the time of the request.
+        """
         count = len(rows) or 1
         if options.mode in ("beam", "sample"):  # the other modes divide the time among all rows
             count = max(1, ROWS // (options.num_samples or options.beam_size or 1))
-        parts = (self._search_rows(options, tree, rows[i : i + count], check) for i in range(0, len(rows), count))
-        return [answer for part in parts for answer in part]
+        blocks = [rows[first : first + count] for first in range(0, len(rows), count)]
+        return [answer for block in blocks for answer in self._search_rows(options, tree, block, check, total)]
 
-    def _search_rows(self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check) -> list[Content]:
+    def _search_rows(
+        self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check, total: int
+    ) -> list[Content]:
         """Return the answers to rows of one batch.
 
         They have the format of `tsallis translate --json`. Each output also has the numbers of its symbols as "tokens".
@@ -192,7 +227,7 @@ class ServedRun:
                 texts = draw_texts(run, batch, bounded, lines)
                 return [{**describe(row, ()), "draws": [*map(self._text, part)]} for row, part in enumerate(texts)]
             return [describe(*row) for row in enumerate(draw(run, task, batch, options, lines, prefixes))]
-        results = search(run, task, batch, self._within_limits(options, tree, len(rows)), prefixes)
+        results = search(run, task, batch, self._within_limits(options, tree, total), prefixes)
         results = [result.truncated(self.limits.outputs) for result in results]
         if (
             options.mode == "beam" and task.ambiguous_text(run.tgt_vocab) is not None
@@ -226,18 +261,19 @@ class ServedRun:
     def suggest(self, requests: Sequence[SuggestRequest], check: Check) -> list[Content]:
         """Return the continuations of a typed text."""
         (request,) = requests
-        run = replace(self.run, model=InterruptibleModel(self.run.model, check))
+        served, source = self._source(request)
+        run = replace(served.run, model=InterruptibleModel(served.run.model, check))
         completer = Completer(run, self.task, self._choices(request))
-        return [{"run": self.name, **completer.suggest(self._source(request), request.typed).to_dict()}]
+        return [{"run": self.name, **completer.suggest(source, request.typed).to_dict()}]
 
     def _choices(self, request: SuggestRequest | StepsRequest) -> int:
         """Return the number of continuations or symbols to list."""
         return request.n_best or min(LISTED, self.limits.outputs)
 
-    def _source(self, request: SuggestRequest | OutputRequest) -> Batch | None:
-        """Return the source of a request as a batch, or None if it is blank."""
-        lines = self._read([request.source], request)
-        return self._batch([[*lines.corpus.src[0]]]) if lines.numbers else None
+    def _source(self, request: SuggestRequest | OutputRequest) -> tuple[ServedRun, Batch | None]:
+        """Return what answers a request, and its source as a batch; None if the source is blank."""
+        served, lines = self._with_copies(self._read([request.source], request))
+        return served, self._batch([[*lines.corpus.src[0]]]) if lines.numbers else None
 
     def _output(self, request: OutputRequest, source: Batch, model: Any) -> list[int]:
         """Return the symbols of the output in a request, or of the best output.
@@ -278,27 +314,28 @@ class ServedRun:
     def steps(self, requests: Sequence[StepsRequest], check: Check) -> list[Content]:
         """Return the possible symbols at each step of an output, up to the first impossible symbol."""
         (request,) = requests
-        model: Any = InterruptibleModel(self.run.model, check)
-        source = self._source(request)
+        served, source = self._source(request)
+        model: Any = InterruptibleModel(served.run.model, check)
         if source is None:
             return [{"run": self.name, **self._of_output([]), "possible": False, "log_prob": None, "steps": []}]
-        tokens = self._output(request, source, model)
+        tokens = served._output(request, source, model)
         steps: list[Content] = []
-        with eval_mode(self.run.model):
+        with eval_mode(served.run.model):
             state, last = model.start(model.encode(source.src, source.src_lengths)), BOS
             for token in [*tokens, EOS]:
                 read = torch.tensor([last], device=source.src.device)
                 log_probs, attention, state = advance(model, state, read, [0])
-                steps.append(self._step(token, log_probs[0], int((attention[0] > 0).sum()), self._choices(request)))
+                steps.append(served._step(token, log_probs[0], int((attention[0] > 0).sum()), self._choices(request)))
                 if steps[-1]["log_prob"] is None:
                     break
                 last = token
         possible = steps[-1]["log_prob"] is not None
         total = sum(step["log_prob"] for step in steps) if possible else None
-        content = {"run": self.name, **self._of_output(tokens), "possible": possible, "log_prob": total, "steps": steps}
-        text = request.output if request.output is not None else self.run.tgt_vocab.decode(tokens)
-        if scored := self._score_text(tokens, text, source, model):
-            described = describe_text(*scored, self.run.tgt_vocab)
+        described = served._of_output(tokens)
+        content = {"run": self.name, **described, "possible": possible, "log_prob": total, "steps": steps}
+        text = request.output if request.output is not None else served.run.tgt_vocab.decode(tokens)
+        if scored := served._score_text(tokens, text, source, model):
+            described = describe_text(*scored, served.run.tgt_vocab)
             content["text"] = {key: described[key] for key in ("possible", "log_prob", "exact", "missing")}
         return [content]
 
@@ -331,15 +368,16 @@ class ServedRun:
         heads = [(layers[-1], head) for head in range(layers[-1].heads)]
         if request.heads is not None:
             heads = choose_heads(layers, ",".join(request.heads))
-        source = self._source(request)
+        served, source = self._source(request)
         if source is None:
             return [{"run": self.name, **self._of_output([]), "heads": []}]
-        tokens = self._output(request, source, InterruptibleModel(self.run.model, check))
+        tokens = served._output(request, source, InterruptibleModel(served.run.model, check))
         check()
         corpus = TextCorpus([source.src[0].tolist()], [tokens])
-        (sentence,) = record(self._reader, [corpus.batch([0])])
-        parts = [self._head(layers.index(layer), head, sentence) for layer, head in heads[:MOST_HEADS]]
-        return [{"run": self.name, **self._of_output(tokens), "heads": parts}]
+        assert served._reader is not None
+        (sentence,) = record(served._reader, [corpus.batch([0])])
+        parts = [served._head(layers.index(layer), head, sentence) for layer, head in heads[:MOST_HEADS]]
+        return [{"run": self.name, **served._of_output(tokens), "heads": parts}]
 
     def _head(self, number: int, head: int, sentence: Sentence) -> Content:
         """Describe a head's weights on a sentence."""

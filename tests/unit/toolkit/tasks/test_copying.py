@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,16 @@ from tsallis.errors import InputError
 from tsallis.models.copying import CopyOutput
 from tsallis.search import Certificate, Ensemble, Hypothesis, Result, SearchOptions
 from tsallis.symbols import UNK
+from tsallis.toolkit.cli.analyze import report_runs
 from tsallis.toolkit.cli.input import read_all
+from tsallis.toolkit.cli.suggest import _converse
 from tsallis.toolkit.data import Vocabulary
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.inference import TextRun
+from tsallis.toolkit.inference.suggestions import Completer
+from tsallis.toolkit.serve.answers import ServedRun
+from tsallis.toolkit.serve.limits import Limits
+from tsallis.toolkit.serve.requests import AttentionRequest, StepsRequest, SuggestRequest, TranslateRequest
 from tsallis.toolkit.tasks.copying import copied_symbols, copy_unknown, extended, read_unknown
 from tsallis.toolkit.tasks.prepared import prepare
 from tsallis.toolkit.tasks.registry import task_of
@@ -197,3 +204,55 @@ def test_any_task_of_sequences_can_copy() -> None:
     run, targets, read = read_unknown(task, Run(Path(), None, letters, letters, {}, {}), lines)
     assert run.src_vocab.symbols == run.tgt_vocab.symbols == ("a", "z") and targets == [5]
     assert [list(side[0]) for side in (read.corpus.src, read.corpus.tgt)] == [[4, 5], [4, 5]]
+
+
+def test_a_served_run_copies_unknown_symbols(folder: Path) -> None:
+    """Answers are those of the command, and their symbols have the same numbers in all requests."""
+    opened = copier(folder, gate=3.0)
+    served = ServedRun("x", opened.run, opened.task, SearchOptions(), Limits())
+    lines = ["aλb\tV", "ab\tV", "λøλ\tV", "øλ\tV"]
+    options: dict[str, Any] = {"mode": "sample", "num_samples": 20, "max_length": 5, "seed": 1}
+    sampled, copied = ({"sources": part, **options} for part in (lines, lines[2:]))
+    answers, others = (
+        content["answers"]
+        for content in served.translate([TranslateRequest(**sampled), TranslateRequest(**copied)], lambda: None)
+    )
+    drawn = [{c for draw in answer["draws"] if draw for c in draw["text"]} for answer in answers]
+    assert "λ" in drawn[0] and not drawn[1] & {"λ", "ø"} and {"λ", "ø"} <= drawn[2] & drawn[3]
+    assert [answer["line"] for answer in others] == [1, 2]
+    for line, answer in zip(lines, answers, strict=True):
+        assert answer["unknown"] == 0
+        for draw in [draw for draw in answer["draws"] if draw]:
+            (steps,) = served.steps([StepsRequest(source=line, tokens=[*draw["tokens"]])], lambda: None)
+            assert steps["output"] == draw["text"] and steps["possible"]
+            assert steps["log_prob"] == pytest.approx(opened.score([line], [draw["text"]])[0].log_prob, abs=1e-6)
+    exact = served.translate([TranslateRequest(sources=lines, mode="exact", max_length=3)], lambda: None)[0]["answers"]
+    for answer, expected in zip(exact, opened.translate(lines, SearchOptions(mode="exact", max_length=3)), strict=True):
+        assert answer["hypotheses"][0]["text"] == expected.text
+    (typed,) = served.suggest([SuggestRequest(source="λb\tV", typed="λ")], lambda: None)
+    (heads,) = served.attention([AttentionRequest(source="λb\tV", output="λ")], lambda: None)
+    assert typed["possible"] and heads["heads"][0]["keys"][1] == "λ"
+
+
+def test_a_report_shows_copied_symbols(folder: Path) -> None:
+    content = {
+        **{"version": 1, "data": {"folder": str(folder), **DATA}, "model": {**MODEL, "attention": "softmax"}},
+        "training": {"epochs": 1, "batch_size": 2},
+    }
+    run = train(prepare(config_of(content)), folder / "run")
+    opened, out, text = TextRun(run, task_of(run.task)), folder / "report.html", folder / "lines"
+    text.write_text("aλb\tλ\tV\n", encoding="utf-8")
+    report_runs([opened], SearchOptions(beam_size=3), out, text=text, records=folder / "report.json")
+    report_runs([opened], SearchOptions(beam_size=3), folder / "dev.html", records=folder / "dev.json")
+    for name in ("report", "dev"):
+        (sentence,) = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))["runs"][0]["sentences"]
+        assert "λ" in sentence["text"]["source"] and "λ" in sentence["text"]["target"]
+        assert "λ" in [step["gold"] for step in sentence["steps"]]
+
+
+def test_typed_texts_of_a_conversation_copy_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, typed, printed = copier(folder, gate=3.0), iter(["λ<TAB>V", "λ", ""]), []
+    monkeypatch.setattr("builtins.input", lambda _: next(typed, None) or (_ for _ in ()).throw(EOFError))
+    monkeypatch.setattr("tsallis.toolkit.cli.suggest.print_fields", lambda *fields: printed.append(fields))
+    _converse(Completer(opened.run, opened.task, 3), {})
+    assert any(fields[1].startswith("λ") and fields[3] != "impossible" for fields in printed)
