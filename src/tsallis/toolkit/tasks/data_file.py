@@ -17,7 +17,7 @@ FEW = 5_000  # examples below which a model overfits easily
 # Column names that mark a header.
 NAMES = {
     "source": ("source", "src", "input", "lemma", "word", "graphemes", "grapheme", "orthography", "spelling"),
-    "target": ("target", "tgt", "output", "form", "inflected", "phonemes", "phones", "pronunciation", "ipa"),
+    "target": ("target", "tgt", "output", "form", "phonemes", "phones", "pronunciation", "transcription", "ipa"),
     "features": ("features", "feats", "tags", "msd", "morphology"),
 }
 FEATURE_SEPARATORS = ";,|"

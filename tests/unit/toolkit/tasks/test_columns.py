@@ -197,6 +197,8 @@ def test_a_file_becomes_a_configuration(tmp_path: Path) -> None:
         **{"folder": str(tmp_path), "train": "table.tsv", "header": True, "feature_separator": ","},
         "columns": {"source": 4, "target": 2, "features": 3},
     }
+    named = write(tmp_path / "named.tsv", ["Word\tTranscription", "ship\tʃ ɪ p"])
+    assert describe_file(named)["data"]["header"]
     sentences = write(tmp_path / "sentences.txt", ["ein kleines Haus\ta small house"] * 3)
     assert "tgt_symbols" not in describe_file(sentences)["data"]
     nested = write(tmp_path / "nested.tsv", ["lav\tlavat\tN;ACC(PL,PSS(1,PL,2))"])
