@@ -25,8 +25,8 @@ from tsallis.toolkit.tasks.prepared import prepare
 PAGES = DOCS / "how-to"
 PAGE = PAGES / "add-a-task.md"
 BACKEND = PAGES / "add-a-backend.md"
-# Those for users; the page on Hugging Face models has a test of its own.
-ELSEWHERE = ("add-", "index", "hugging-face")
+# Those for users; the pages on Hugging Face models and on clusters have tests of their own.
+ELSEWHERE = ("add-", "index", "hugging-face", "cluster")
 USERS = sorted(
     path.stem
     for path in PAGES.glob("*.md")

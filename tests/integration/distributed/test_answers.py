@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.distributed.conftest import Launch, ours
+from integration.distributed.conftest import PATIENCE, Launch, ours
 
 pytestmark = pytest.mark.slow
 
@@ -96,3 +99,29 @@ def test_a_process_that_dies_ends_the_others(tmp_path: Path) -> None:
     answered = (tmp_path / "out").read_text().splitlines()
     assert 0 < len(answered) < len(LINES) * 200
     assert answered[:5] == alone("translate", RUN, path, "--device", "cpu").splitlines()[:5]
+
+
+def test_the_command_for_several_machines(tmp_path: Path, lines: Path) -> None:
+    """Two launchers on this machine run the command of the page, one process each."""
+    text = (Path(__file__).parents[3] / "docs" / "how-to" / "cluster.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"```bash\ntorchrun (.*?) > answers.txt\n```", text, re.S)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    there = {"--nproc-per-node 4": "--nproc-per-node 1", "node1:29500": f"127.0.0.1:{port}"}
+    for name, own in (there | {"runs/words": str(RUN), "/shared/new.tsv": f"{lines} --device cpu"}).items():
+        assert command.count(name) == 1
+        command = command.replace(name, own)
+    arguments = [sys.executable, "-m", "torch.distributed.run", *shlex.split(command.replace("\\\n", ""))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    launchers = [
+        subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        for _ in range(2)
+    ]
+    try:
+        done = [launcher.communicate(timeout=PATIENCE) for launcher in launchers]
+    finally:
+        for launcher in launchers:
+            launcher.terminate()
+    assert [launcher.returncode for launcher in launchers] == [0, 0], done
+    assert sorted(out for out, _ in done) == ["", alone("translate", RUN, lines, "--device", "cpu")]
