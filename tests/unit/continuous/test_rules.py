@@ -163,9 +163,9 @@ def test_bases_that_are_none_are_refused() -> None:
     for make, message in (
         (lambda: GaussianBasis(torch.zeros(3), 0.0), "variance must be positive"),
         (lambda: GaussianBasis(torch.zeros(3, 2), -torch.eye(2).expand(3, 2, 2)), "positive"),
-        (lambda: GaussianBasis(torch.zeros(3, 3), 0.1), "centres must be"),
-        (lambda: GaussianBasis(torch.zeros(0), 0.1), "centres must be"),
-        (lambda: GaussianBasis(torch.zeros(3), torch.ones(2, 2)), "doesn't fit"),
+        (lambda: GaussianBasis(torch.zeros(3, 3), 0.1), "centres must have shape"),
+        (lambda: GaussianBasis(torch.zeros(0), 0.1), "centres must have shape"),
+        (lambda: GaussianBasis(torch.zeros(3), torch.ones(2, 2)), "must be a number, one number per centre"),
         (lambda: ProductBasis(image_basis()), "on the line"),
         (lambda: gaussian_grid(7, [0.1, 0.2]), "multiple of the number of widths, got 7 for 2"),
         (lambda: image_basis()(torch.zeros(3)), r"\[\.\.\., 2\]"),

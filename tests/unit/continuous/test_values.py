@@ -141,7 +141,7 @@ def test_wrong_observations_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             fit(x, **arguments)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"height \\* width = 6 .*, got None"):
+    with pytest.raises(ValueError, match=r"height \* width = 6 .*, got None"):
         plane(x)
     with pytest.raises(ValueError, match=r"got \(2, 2\)"):
         plane(x, grid=(2, 2))

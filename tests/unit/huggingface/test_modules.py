@@ -68,10 +68,10 @@ def bigbird() -> tf.BigBirdPegasusModel:
 
 def test_attentions_that_stay_as_they_are_are_named() -> None:
     names = [f"encoder.layers.{i}.self_attn.self" for i in (0, 1)]
-    with pytest.warns(UserWarning, match=f"Model has attentions .* stay unchanged:  {', '.join(names)}$") as log:
+    with pytest.warns(UserWarning, match=f"Model has attentions .* stay unchanged: {', '.join(names)}$") as log:
         sparsify(bigbird())
     assert log[0].filename == __file__
-    with pytest.warns(UserWarning, match=f"stay unchanged:  {names[1]}$"):
+    with pytest.warns(UserWarning, match=f"stay unchanged: {names[1]}$"):
         sparsify(bigbird(), {1: 2.0})
 
 

@@ -106,7 +106,7 @@ def test_a_run_fills_what_is_not_given() -> None:
     ("given", "message"),
     [
         ({"min_length": 10}, "min_length 10 is above the run's search.max_length 9: set max_length, too"),
-        ({"max_length": 1}, "max_length 1 is below the run's search.min_length 2: give min_length, too"),
+        ({"max_length": 1}, "max_length 1 is below the run's search.min_length 2: set min_length, too"),
     ],
 )
 def test_a_length_that_contradicts_the_run_is_refused(given: dict[str, int], message: str) -> None:

@@ -170,7 +170,7 @@ def test_the_first_transfer_of_an_unknown_file_is_recorded(server: Server, tmp_p
         fetch(file, path)
     path.unlink()
     server.files["/file"] = b"another version"
-    with pytest.raises(InputError, match=r"differs from the file that file\.sha256 describes; it was deleted"):
+    with pytest.raises(InputError, match=r"differs from the file that file\.sha256 describes \(wrong checksum\); it was deleted"):
         fetch(file, path)
     assert [p.name for p in tmp_path.iterdir()] == ["file.sha256"] and record.read_text() == f"{DIGEST}  file\n"
     server.files["/file"] = CONTENT
@@ -443,7 +443,7 @@ def zip_with_a_name_of_no_text() -> bytes:
 )
 def test_archives_that_cannot_be_unpacked(server: Server, tmp_path: Path, packing: str, content: bytes) -> None:
     part = packed_in(server, packing, content, "text")
-    with pytest.raises(InputError, match=r"archive1: text: can't be read: .*; it was deleted"):
+    with pytest.raises(InputError, match=r"archive1: text: can't be read: .*; the download was deleted"):
         fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
     assert list((tmp_path / "packed").iterdir()) == []
 

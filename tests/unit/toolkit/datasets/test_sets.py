@@ -98,7 +98,7 @@ def test_reviews_become_lines(server: Server, tmp_path: Path, monkeypatch: pytes
 def test_a_published_archive_must_be_whole(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved(server, monkeypatch, "imdb", known=True)
     server.files["/aclImdb_v1.tar.gz"] = tar(REVIEWS)
-    with pytest.raises(InputError, match=r"expected 25000 files aclImdb/train/.*, found 3; it was deleted"):
+    with pytest.raises(InputError, match=r"expected 25000 files aclImdb/train/.*, found 3; the download was deleted"):
         get("imdb", tmp_path)
     assert not list(tmp_path.glob("train.tsv*")) and not list((tmp_path / ".packed").iterdir())
 
@@ -130,7 +130,7 @@ def test_a_damaged_folder(server: Server, tmp_path: Path, mode: str, damage: Cal
     members = {f"f/pos/{n}_1.txt": bytes(range(65, 90)) * n for n in range(1, 200)}
     pattern = r"f/(neg|pos)/(\d+)_(\d+)\.txt"
     part = packed_in(server, "tar-folder", damage(tar(members, mode)), pattern, form="reviews")
-    with pytest.raises(InputError, match=r"can't be read: .*it was deleted"):
+    with pytest.raises(InputError, match=r"can't be read: .*was deleted"):
         lines_of(SourceFile("half", parts=(part,)), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["packed"] and not list((tmp_path / "packed").iterdir())
     # Nothing but the number of its members tells that a tar file breaks off at a member's end.
@@ -141,7 +141,7 @@ def test_a_damaged_folder(server: Server, tmp_path: Path, mode: str, damage: Cal
         if whole:
             assert lines_of(file, tmp_path)
         else:
-            with pytest.raises(InputError, match=r"expected 199 files .*, found \d+; it was deleted"):
+            with pytest.raises(InputError, match=r"expected 199 files .*, found \d+; the download was deleted"):
                 lines_of(file, tmp_path)
 
 
@@ -227,7 +227,7 @@ def test_questions_in_json(server: Server, tmp_path: Path) -> None:
     # Longer than any line of text may be.
     assert len(made(json.dumps([["what is this?", "a box", n] for n in range(30_000)]))) == 30_001
     for wrong in ('[["a", "b", 1]', '{"a": 1}', '[["a", "b"]]'):
-        with pytest.raises(InputError, match=r"q\.json: can't be read: .*it was deleted"):
+        with pytest.raises(InputError, match=r"q\.json: can't be read: .*was deleted"):
             made(wrong)
 
 
@@ -293,7 +293,7 @@ def test_drawings_become_an_array(server: Server, tmp_path: Path) -> None:
         ({"i/0.png": b"<html>"}, r"archive\d+: can't be read: i/0\.png can't be read as an image"),
     ):
         file = drawings(server, wrong)
-        with pytest.raises(InputError, match=f"{match}.*it was deleted"):
+        with pytest.raises(InputError, match=f"{match}.*was deleted"):
             fetch_text(file, tmp_path / file.name, tmp_path / "packed")
         assert not list(tmp_path.glob(f"{file.name}*"))
 
