@@ -166,8 +166,8 @@ def test_bases_that_are_none_are_refused() -> None:
         (lambda: GaussianBasis(torch.zeros(3, 3), 0.1), "centres must have shape"),
         (lambda: GaussianBasis(torch.zeros(0), 0.1), "centres must have shape"),
         (lambda: GaussianBasis(torch.zeros(3), torch.ones(2, 2)), "must be a number, one number per centre"),
-        (lambda: ProductBasis(image_basis()), "on the line"),
-        (lambda: gaussian_grid(7, [0.1, 0.2]), "multiple of the number of widths, got 7 for 2"),
+        (lambda: ProductBasis(image_basis()), "must have 1 dimension, got 2"),
+        (lambda: gaussian_grid(7, [0.1, 0.2]), "multiple of the number of widths, got size 7 and 2"),
         (lambda: image_basis()(torch.zeros(3)), r"\[\.\.\., 2\]"),
         (
             lambda: Gaussian(torch.zeros(3), torch.ones(3)).expect(image_basis()),

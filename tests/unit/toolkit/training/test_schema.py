@@ -47,7 +47,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"class": None}, "class: missing"),
     ],
     "task.json": [
-        ({"task": "parsing"}, "unknown task 'parsing', known: strings, translation, classification, visual"),
+        ({"task": "parsing"}, "unknown task 'parsing', expected one of strings, translation, classification, visual"),
         ({"task": 3}, "task: input should be a valid string, found 3"),
         ({"languages": 3}, "languages: "),
         ({"languages": [3]}, r"languages\.0: "),
