@@ -248,7 +248,7 @@ def test_mask_is_minus_infinity() -> None:
         (lambda z: tsallis.normmax(z, "2"), TypeError, "alpha .* '2'"),
         (lambda z: tsallis.budgeted_entmax(z, 1.5, "2"), TypeError, "budget .* '2'"),
         (lambda z: tsallis.entmax(z, torch.ones(5, 1)), ValueError, r"\(5, 1\)"),
-        (lambda z: tsallis.entmax(z, torch.ones(1, 1, 1, requires_grad=True)), ValueError, "at most 1 dimensions"),
+        (lambda z: tsallis.entmax(z, torch.ones(1, 1, 1, requires_grad=True)), ValueError, "at most 2 dimensions"),
         (lambda z: tsallis.entmax(z.long()), TypeError, "torch.int64"),
         (lambda z: tsallis.entmax(z, mask=torch.ones(2, 3)), TypeError, "torch.float32"),
         (lambda z: tsallis.entmax(z, mask=torch.ones(4).bool()), ValueError, r"\(4,\)"),

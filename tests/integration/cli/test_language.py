@@ -56,7 +56,7 @@ def test_evaluate_scores_texts_and_searches_for_nothing(tsallis, speaker: Path, 
     (tmp_path / "texts").write_text("am\nder\n")
     assert json.loads(tsallis("evaluate", speaker, tmp_path / "texts", "--json").stdout)["samples"] == 2
     for options in (("--beam-size", 2), ("--mode", "beam"), ("--mode", "exact"), ("--exact",), ("--out", "out.jsonl")):
-        assert f"takes no {options[0]}\n" in tsallis("evaluate", speaker, *options, status=2).stderr
+        assert f"leave out {options[0]}\n" in tsallis("evaluate", speaker, *options, status=2).stderr
     assert (
         "--length applies only to a split"
         in tsallis("evaluate", speaker, tmp_path / "texts", "--length", 9, status=2).stderr
@@ -254,7 +254,8 @@ def test_commands_that_are_not_for_texts_say_so(tsallis, speaker: Path, trained:
         "look": "language models are not searched",
     }.items():
         (line,) = tsallis(command, speaker, status=2).stderr.splitlines()
-        assert line == f"tsallis: {speaker}: a run of the task language: {words}"
+        expected = f"the command {command} does not support runs of the task language: {words}"
+        assert line == f"tsallis: {speaker}: {expected}"
     assert "only language models generate texts" in tsallis("generate", trained, status=2).stderr
     assert (
         "--seed applies only to --mode sample"

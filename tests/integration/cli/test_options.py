@@ -206,7 +206,7 @@ def test_options_of_other_runs_are_refused(questions: Path, forms: Path, name: s
     [
         (["--language", "aa"], "--language can't be used with a run of the task visual, got 'aa'"),
         (["--beam-size", "2"], "leave out --beam-size"),
-        (["--importance", "1"], "leave out --beam-size, --importance, --searched"),
+        (["--importance", "1"], "leave out --importance"),
         (["--sweep", "--beam-size", "2", "--limit", "5"], "leave out --beam-size, --limit"),
         (["--sweep", "--checkpoint", "last", "--device", "cpu"], "leave out --checkpoint, --device"),
     ],

@@ -52,7 +52,7 @@ def test_a_source_that_does_not_fit_is_refused(tsallis: Run, inflector: Path, tr
     config = strings(tmp_path / "data")
     for overrides, words in (
         ([f"training.init_from={tmp_path}"], "training.init_from: .*: not a run folder"),
-        ([f"training.init_from={translator}"], "a run of the task translation, not strings"),
+        ([f"training.init_from={translator}"], "expected a run of the task strings, found translation"),
         ([f"training.init_from={inflector}", "model.d_model=6"], "use the same sizes"),
         ([f"training.init_from={inflector}", "model.output=alpha_relu"], "model.tau: auto needs an untrained model"),
         (["training.warmup=50"], "training.warmup: 50 has no effect with schedule: halve-on-worse"),
@@ -102,7 +102,10 @@ def test_a_dry_run_writes_nothing(tsallis: Run, tmp_path: Path) -> None:
         line for line in text.splitlines(keepends=True) if not line.startswith("#")
     )
     before = contents(run)
-    assert f"# {run}: holds this run" in tsallis("train", tmp_path / "whole.yaml", "--run-dir", run, "--dry-run").stdout
+    assert (
+        f"# {run}: the run in this folder is resumed"
+        in tsallis("train", tmp_path / "whole.yaml", "--run-dir", run, "--dry-run").stdout
+    )
     assert contents(run) == before
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes").write_text("x")
