@@ -48,8 +48,18 @@ def variant(build: Build, name: str, **options: Any) -> Build:
 
 
 COPY = [-1, -1, -1, -1, *range(4, TGT), -1, -1]  # the last two source symbols stand for tags
+FEATURES = [4, 7, 11]
 RNNS: list[Build] = [
     rnn,
+    variant(rnn, "with features apart", features=FEATURES),
+    variant(
+        rnn,
+        "of GRU cells with features apart that copies",
+        cell="gru",
+        features=FEATURES,
+        input_feeding=False,
+        copy=COPY,
+    ),
     variant(rnn, "that copies", copy=COPY),
     variant(rnn, "of GRU cells that copies", cell="gru", scorer="additive", input_feeding=False, copy=COPY),
     variant(rnn, "of one layer", layers=1),
@@ -74,6 +84,7 @@ TRANSFORMERS: list[Build] = [
     variant(transformer, "with rotary positions", layers=1, positions="rope", length_scale="head"),
     transformer_with_one_matrix_for_all_embeddings,
     variant(transformer, "that copies", heads=1, copy=COPY),
+    variant(transformer, "with features apart", heads=1, norm="pre", features=FEATURES),
 ]
 MODELS = RNNS + TRANSFORMERS
 

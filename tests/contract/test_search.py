@@ -167,6 +167,38 @@ def test_no_certificate_of_a_model_that_copies_is_refuted(kind: str, transform: 
     assert copied  # the symbol that only copying makes possible was there
 
 
+STRING_MODELS: dict[str, dict[str, Any]] = {"features": {"features": [4, 5]}}
+
+
+@pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
+@pytest.mark.parametrize("kind", STRING_MODELS)
+def test_no_certificate_of_a_model_for_strings_is_refuted(kind: str, transform: str, alpha: float) -> None:
+    for seed in range(3):
+        torch.manual_seed(seed)
+        options = {
+            "output": transform,
+            "output_alpha": alpha,
+            "tau": -0.2,
+            "attention": ("softmax", "entmax")[seed % 2],
+        }
+        model = RNNSeq2Seq(8, 4 + SYMBOLS, 8, 1, 0.0, **options, **STRING_MODELS[kind]).double()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.mul_(12 if name.startswith("output") else 8)
+        src, lengths = sources(seed)
+        truth, normalized = enumerate_all(model, src, lengths), model.output.normalized
+        for size in (1, 3, 200):
+            results = beam_search(model, src, lengths, beam_size=size, max_length=LONGEST)
+            listed = exhaustive(model, src, lengths, budget=5 * size, max_length=LONGEST)
+            for result, other, known in zip(results, listed, truth, strict=True):
+                check(result, known, normalized)
+                check(other, known, normalized)
+                if size == 200:
+                    assert {h.tokens for h in result.hypotheses} == {h.tokens for h in other.hypotheses} == set(known)
+        for result, known in zip(exact_search(model, src, lengths, n_best=2, max_length=LONGEST), truth, strict=True):
+            check(result, known, normalized)
+
+
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_a_temperature_is_applied_to_the_mixture(temperature: float) -> None:
     model, (src, lengths) = random_copying_model("rnn", "sparsemax", 2.0, 1), copied_sources(1)

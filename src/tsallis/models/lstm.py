@@ -16,6 +16,7 @@ from tsallis.continuous.moments import Matching
 from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts
 from tsallis.models.copying import CopyOutput, embed_known, make_output
+from tsallis.models.features import GatedAttention
 from tsallis.models.protocol import DecoderOutput, Memory, Step, source_mask
 from tsallis.models.recurrence import (
     CELLS,
@@ -95,6 +96,8 @@ class RNNSeq2Seq(SharingModel):
         d_embedding: size of the embeddings; by default `d_model`.
         copy: target symbol of each source symbol, or -1 for symbols that are never copied. The output then mixes the
             map with attention, see :class:`tsallis.models.copying.CopyOutput`. None: nothing is copied.
+        features: source symbols that are features. A second encoder reads them, and the decoder attends to symbols and
+            features separately, see :class:`tsallis.models.features.GatedAttention`. None: one encoder reads all.
 
     Raises:
         ValueError: sizes that are odd or too small, an unknown map, density, cell or scorer.
@@ -132,6 +135,7 @@ class RNNSeq2Seq(SharingModel):
         scorer: str = "bilinear",
         d_embedding: int | None = None,
         copy: Sequence[int] | None = None,
+        features: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         self.arguments = constructor_arguments(locals()) | {"forbidden": list(forbidden)}
@@ -140,6 +144,8 @@ class RNNSeq2Seq(SharingModel):
         check_cell(cell)
         if copy is not None and density is not None:
             raise ValueError(f"density must be None with copy, got {density!r}")
+        if features is not None and density is not None:
+            raise ValueError(f"density must be None with features, got {density!r}")
         self.d_model = d_model
         self.layers = layers
         self.input_feeding = input_feeding
@@ -148,6 +154,10 @@ class RNNSeq2Seq(SharingModel):
         self.tgt_embedding = nn.Embedding(tgt_vocab, size, padding_idx=0)
         stack = {"num_layers": layers, "batch_first": True, "dropout": between}
         self.encoder = CELLS[cell](size, d_model // 2, bidirectional=True, **stack)
+        self.features: GatedAttention | None = None
+        if features is not None:
+            self.features = GatedAttention(src_vocab, features, d_model, attention, attention_alpha, scorer)
+            self.feature_encoder = CELLS[cell](size, d_model // 2, bidirectional=True, **stack)
         # The decoder's input is [embedding; attentional state], or the embedding alone.
         self.decoder = CELLS[cell](size + d_model * input_feeding, d_model, **stack)
         self.attention: Any = GlobalAttention(d_model, d_model, attention, attention_alpha, scorer)
@@ -174,6 +184,8 @@ class RNNSeq2Seq(SharingModel):
             nn.init.uniform_(parameter, -INITIAL, INITIAL)
         with torch.no_grad():
             open_forget_gates(self.encoder)
+            if self.features is not None:
+                open_forget_gates(self.feature_encoder)
             open_forget_gates(self.decoder)
             self.src_embedding.weight[0] = 0
             self.tgt_embedding.weight[0] = 0
@@ -184,20 +196,43 @@ class RNNSeq2Seq(SharingModel):
         Raises:
             ValueError: counts below 1 or above the width of `src`.
         """
-        counts, width = src_lengths.cpu(), src.shape[1]
-        check_counts(counts, width)
+        counts = src_lengths.cpu()
+        check_counts(counts, src.shape[1])
         embedded = self._drop(embed_known(self.src_embedding, src, self.output))  # [batch, src, d_embedding]
         mask = source_mask(src_lengths, src)
         copies = self.output.copies(src) if isinstance(self.output, CopyOutput) else None
-        if isinstance(self.encoder, nn.LSTM) and _can_fuse(embedded, self.encoder):
-            states, last = read_rows(self.encoder, embedded, counts, self.dropout if self.training else 0.0)
-            states = torch.where(mask.unsqueeze(-1), states, 0)
-            return Memory(states, mask, tuple(part for x in last for part in self._both_directions(x)), copies)
-        packed = pack_padded_sequence(embedded, counts, batch_first=True, enforce_sorted=False)
-        packed_states, last = self.encoder(packed)
-        states, _ = pad_packed_sequence(packed_states, batch_first=True, total_length=width)
+        if self.features is None:
+            states, summary = self._read(self.encoder, embedded, counts, mask)
+            return Memory(states, mask, summary, copies)
+        features = self.features.mask(src) & mask
+        states, summary = self._read_part(self.encoder, embedded, mask & ~features)
+        return Memory(
+            states + self._read_part(self.feature_encoder, embedded, features)[0], mask, summary, copies, features
+        )
+
+    def _read_part(self, encoder: Any, embedded: Tensor, part: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Encode only the symbols in the mask `part` [batch, src]; the states of other symbols are zero."""
+        order = part.int().argsort(dim=1, descending=True, stable=True).unsqueeze(-1)
+        counts = part.sum(1)
+        # An encoder needs at least one symbol per row; the result for a row without symbols is replaced by zeros.
+        lengths = counts.clamp(min=1)
+        states, summary = self._read(
+            encoder, embedded.gather(1, order.expand_as(embedded)), lengths.cpu(), source_mask(lengths, part)
+        )
+        states = torch.zeros_like(states).scatter(1, order.expand_as(states), states)
+        some = (counts > 0).unsqueeze(-1)
+        return torch.where(part.unsqueeze(-1), states, 0), tuple(torch.where(some, x, 0) for x in summary)
+
+    def _read(self, encoder: Any, x: Tensor, counts: Tensor, mask: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the states [batch, src, d_model] of an encoder and its last states, each [batch, d_model]."""
+        if isinstance(encoder, nn.LSTM) and _can_fuse(x, encoder):
+            states, last = read_rows(encoder, x, counts, self.dropout if self.training else 0.0)
+            return torch.where(mask.unsqueeze(-1), states, 0), tuple(p for y in last for p in self._both_directions(y))
+        packed = pack_padded_sequence(x, counts, batch_first=True, enforce_sorted=False)
+        packed_states, last = encoder(packed)
+        states, _ = pad_packed_sequence(packed_states, batch_first=True, total_length=x.shape[1])
         summary = last if isinstance(last, tuple) else (last,)  # hidden states and, for an LSTM, cells
-        return Memory(states, mask, tuple(part for x in summary for part in self._both_directions(x)), copies)
+        return states, tuple(part for y in summary for part in self._both_directions(y))
 
     def _both_directions(self, x: Tensor) -> tuple[Tensor, ...]:
         # Convert [layers * 2, batch, d_model / 2] to one tensor [batch, d_model] per layer.
@@ -207,6 +242,8 @@ class RNNSeq2Seq(SharingModel):
         feed = memory.states.new_zeros(memory.states.shape[0], self.d_model)
         hidden, cell = memory.summary[: self.layers], memory.summary[self.layers :]
         keys: Tensor = self.attention.keys(memory.states)
+        if self.features is not None and memory.features is not None:
+            keys = self.features.keys(memory.states, memory.features, keys)
         return RNNState(memory, keys, hidden, cell, feed)
 
     def step(self, state: RNNState, token: Tensor) -> Step:
@@ -240,8 +277,7 @@ class RNNSeq2Seq(SharingModel):
             start = torch.stack(state.hidden)
             start_of_all = (start, torch.stack(state.cell)) if state.cell else start
             states, _ = run_layers(self.decoder, embedded, start_of_all)
-            context, attention = self.attention(states, state.memory.states, state.memory.mask, state.keys)
-            return self._mix(states, context, self._dropout_mask(*states.shape)), attention
+            return self._attend(states, state, self._dropout_mask(*states.shape))
         by_token, layers = self._decoder_weights()
         token_gates = self._token_gates(tgt_in.t(), by_token, layers[0])  # [tgt, batch, gates * d_model]
         between = self._dropout_mask(tgt_in.shape[1], self.layers - 1, *state.feed.shape)
@@ -300,7 +336,7 @@ class RNNSeq2Seq(SharingModel):
     ) -> LSTMSteps | None:
         """Return the arguments of one operation for all steps, or None if it does not support the cell or attention."""
         attention = self.attention
-        if not state.cell or not _can_fuse(state.feed, attention, self.combine):
+        if not state.cell or self.features is not None or not _can_fuse(state.feed, attention, self.combine):
             return None
         if type(attention) is not GlobalAttention or attention.scorer != "bilinear":
             return None
@@ -329,14 +365,24 @@ class RNNSeq2Seq(SharingModel):
             hidden.append(h)
             if c is not None:
                 cell.append(c)
-        context, attention = self.attention(hidden[-1], state.memory.states, state.memory.mask, state.keys)
-        feed = self._mix(hidden[-1], context, out)
+        feed, attention = self._attend(hidden[-1], state, out)
         return RNNState(state.memory, state.keys, tuple(hidden), tuple(cell), feed), attention
 
-    def _mix(self, states: Tensor, context: Tensor, out: Tensor | None) -> Tensor:
+    def _attend(self, states: Tensor, state: RNNState, out: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return attentional states and weights of states [batch, d_model] or [batch, tgt, d_model]."""
+        memory = state.memory
+        if self.features is None:
+            context, attention = self.attention(states, memory.states, memory.mask, state.keys)
+            mixed = self._mix(states, context)
+        else:
+            assert memory.features is not None
+            inputs = states, memory.states, memory.mask, memory.features, state.keys
+            mixed, attention = self.features(*inputs, self.attention, self._mix)
+        return mixed if out is None else mixed * out, attention
+
+    def _mix(self, states: Tensor, context: Tensor) -> Tensor:
         """Return attentional states [..., d_model] from states and their contexts."""
-        mixed: Tensor = torch.tanh(self.combine(torch.cat([context, states], -1)))
-        return mixed if out is None else mixed * out
+        return torch.tanh(self.combine(torch.cat([context, states], -1)))
 
     def _dropout_mask(self, *shape: int) -> Tensor | None:
         """Draw dropout factors; return None if there is no dropout."""

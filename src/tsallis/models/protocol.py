@@ -28,6 +28,7 @@ class Memory:
         summary: last states of the encoder, each [batch, ...].
         copies: for a model that copies, the index [batch, src] of the column that collects the attention to each
             position, see :meth:`tsallis.models.copying.CopyOutput.attend`.
+        features: for a model with a second encoder, boolean mask [batch, src], True for features.
 
     Example:
         >>> memory = Memory(torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool))
@@ -39,11 +40,12 @@ class Memory:
     mask: Tensor
     summary: tuple[Tensor, ...] = ()
     copies: Tensor | None = None
+    features: Tensor | None = None
 
     def select(self, index: Tensor) -> Memory:
         """Select rows by index: reorder, repeat or drop them."""
-        copies = None if self.copies is None else self.copies[index]
-        return Memory(self.states[index], self.mask[index], tuple(x[index] for x in self.summary), copies)
+        more = (None if x is None else x[index] for x in (self.copies, self.features))
+        return Memory(self.states[index], self.mask[index], tuple(x[index] for x in self.summary), *more)
 
 
 def source_mask(lengths: Tensor, sources: Tensor) -> Tensor:

@@ -235,8 +235,8 @@ def test_a_model_without_settings_is_that_of_the_configuration(architecture: str
     inputs = section(architecture=architecture).model_dump(exclude={"architecture"})
     if "tau" in inputs:
         assert inputs.pop("tau") == "auto"  # a way to find the number, which no class can do without data
-    if "copy" in inputs:
-        assert inputs.pop("copy") is False  # the class takes the symbols, which come from the data
+    if "copy" in inputs:  # the class takes the symbols, which come from the data
+        assert inputs.pop("copy") is False and inputs.pop("features") == "joined"
     plain, set_ = (MODELS[architecture](20, 20, **more, **settings) for settings in ({}, inputs))
     arguments = [
         getattr(getattr(model, "classifier", model), "answerer", getattr(model, "classifier", model)).arguments

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts, check_last_pass
 from tsallis.models.copying import CopyOutput, embed_known, make_output
+from tsallis.models.features import FeatureTypes
 from tsallis.models.protocol import BestStep, DecoderOutput, Memory, Step, best_of_step, source_mask
 from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, AttentionModel, SymbolRows, share_embeddings
 from tsallis.models.transformer.compiled import CompiledState, encode_compiled, start_compiled
@@ -97,6 +98,9 @@ class TransformerSeq2Seq(AttentionModel):
         copy: Target symbol of each source symbol, or -1 for symbols that are never copied. The output then mixes the
             map with the last layer's attention to the source, see :class:`tsallis.models.copying.CopyOutput`. None:
             nothing is copied.
+        features: Source symbols that are features. Their order has no effect, see
+            :class:`tsallis.models.features.FeatureTypes`; this needs positions "sinusoids". None: all symbols have
+            positions.
 
     Raises:
         ValueError: If sizes don't fit, or a name is unknown.
@@ -142,6 +146,7 @@ class TransformerSeq2Seq(AttentionModel):
         positions: str = "sinusoids",
         length_scale: LengthScaleKind | None = None,
         copy: Sequence[int] | None = None,
+        features: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         self.arguments = constructor_arguments(locals()) | {
@@ -161,6 +166,7 @@ class TransformerSeq2Seq(AttentionModel):
         self.src_embedding = nn.Embedding(src_vocab, d_model, padding_idx=0)
         self.tgt_embedding = nn.Embedding(tgt_vocab, d_model, padding_idx=0)
         self.positions = SinusoidalPositions(d_model) if positions == "sinusoids" else None
+        self.features = None if features is None else FeatureTypes(src_vocab, features, d_model)
         self._build_layers()
         self.dropout = Dropout(dropout)
         maps = output, output_alpha, tau
@@ -217,7 +223,8 @@ class TransformerSeq2Seq(AttentionModel):
         if isinstance(self.output, CopyOutput):
             copies = self.output.copies(src)
             return Memory(self._encode(src, lengths), source_mask(lengths, src), copies=copies)
-        compiled = encode_compiled(self, src, lengths) if type(self) is TransformerSeq2Seq else None
+        plain = type(self) is TransformerSeq2Seq and self.features is None
+        compiled = encode_compiled(self, src, lengths) if plain else None
         return Memory(self._encode(src, lengths), source_mask(lengths, src)) if compiled is None else compiled
 
     def _counts(self, src: Tensor, src_lengths: Tensor) -> Tensor:
@@ -230,7 +237,7 @@ class TransformerSeq2Seq(AttentionModel):
         return counts
 
     def _encode(self, src: Tensor, lengths: Tensor) -> Tensor:
-        x = self._embed(self.src_embedding, src, 0)  # [batch, src, d_model]
+        x = self._embed_source(src)  # [batch, src, d_model]
         for layer in self.encoder.layers:
             x = self._through(layer, x, src_key_lengths=lengths)
         return self.encoder.end(x)
@@ -329,6 +336,14 @@ class TransformerSeq2Seq(AttentionModel):
             return checkpoint(layer, x, *rest, use_reentrant=False, **options)
         return layer(x, *rest, **options)
 
+    def _embed_source(self, src: Tensor) -> Tensor:
+        if self.features is None or self.positions is None:
+            return self._embed(self.src_embedding, src, 0)
+        places, types = self.features(src)
+        x = (embed_known(self.src_embedding, src, self.output) + types) * math.sqrt(self.d_model)
+        embedded: Tensor = self.dropout(x + self.positions(x, places, 1).squeeze(1))
+        return embedded
+
     def _embed(self, table: nn.Embedding, symbols: Tensor, first: int | Tensor) -> Tensor:
         """Embed symbols [batch, length] with positions from `first`; return [batch, length, d_model]."""
         x = embed_known(table, symbols, self.output) * math.sqrt(self.d_model)
@@ -408,6 +423,8 @@ def _check(arguments: dict[str, Any]) -> None:
     if d_model < 2 or d_model % 2 or d_model % heads:
         raise ValueError(f"d_model must be even and a multiple of heads, got {d_model} and {heads} heads")
     check_positions(arguments["positions"], ("sinusoids",))
+    if arguments["features"] is not None and arguments["positions"] != "sinusoids":
+        raise ValueError(f"features need positions 'sinusoids', got {arguments['positions']!r}")
     for name in ("dropout", "attention_dropout"):
         if not 0 <= arguments[name] < 1:
             raise ValueError(f"{name} must be at least 0 and below 1, got {arguments[name]}")

@@ -25,7 +25,7 @@ from tsallis.toolkit.old_names import with_new_names
 from tsallis.toolkit.tasks.base import Task
 from tsallis.toolkit.tasks.registry import task_type
 from tsallis.toolkit.tasks.scoring import best_texts, language_scores, score_values
-from tsallis.toolkit.tasks.types import Data
+from tsallis.toolkit.tasks.types import FROM_DATA, Data
 from tsallis.toolkit.training import initial
 from tsallis.toolkit.training.changes import Changes, find_changes
 from tsallis.toolkit.training.checkpoint import Checkpoints
@@ -136,7 +136,7 @@ def prepare(config: RunConfig, folder: Path | None = None) -> PreparedRun:
     Raises:
         InputError: If settings contradict each other, or the data can't be read.
     """
-    described = config.model.model_dump(mode="json", exclude={"architecture", "tau", "copy"})
+    described = config.model.model_dump(mode="json", exclude={"architecture", "tau", *FROM_DATA})
     text, changes = (config.text(), None) if folder is None else text_of_run(config, folder)
     texts = [text] if changes is None else [text, changes.before]
     stored = None if folder is None else read_stored(folder, texts, described)

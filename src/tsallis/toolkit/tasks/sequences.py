@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from tsallis.errors import InputError
 from tsallis.functional import estimate_tau, estimate_tau_from_scores
 from tsallis.models.batch import Batch, has_loss
-from tsallis.symbols import BOS, EOS
+from tsallis.symbols import BOS, EOS, FIRST
 from tsallis.toolkit.config import Alpha, Basis, Density, Depth, Map, Settings, Size
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.vocabulary import split_symbols
@@ -20,6 +20,9 @@ from tsallis.toolkit.tasks.base import Task
 from tsallis.toolkit.tasks.copying import copied_symbols, with_source_symbols
 from tsallis.toolkit.tasks.types import Attention, Data, ModelSection
 from tsallis.toolkit.training.run_folder import Run, build_model
+
+LANGUAGE = "<lang:"  # beginning of the symbols for languages
+FEATURE = "<tag:"  # beginning of the symbols for features
 
 
 class SequenceModel(ModelSection):
@@ -69,10 +72,13 @@ class SequenceModel(ModelSection):
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", UserWarning)  # pydantic warns that `copy` hides a deprecated method
 
-    class CopyingModel(SequenceModel):
-        """Settings shared by the models that can copy symbols of the source."""
+    class EncoderDecoderModel(SequenceModel):
+        """Settings shared by the models with an encoder of symbols."""
 
         copy: bool = False  # type: ignore[assignment]  # whether symbols of the source can be copied
+        # joined: features are read like other symbols. separate: an LSTM reads features with a second encoder and
+        # attends to them separately; in a Transformer, features have a type embedding and no positions.
+        features: Literal["joined", "separate"] = "joined"
 
         def adapt(self, task: Any, data: Data) -> Data:
             return with_source_symbols(task, data) if self.copy else data
@@ -80,10 +86,23 @@ with warnings.catch_warnings():
         def sizes(self, data: Data) -> dict[str, Any]:
             vocabularies = data.vocabularies
             copied = {"copy": copied_symbols(vocabularies.src, vocabularies.tgt)} if self.copy else {}
-            return {**super().sizes(data), **copied}
+            separate = {"features": feature_symbols(vocabularies.src)} if self.features == "separate" else {}
+            return {**super().sizes(data), **copied, **separate}
 
 
-class RNNConfig(CopyingModel):
+def feature_symbols(src: Any) -> list[int]:
+    """Return the numbers of the features and languages in a source vocabulary.
+
+    Raises:
+        InputError: If there are none.
+    """
+    symbols = [number for number in range(FIRST, len(src)) if src.name(number).startswith((LANGUAGE, FEATURE))]
+    if not symbols:
+        raise InputError("model.features: separate needs data with features (data.columns), found none")
+    return symbols
+
+
+class RNNConfig(EncoderDecoderModel):
     """Arguments of `tsallis.models.RNNSeq2Seq`."""
 
     architecture: Literal["rnn"] = "rnn"
@@ -111,10 +130,12 @@ class RNNConfig(CopyingModel):
             )
         if self.copy and self.density is not None:
             raise ValueError(f"copy: true needs discrete attention: leave out density, found {self.density}")
+        if self.features != "joined" and self.density is not None:
+            raise ValueError(f"features: separate needs discrete attention: leave out density, found {self.density}")
         return self
 
 
-class TransformerConfig(CopyingModel):
+class TransformerConfig(EncoderDecoderModel):
     """Arguments of `tsallis.models.TransformerSeq2Seq`."""
 
     architecture: Literal["transformer"]
@@ -138,6 +159,12 @@ class TransformerConfig(CopyingModel):
     checkpoint_activations: bool = False
     positions: Literal["sinusoids", "rope", "alibi", "nape", "none"] = "sinusoids"  # all but sinusoids change attention
     length_scale: Literal["input", "head", "ssmax"] | None = None  # scaling of scores by the number of keys
+
+    @model_validator(mode="after")
+    def _check_positions(self) -> TransformerConfig:
+        if self.features != "joined" and self.positions != "sinusoids":
+            raise ValueError(f"features: separate needs positions: sinusoids, found {self.positions}")
+        return self
 
 
 class SequenceTask(Task):

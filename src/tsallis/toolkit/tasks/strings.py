@@ -24,15 +24,13 @@ from tsallis.toolkit.data.vocabulary import GRAPHEMES, Vocabulary, split_symbols
 from tsallis.toolkit.datasets.embedded import read_embedded
 from tsallis.toolkit.evaluation.text_scores import CorpusScore, LineScore, levenshtein
 from tsallis.toolkit.tasks.base import LONGEST, Task, check_split, count_columns, read_header, refuse_long, split_name
-from tsallis.toolkit.tasks.sequences import SequenceTask, check_source
+from tsallis.toolkit.tasks.sequences import FEATURE, LANGUAGE, SequenceTask, check_source
 from tsallis.toolkit.tasks.types import Data, Lines, Vocabularies
 from tsallis.toolkit.training.file_names import TASK
 from tsallis.toolkit.training.run_folder import Run
 
 SEPARATORS = {"characters": "", "graphemes": GRAPHEMES, "spaces": " "}  # separators between the symbols of a string
 FEWEST = 5  # minimum number of examples for checks of columns
-LANGUAGE = "<lang:"  # beginning of the symbols for languages
-FEATURE = "<tag:"  # beginning of the symbols for features
 MOST_NAMED = 5  # maximum number of features in a message
 SIMILAR = 0.3  # similarity above which two texts look like forms of one word
 SAMPLED = 1000  # maximum number of examples whose texts are compared in a check of columns

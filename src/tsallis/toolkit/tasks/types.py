@@ -69,6 +69,9 @@ class Data:
     wide: tuple[Any, list[int]] | None = None
 
 
+FROM_DATA = {"copy", "features"}  # settings whose model arguments are symbols of the data, see `ModelSection.sizes`
+
+
 class ModelSection(Section):
     """Section `model` of a configuration: the settings of a model class.
 
@@ -100,7 +103,7 @@ class ModelSection(Section):
         Raises:
             InputError: If settings do not match the data.
         """
-        return {**self.model_dump(exclude={"architecture", "copy"}), **self.sizes(data)}
+        return {**self.model_dump(exclude={"architecture", *FROM_DATA}), **self.sizes(data)}
 
     def adapt(self, task: Any, data: Data) -> Data:
         """Return the data with the vocabularies that the model needs."""

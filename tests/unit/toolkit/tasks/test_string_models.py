@@ -1,0 +1,83 @@
+"""Settings of models for strings: training, run folders, resuming, and data that they don't fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from task_runs import config_of, evaluate, train, untrained_run
+from tsallis.errors import InputError
+from tsallis.toolkit.tasks.prepared import prepare
+from tsallis.toolkit.tasks.registry import task_of
+from tsallis.toolkit.training import Trainer, load_run
+from tsallis.toolkit.training.run_folder import start_run
+
+TRAIN = "abx\tbad\tV\nba\tab\tV;PST\nxab\tabd\tV\nbxa\tdab\tN;PST\n"
+RNN = {"d_model": 8, "layers": 1, "dropout": 0.1}
+TRANSFORMER = {"architecture": "transformer", "d_model": 8, "heads": 2, "d_ff": 8, "dropout": 0.1}
+TRANSFORMER |= {"encoder_layers": 1, "decoder_layers": 1}
+MODELS: dict[str, dict[str, Any]] = {
+    "rnn with features": {**RNN, "features": "separate"},
+    "rnn with features that copies": {**RNN, "features": "separate", "copy": True},
+    "transformer with features": {**TRANSFORMER, "features": "separate"},
+}
+every_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train").write_text(TRAIN, encoding="utf-8")
+    (tmp_path / "dev").write_text(TRAIN[:20], encoding="utf-8")
+    return tmp_path
+
+
+def content(folder: Path, model: dict[str, Any], epochs: int) -> dict[str, Any]:
+    data = {"folder": str(folder), "train": "train", "dev": "train"}
+    training = {"epochs": epochs, "batch_size": 2, "schedule": "constant"}
+    return {"version": 1, "data": data, "model": model, "training": training}
+
+
+@every_model
+def test_a_run_opens_again_and_resumes(folder: Path, model: dict[str, Any]) -> None:
+    whole = train(prepare(config_of(content(folder, model, 2))), folder / "whole")
+    train(prepare(config_of(content(folder, model, 1))), folder / "run")
+    again = prepare(config_of(content(folder, model, 2)), folder / "run")
+    assert again.changes is not None
+    symbols, facts = again.data.vocabularies, again.task.facts()
+    start_run(folder / "run", again.text, again.description, facts, symbols.src, symbols.tgt, changes=again.changes)
+    Trainer(
+        again.build(), again.data.train, again.data.dev.corpus, folder / "run", again.settings, measure=again.measure()
+    ).run()
+    resumed = load_run(folder / "run", "last")
+    for name, value in load_run(folder / "whole", "last").model.state_dict().items():
+        assert value.equal(resumed.model.state_dict()[name]), name
+    task = task_of(whole.task)
+    report = evaluate(whole, task.split(whole, config_of(content(folder, model, 2)).data, "dev"), beam_size=2)
+    assert torch.tensor(report["loss"]).isfinite() and report["output_sum"] == pytest.approx(1, abs=1e-5)
+
+
+def test_features_are_those_of_the_vocabulary(folder: Path) -> None:
+    run = untrained_run(folder, {"train": "train", "dev": "train"}, MODELS["rnn with features"])
+    symbols = [run.src_vocab.name(number) for number in run.model.arguments["features"]]
+    assert sorted(symbols) == ["<tag:N>", "<tag:PST>", "<tag:V>"]
+
+
+def test_data_without_features_is_an_error(folder: Path) -> None:
+    data = {"train": "train", "dev": "train", "columns": {"features": None}}
+    with pytest.raises(InputError, match=r"model\.features: separate needs data with features"):
+        untrained_run(folder, data, MODELS["transformer with features"])
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({**RNN, "features": "separate", "density": "gaussian"}, "found density: gaussian"),
+        ({**TRANSFORMER, "features": "separate", "positions": "alibi"}, "needs positions: sinusoids, found alibi"),
+    ],
+)
+def test_settings_that_exclude_each_other(folder: Path, model: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        config_of(content(folder, model, 1))
