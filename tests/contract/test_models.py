@@ -62,6 +62,8 @@ RNNS: list[Build] = [
     ),
     variant(rnn, "that copies", copy=COPY),
     variant(rnn, "of GRU cells that copies", cell="gru", scorer="additive", input_feeding=False, copy=COPY),
+    variant(rnn, "with hard attention", input_feeding=False, monotonic=0),
+    variant(rnn, "of GRU cells with hard attention", cell="gru", scorer="additive", input_feeding=False, monotonic=1),
     variant(rnn, "of one layer", layers=1),
     variant(rnn, "without input feeding", input_feeding=False),
     variant(rnn, "with one matrix for target and output", share="target"),
@@ -211,7 +213,7 @@ def test_later_target_symbols_have_no_say(build: Build) -> None:
 @every_model
 @every_attention
 def test_attention_stays_on_the_source(build: Build, attention: Any) -> None:
-    weights = sharp(build, attention)(IDS, LENGTHS, TARGETS, need_attention=True).attention
+    weights = sharp(build, attention, ("softmax", 1.0))(IDS, LENGTHS, TARGETS, need_attention=True).attention
     inside = torch.arange(6) < LENGTHS.unsqueeze(1)
     assert (weights.movedim(1, 0)[:, ~inside] == 0).all()
     torch.testing.assert_close(weights.sum(-1), torch.ones(4, 5, dtype=torch.float64))
@@ -229,7 +231,8 @@ def test_forbidden_symbols_are_never_in_the_support(build: Build, output: Any) -
     assert (model.output.probs(scores)[..., FORBIDDEN] == 0).all()
     assert (model.output.log_probs(scores)[..., FORBIDDEN] == -torch.inf).all()
     allowed = [i for i in range(TGT) if i not in FORBIDDEN]
-    assert "copies" in build.__name__ or scores[..., allowed].isfinite().all()
+    mixes = "copies" in build.__name__ or "hard" in build.__name__
+    assert mixes or scores[..., allowed].isfinite().all()
 
 
 @every_model

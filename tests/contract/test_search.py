@@ -167,7 +167,11 @@ def test_no_certificate_of_a_model_that_copies_is_refuted(kind: str, transform: 
     assert copied  # the symbol that only copying makes possible was there
 
 
-STRING_MODELS: dict[str, dict[str, Any]] = {"features": {"features": [4, 5]}}
+STRING_MODELS: dict[str, dict[str, Any]] = {
+    "features": {"features": [4, 5]},
+    "order 0": {"monotonic": 0, "input_feeding": False},
+    "order 1": {"monotonic": 1, "input_feeding": False},
+}
 
 
 @pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)

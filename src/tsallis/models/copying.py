@@ -11,17 +11,15 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad
 
 from tsallis.errors import describe
-from tsallis.functional.losses import reduce
+from tsallis.models.mixture import MixtureOutput, safe_log
 from tsallis.models.protocol import DerivedStep, Step
 from tsallis.nn import OutputLayer
-from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager.log_probs import indistinct
-from tsallis.ops.eager.ranking import best_of_log_probs
 from tsallis.symbols import FIRST, UNK
 
 
-class CopyOutput(OutputLayer):
+class CopyOutput(MixtureOutput):
     r"""Output layer that mixes the probabilities of an output map with attention to the source.
 
     .. math:: p(y) = (1 - g) \, p_\mathrm{out}(y) + g \sum_j a_j \, p_j(y), \qquad g = \sigma(v^\top h + b)
@@ -121,76 +119,33 @@ class CopyOutput(OutputLayer):
         """Return the logarithms of the mixture [..., d_vocab] in float64; -inf exactly where the mixture is zero."""
         scores, gate, copied, rest = self._split(hidden)
         log_gate, log_other = logsigmoid(gate.double()), logsigmoid(-gate.double())
-        log_other = torch.logaddexp(log_other, log_gate + _safe_log(rest.double()))
-        generated = pad(super().log_probs(scores), (0, copied.shape[-1] - scores.shape[-1]), value=-torch.inf)
-        parts = log_other + generated, log_gate + _safe_log(copied.double())
+        log_other = torch.logaddexp(log_other, log_gate + safe_log(rest.double()))
+        generated = pad(OutputLayer.log_probs(self, scores), (0, copied.shape[-1] - scores.shape[-1]), value=-torch.inf)
+        parts = log_other + generated, log_gate + safe_log(copied.double())
         nothing = (parts[0] == -torch.inf) & (parts[1] == -torch.inf)  # the gradient of logaddexp is NaN there
         return torch.logaddexp(*(part.masked_fill(nothing, 0) for part in parts)).masked_fill(nothing, -torch.inf)
 
-    def probs(self, scores: Tensor) -> Tensor:
-        """Return probabilities [..., d_vocab]; those of alpha-ReLU need not sum to 1."""
-        return self.log_probs(scores).exp()
-
-    def log_probs(self, scores: Tensor) -> Tensor:
-        """Return log-probabilities in float64; scores divided by a temperature are normalized again."""
-        return scores.log_softmax(-1) if self.normalized else scores
-
-    def best_symbols(self, scores: Tensor, count: int, end: int, only: Tensor | None = None) -> BestSymbols:
-        """Return the most probable symbols, see :meth:`tsallis.nn.OutputLayer.best_symbols`."""
-        return best_of_log_probs(self.log_probs(scores), count, end, only)
-
-    def thresholds(self, scores: Tensor, probs: Tensor) -> None:
-        """Return None: a mixture has no single threshold."""
-
-    def loss(
-        self,
-        hidden: Tensor,
-        target: Tensor,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-    ) -> Tensor:
-        """Compute the loss of the mixture, with the arguments of :meth:`tsallis.nn.OutputLayer.loss`.
-
-        Label smoothing acts on the map's scores.
-        """
-        active = target != ignore_index
-        hidden = torch.where(active.unsqueeze(-1), hidden, 0)  # NaN would reach the gradient of the weight
-        total = reduce(self._losses(hidden, target.unsqueeze(-1), active.unsqueeze(-1)), active.sum(), reduction)
-        if label_smoothing == 0:
-            return total
-        states = hidden[..., : self.projection.in_features].to(self.weight.dtype)
-        generated = target.masked_fill(target >= len(self.weight), ignore_index)
-        return total + label_smoothing * self._lead(states, generated, ignore_index, reduction)
-
     def _losses(self, hidden: Tensor, target: Tensor, active: Tensor) -> Tensor:
-        """Return the loss [...] of each target [..., 1], 0 where not `active` [..., 1]."""
         scores, gate, copied, rest = self._split(hidden)
         known = active & (target < scores.shape[-1])  # the map has no scores for unknown symbols
         own = self.loss_of_scores(scores, torch.where(known, target, -100).squeeze(-1), reduction="none")
         target, scores, gate = torch.where(active, target, 0), upcast(scores), upcast(gate).sigmoid()
-        other, share, power = 1 - gate * (1 - rest), gate * copied.gather(-1, target), self.alpha - 1
-        if power == 0:
+        other, share = 1 - gate * (1 - rest), gate * copied.gather(-1, target)
+        if self.alpha == 1:
             score = scores.gather(-1, torch.where(known, target, 0))
             generated = torch.where(known, score - scores.logsumexp(-1, keepdim=True), -torch.inf)
-            log_parts = other.log() + generated, _safe_log(share)
+            log_parts = other.log() + generated, safe_log(share)
             nothing = ~active | ((log_parts[0] == -torch.inf) & (log_parts[1] == -torch.inf))
             loss = -torch.logaddexp(*(part.masked_fill(nothing, 0) for part in log_parts))
             loss = loss.masked_fill(nothing, torch.inf)
         else:
-            probs = pad(other * super().probs(scores), (0, copied.shape[-1] - scores.shape[-1])) + gate * copied
-            lost = -torch.expm1(power * _safe_log(probs.gather(-1, target))) / power
-            loss = lost - (1 - (probs**self.alpha).sum(-1, keepdim=True)) / self.alpha
+            generated = other * OutputLayer.probs(self, scores)
+            probs = pad(generated, (0, copied.shape[-1] - scores.shape[-1])) + gate * copied
+            loss = self.divergence(probs, target)
         return (own + loss.squeeze(-1)).masked_fill(~active.squeeze(-1), 0) / 2
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, copies={int((self.targets >= 0).sum())}"
-
-
-def _safe_log(x: Tensor) -> Tensor:
-    """Return logarithms without a gradient at 0, which would be infinite and become NaN when multiplied by 0."""
-    zero = x == 0  # not `x <= 0`: a NaN must stay NaN
-    return torch.where(zero, -torch.inf, torch.where(zero, 1, x).log())
 
 
 def make_output(

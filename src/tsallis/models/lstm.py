@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +17,7 @@ from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts
 from tsallis.models.copying import CopyOutput, embed_known, make_output
 from tsallis.models.features import GatedAttention
+from tsallis.models.monotonic import AlignedSteps, MonotonicOutput
 from tsallis.models.protocol import DecoderOutput, Memory, Step, source_mask
 from tsallis.models.recurrence import (
     CELLS,
@@ -47,6 +48,7 @@ class RNNState:
     hidden: tuple[Tensor, ...]  # [batch, d_model] per layer
     cell: tuple[Tensor, ...]  # [batch, d_model] per layer; empty for a GRU
     feed: Tensor  # [batch, d_model]: attentional state of the previous step
+    alignment: tuple[Tensor, ...] = ()  # state of hard attention, see `MonotonicOutput.step`
 
     def select(self, index: Tensor) -> RNNState:
         return RNNState(
@@ -55,6 +57,7 @@ class RNNState:
             tuple(h[index] for h in self.hidden),
             tuple(c[index] for c in self.cell),
             self.feed[index],
+            tuple(x[index] for x in self.alignment),
         )
 
 
@@ -98,6 +101,8 @@ class RNNSeq2Seq(SharingModel):
             map with attention, see :class:`tsallis.models.copying.CopyOutput`. None: nothing is copied.
         features: source symbols that are features. A second encoder reads them, and the decoder attends to symbols and
             features separately, see :class:`tsallis.models.features.GatedAttention`. None: one encoder reads all.
+        monotonic: order of hard monotonic attention, 0 or 1, see :class:`tsallis.models.monotonic.MonotonicOutput`. It
+            needs `input_feeding` False, because a decoder state can't depend on alignments. None: soft attention.
 
     Raises:
         ValueError: sizes that are odd or too small, an unknown map, density, cell or scorer.
@@ -136,6 +141,7 @@ class RNNSeq2Seq(SharingModel):
         d_embedding: int | None = None,
         copy: Sequence[int] | None = None,
         features: Sequence[int] | None = None,
+        monotonic: int | None = None,
     ) -> None:
         super().__init__()
         self.arguments = constructor_arguments(locals()) | {"forbidden": list(forbidden)}
@@ -146,6 +152,11 @@ class RNNSeq2Seq(SharingModel):
             raise ValueError(f"density must be None with copy, got {density!r}")
         if features is not None and density is not None:
             raise ValueError(f"density must be None with features, got {density!r}")
+        if monotonic is not None:
+            if input_feeding:
+                raise ValueError("input_feeding must be False with monotonic, got True")
+            if other := [name for name in ("copy", "features", "density") if self.arguments[name] is not None]:
+                raise ValueError(f"{other[0]} must be None with monotonic, got {self.arguments[other[0]]!r}")
         self.d_model = d_model
         self.layers = layers
         self.input_feeding = input_feeding
@@ -174,7 +185,11 @@ class RNNSeq2Seq(SharingModel):
             )
         self.combine = nn.Linear(2 * d_model, d_model, bias=False)
         maps = output, output_alpha, tau
-        self.output = make_output(d_model, tgt_vocab, src_vocab, copy, *maps, forbidden=forbidden)
+        if monotonic is None:
+            self.output = make_output(d_model, tgt_vocab, src_vocab, copy, *maps, forbidden=forbidden)
+        else:
+            alpha = self.attention.alpha
+            self.output = MonotonicOutput(d_model, tgt_vocab, monotonic, alpha, *maps, forbidden=forbidden)
         share_embeddings(share, self.src_embedding, self.tgt_embedding, self.output, SHARES[:2])
         self.dropout = float(dropout)
         self._initialise()
@@ -244,13 +259,18 @@ class RNNSeq2Seq(SharingModel):
         keys: Tensor = self.attention.keys(memory.states)
         if self.features is not None and memory.features is not None:
             keys = self.features.keys(memory.states, memory.features, keys)
-        return RNNState(memory, keys, hidden, cell, feed)
+        alignment = self.output.start(memory.mask) if isinstance(self.output, MonotonicOutput) else ()
+        return RNNState(memory, keys, hidden, cell, feed, alignment)
 
     def step(self, state: RNNState, token: Tensor) -> Step:
         """Return the scores of the symbols after `token` [batch], which follows the tokens read by the state."""
         by_token, layers = self._decoder_weights()
         gates = self._token_gates(token, by_token, layers[0])
         between, out = self._dropout_mask(self.layers - 1, *state.feed.shape), self._dropout_mask(*state.feed.shape)
+        if isinstance(self.output, MonotonicOutput):
+            hidden, cell = self._recur(state, gates, layers, between)
+            state = replace(state, hidden=hidden, cell=cell)
+            return self.output.step(state, token, self._align(hidden[-1].unsqueeze(1), state))
         state, attention = self._advance(state, gates, layers, between, out)
         if isinstance(self.output, CopyOutput):
             assert state.memory.copies is not None
@@ -277,6 +297,8 @@ class RNNSeq2Seq(SharingModel):
             start = torch.stack(state.hidden)
             start_of_all = (start, torch.stack(state.cell)) if state.cell else start
             states, _ = run_layers(self.decoder, embedded, start_of_all)
+            if isinstance(self.output, MonotonicOutput):
+                return self.output.align(self._align(states, state), tgt_in)
             return self._attend(states, state, self._dropout_mask(*states.shape))
         by_token, layers = self._decoder_weights()
         token_gates = self._token_gates(tgt_in.t(), by_token, layers[0])  # [tgt, batch, gates * d_model]
@@ -355,6 +377,15 @@ class RNNSeq2Seq(SharingModel):
 
         `between` [layers - 1, batch, d_model] and `out` [batch, d_model] are dropout masks.
         """
+        hidden, cell = self._recur(state, gates, layers, between)
+        feed, attention = self._attend(hidden[-1], state, out)
+        return RNNState(state.memory, state.keys, hidden, cell, feed), attention
+
+    @staticmethod
+    def _recur(
+        state: RNNState, gates: Tensor, layers: list[CellWeights], between: Tensor | None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return the states and cells of all layers after a token."""
         hidden: list[Tensor] = []
         cell: list[Tensor] = []
         for i, layer in enumerate(layers):
@@ -365,8 +396,16 @@ class RNNSeq2Seq(SharingModel):
             hidden.append(h)
             if c is not None:
                 cell.append(c)
-        feed, attention = self._attend(hidden[-1], state, out)
-        return RNNState(state.memory, state.keys, tuple(hidden), tuple(cell), feed), attention
+        return tuple(hidden), tuple(cell)
+
+    def _align(self, states: Tensor, state: RNNState) -> AlignedSteps:
+        """Return the steps of hard attention for decoder states [batch, tgt, d_model]."""
+        assert isinstance(self.output, MonotonicOutput)
+        by_memory, by_state = self.combine.weight.split(self.d_model, 1)
+        mixed = linear(state.memory.states, by_memory).unsqueeze(1) + linear(states, by_state).unsqueeze(2)
+        out = self._dropout_mask(*states.shape)
+        mixed = torch.tanh(mixed) if out is None else torch.tanh(mixed) * out.unsqueeze(2)
+        return self.output.prepare(mixed, self.attention.scores(states, state.keys), state.memory.mask)
 
     def _attend(self, states: Tensor, state: RNNState, out: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return attentional states and weights of states [batch, d_model] or [batch, tgt, d_model]."""

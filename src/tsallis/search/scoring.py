@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsallis.models.copying import CopyOutput
+from tsallis.models.mixture import MixtureOutput
 from tsallis.models.protocol import Decoder
 from tsallis.search.checks import check_at_least_one, check_sources, check_targets
 from tsallis.search.step import advance, checked_log_probs, eval_mode
@@ -172,7 +172,7 @@ def _gap(model: Any, scores: Tensor, token: int) -> float | None:
     In units of scores, the threshold is :math:`\\tau / (\\alpha - 1)`.
     """
     output = model.output
-    if not hasattr(output, "thresholds") or isinstance(output, CopyOutput):
+    if not hasattr(output, "thresholds") or isinstance(output, MixtureOutput):
         return None
     if output.normalized:  # subtract the largest score, because a threshold of large scores has few digits
         scores = scores.double() - scores.amax()

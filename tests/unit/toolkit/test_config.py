@@ -374,7 +374,10 @@ def integers_without_an_end() -> list[str]:
         for key, content in section["properties"].items():
             kinds = [content, *content.get("anyOf", []), *content.get("prefixItems", [])]
             kinds += [item for kind in kinds for item in kind.get("prefixItems", [])]
-            if any(k.get("type") == "integer" and not {"maximum", "exclusiveMaximum", "const"} & set(k) for k in kinds):
+            if any(
+                k.get("type") == "integer" and not {"maximum", "exclusiveMaximum", "const", "enum"} & set(k)
+                for k in kinds
+            ):
                 result.append(f"{name}.{key}")
     return result
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tsallis.models.batch import Batch, has_loss
-from tsallis.models.copying import CopyOutput
 from tsallis.models.label_decoder import ends_are_certain
+from tsallis.models.mixture import MixtureOutput
 from tsallis.models.protocol import Decoder, device_of
 from tsallis.search.step import eval_mode
 from tsallis.symbols import EOS, IGNORE_INDEX
@@ -183,8 +183,8 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[dict[str, f
     # The two scores of Martins et al. need normalized probabilities.
     shares = probs if output.normalized else probs / probs.sum(-1, keepdim=True).clamp(min=1e-30)
     of_gold_share = _gold_values(shares, gold, known)
-    # The loss of an ensemble or of a copying output is not a function of scores.
-    of_scores = hasattr(output, "loss_of_scores") and not isinstance(output, CopyOutput)
+    # The loss of an ensemble or of a mixture is not a function of scores.
+    of_scores = hasattr(output, "loss_of_scores") and not isinstance(output, MixtureOutput)
     loss, inputs = (output.loss_of_scores, scores) if of_scores else (output.loss, hidden)
     sums = {
         "loss": loss(inputs[known], gold[known], reduction="sum"),

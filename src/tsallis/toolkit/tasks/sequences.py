@@ -113,6 +113,9 @@ class RNNConfig(EncoderDecoderModel):
     attention_alpha: Alpha = 1.5
     input_feeding: bool = True
     share: Literal["none", "target"] = "none"
+    # Order of hard monotonic attention: each symbol is aligned to one position, which never decreases. null: soft
+    # attention.
+    monotonic: Literal[0, 1] | None = None
     cell: Literal["lstm", "gru"] = "lstm"
     scorer: Literal["bilinear", "additive"] = "bilinear"
     d_embedding: Size | None = None  # default: d_model
@@ -132,6 +135,10 @@ class RNNConfig(EncoderDecoderModel):
             raise ValueError(f"copy: true needs discrete attention: leave out density, found {self.density}")
         if self.features != "joined" and self.density is not None:
             raise ValueError(f"features: separate needs discrete attention: leave out density, found {self.density}")
+        if self.monotonic is not None and self.input_feeding:
+            raise ValueError(f"monotonic: {self.monotonic} needs input_feeding: false, found true")
+        if self.monotonic is not None and (self.copy or self.features != "joined" or self.density is not None):
+            raise ValueError(f"monotonic: {self.monotonic} excludes copy, features: separate and density")
         return self
 
 
@@ -210,7 +217,8 @@ def _threshold_of(source: Run) -> float:
 def _first_threshold(description: dict[str, Any], corpus: Corpus, settings: Settings) -> float:
     """Return the mean entmax threshold of the untrained model on one batch (Tezekbayev et al. 2022, sec. 3)."""
     torch.manual_seed(settings.seed)
-    arguments = {key: value for key, value in description["arguments"].items() if key != "copy"}
+    mixtures = ("copy", "monotonic")  # their scores are not those of the map
+    arguments = {key: value for key, value in description["arguments"].items() if key not in mixtures}
     model = build_model({**description, "arguments": arguments}).eval()
     batch = corpus.batch(range(min(settings.batch_size, len(corpus))))
     hidden = model(batch.src, batch.src_lengths, batch.tgt_in).hidden[has_loss(batch.tgt_out)]  # [symbols, d_model]

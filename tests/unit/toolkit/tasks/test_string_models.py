@@ -22,6 +22,8 @@ TRANSFORMER |= {"encoder_layers": 1, "decoder_layers": 1}
 MODELS: dict[str, dict[str, Any]] = {
     "rnn with features": {**RNN, "features": "separate"},
     "rnn with features that copies": {**RNN, "features": "separate", "copy": True},
+    "hard attention of order 0": {**RNN, "monotonic": 0, "input_feeding": False},
+    "hard attention of order 1": {**RNN, "monotonic": 1, "input_feeding": False, "output": "softmax", "layers": 2},
     "transformer with features": {**TRANSFORMER, "features": "separate"},
 }
 every_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
@@ -75,6 +77,9 @@ def test_data_without_features_is_an_error(folder: Path) -> None:
     ("model", "message"),
     [
         ({**RNN, "features": "separate", "density": "gaussian"}, "found density: gaussian"),
+        ({**RNN, "monotonic": 1}, "monotonic: 1 needs input_feeding: false, found true"),
+        ({**RNN, "monotonic": 0, "input_feeding": False, "copy": True}, "monotonic: 0 excludes copy"),
+        ({**RNN, "monotonic": 2, "input_feeding": False}, "monotonic: .* found 2"),
         ({**TRANSFORMER, "features": "separate", "positions": "alibi"}, "needs positions: sinusoids, found alibi"),
     ],
 )

@@ -1,0 +1,71 @@
+"""Define the base class of output layers whose probabilities are a mixture of several distributions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tsallis.functional.losses import reduce
+from tsallis.nn import OutputLayer
+from tsallis.ops.arguments import BestSymbols
+from tsallis.ops.eager.ranking import best_of_log_probs
+
+
+class MixtureOutput(OutputLayer):
+    """Output layer that mixes distributions. Its scores are log-probabilities in float64.
+
+    Hidden states begin with the states of the map, of the size of the projection. Only `loss_of_scores` takes the
+    scores of the map. Subclasses define `scores` and `_losses`.
+    """
+
+    def probs(self, scores: Tensor) -> Tensor:
+        """Return probabilities [..., d_vocab]; those of alpha-ReLU need not sum to 1."""
+        return self.log_probs(scores).exp()
+
+    def log_probs(self, scores: Tensor) -> Tensor:
+        """Return log-probabilities in float64; scores divided by a temperature are normalized again."""
+        return scores.log_softmax(-1) if self.normalized else scores
+
+    def best_symbols(self, scores: Tensor, count: int, end: int, only: Tensor | None = None) -> BestSymbols:
+        """Return the most probable symbols, see :meth:`tsallis.nn.OutputLayer.best_symbols`."""
+        return best_of_log_probs(self.log_probs(scores), count, end, only)
+
+    def thresholds(self, scores: Tensor, probs: Tensor) -> None:
+        """Return None: a mixture has no single threshold."""
+
+    def loss(
+        self,
+        hidden: Tensor,
+        target: Tensor,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
+        """Compute the loss of the mixture, with the arguments of :meth:`tsallis.nn.OutputLayer.loss`.
+
+        Label smoothing acts on the map's scores.
+        """
+        active = target != ignore_index
+        hidden = torch.where(active.unsqueeze(-1), hidden, 0)  # NaN would reach the gradient of the weight
+        total = reduce(self._losses(hidden, target.unsqueeze(-1), active.unsqueeze(-1)), active.sum(), reduction)
+        if label_smoothing == 0:
+            return total
+        states = hidden[..., : self.projection.in_features].to(self.weight.dtype)
+        generated = target.masked_fill(target >= len(self.weight), ignore_index)
+        return total + label_smoothing * self._lead(states, generated, ignore_index, reduction)
+
+    def _losses(self, hidden: Tensor, target: Tensor, active: Tensor) -> Tensor:
+        """Return the loss [...] of each target [..., 1], 0 where not `active` [..., 1]."""
+        raise NotImplementedError
+
+    def divergence(self, probs: Tensor, target: Tensor) -> Tensor:
+        """Return the Bregman divergence of the Tsallis entropy from targets [..., 1], for an alpha above 1."""
+        power = self.alpha - 1
+        lost = -torch.expm1(power * safe_log(probs.gather(-1, target))) / power
+        return lost - (1 - (probs**self.alpha).sum(-1, keepdim=True)) / self.alpha
+
+
+def safe_log(x: Tensor) -> Tensor:
+    """Return logarithms without a gradient at 0, which would be infinite and become NaN when multiplied by 0."""
+    zero = x == 0  # not `x <= 0`: a NaN must stay NaN
+    return torch.where(zero, -torch.inf, torch.where(zero, 1, x).log())
