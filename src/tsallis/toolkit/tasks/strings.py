@@ -24,6 +24,7 @@ from tsallis.toolkit.data.vocabulary import GRAPHEMES, Vocabulary, split_symbols
 from tsallis.toolkit.datasets.embedded import read_embedded
 from tsallis.toolkit.evaluation.text_scores import CorpusScore, LineScore, levenshtein
 from tsallis.toolkit.tasks.base import LONGEST, Task, check_split, count_columns, read_header, refuse_long, split_name
+from tsallis.toolkit.tasks.hallucination import hallucinate
 from tsallis.toolkit.tasks.sequences import FEATURE, LANGUAGE, SequenceTask, check_source
 from tsallis.toolkit.tasks.types import Data, Lines, Vocabularies
 from tsallis.toolkit.training.file_names import TASK
@@ -102,6 +103,8 @@ class StringsData(Section):
     src_normalization: Normalization | None = None  # Unicode normalisation
     tgt_normalization: Normalization | None = None
     max_length: Count = 256  # maximum number of symbols per side; longer training examples are left out
+    # Number of training examples to invent for inflection: random symbols replace the stems of real examples.
+    hallucinate: Annotated[int, Field(ge=0, lt=2**31)] = 0
 
     @field_validator("languages", mode="before")
     @classmethod
@@ -208,6 +211,8 @@ class Strings(SequenceTask):
         dev = _in_turn(dev_examples)
         examples = [replace(e, target=answer) for e in examples for answer in task.answers(e.target or "")]
         separators = [separator_of(symbols) for symbols in (config.src_symbols, config.tgt_symbols)]
+        if config.hallucinate:
+            examples += hallucinate(examples, config.hallucinate, separators)
         sides = [(e.src_tokens(separators[0]), e.tgt_tokens(separators[1])) for e in examples]
         rows = [row for row, (src, tgt) in enumerate(sides) if max(len(src), len(tgt)) <= config.max_length]
         train = [examples[row] for row in rows]
