@@ -35,6 +35,7 @@ from tsallis.toolkit.cli import (
     score,
     serve,
     suggest,
+    sweep,
     train,
     translate,
 )
@@ -87,7 +88,7 @@ def help_text(command: Callable[..., None]) -> str:
 
 app.add_typer(data.app, name="data")
 for command in (
-    *(info.info, train.train, average.average, translate.translate, generate.generate, evaluate.evaluate),
+    *(info.info, train.train, sweep.sweep, average.average, translate.translate, generate.generate, evaluate.evaluate),
     *(score.score, suggest.suggest, serve.serve, look.look, analyze.analyze, demo.demo),
 ):
     app.command(help=help_text(command))(command)

@@ -60,7 +60,7 @@ def sweep(runs: Sequence[SweepRun]) -> Sweep:
     if len(runs) < 2:
         raise InputError(f"a sweep needs at least two runs, got {len(runs)}")
     setting, values = _swept(runs)
-    names = {run.name: _score_name(run) for run in runs}
+    names = {run.name: score_name(run) for run in runs}
     score = names[runs[0].name]
     for name, other in names.items():
         if other != score:
@@ -105,7 +105,7 @@ def _effective(run: SweepRun) -> dict[str, Any]:
     return settings
 
 
-def _score_name(run: SweepRun) -> str:
+def score_name(run: SweepRun) -> str:
     """Return the score that selects the best validation; if the log has no selection, the first except the loss."""
     if run.history.select is not None:
         return ON_DEV + run.history.select
@@ -114,7 +114,7 @@ def _score_name(run: SweepRun) -> str:
 
 
 def _point(value: float, runs: Sequence[SweepRun], score: str) -> SweepPoint:
-    best = [_best(run, score) for run in runs]
+    best = [best_validation(run, score) for run in runs]
     names = dict.fromkeys(name for run in runs for name in run.history.values)
     curves = {
         name: tuple(run.history.values.get(name, (None,) * len(run.history.steps)) for run in runs) for name in names
@@ -129,7 +129,7 @@ def _point(value: float, runs: Sequence[SweepRun], score: str) -> SweepPoint:
     )
 
 
-def _best(run: SweepRun, score: str) -> int:
+def best_validation(run: SweepRun, score: str) -> int:
     """Return the index of the validation with the best score; ties go to the lowest loss."""
     scores, losses = (run.history.values.get(name, ()) for name in (score, f"{ON_DEV}loss"))
 

@@ -1,0 +1,222 @@
+"""The command `tsallis sweep`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tsallis.errors import InputError, describe
+from tsallis.toolkit.cli.options import Device
+from tsallis.toolkit.cli.output import check_folder, print_fields
+
+POLL = 0.2  # seconds between checks for finished runs
+SEED = "training.seed"
+
+
+def sweep(
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="Configuration or file with columns, as for `tsallis train`.")
+    ],
+    settings: Annotated[
+        list[str],
+        typer.Argument(metavar="KEY=[VALUE,...]...", help="Values to try. KEY=VALUE sets the same value in all runs."),
+    ],
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder for the runs and the results (default: runs/NAME-sweep).")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Number of runs that train at the same time.")] = 2,
+    draw: Annotated[
+        int | None, typer.Option("--random", min=1, help="Train only this number of random combinations.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of --random.")] = 1,
+    device: Device = "auto",
+) -> None:
+    """Train a run for each combination of settings, several at a time, and compare the runs.
+
+    Example: tsallis sweep config.yaml model.dropout=[0.1,0.3] training.seed=[1,2]
+
+    The folder gets sweep.json with all results, and a page with a chart for each setting whose values are numbers. The
+    same command resumes an interrupted sweep.
+    """
+    from tsallis.toolkit.data.io import write_output
+
+    fixed, swept = split_settings(settings)
+    folder = run_dir or Path("runs") / f"{config.name.partition('.')[0]}-sweep"
+    runs = {run_name(values): values for values in combinations(swept, draw, seed)}
+    _check(config, fixed, runs, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    commands = {}
+    for name, values in runs.items():
+        options = "--run-dir", str(folder / name), "--device", device
+        commands[name] = ["train", str(config), *fixed, *map(_override, values.items()), *options]
+    failed = run_all(commands, folder, workers)
+    results = _results({name: values for name, values in runs.items() if name not in failed}, folder)
+    results += [{"run": name, "settings": runs[name], "error": error} for name, error in failed.items()]
+    write_output(folder / "sweep.json", json.dumps(results, ensure_ascii=False, indent=1))
+    print_fields("run", "score", "value", "updates")
+    for result in results:
+        if "error" in result:
+            print_fields(result["run"], "failed", result["error"])
+        else:
+            print_fields(result["run"], result["score"], f"{result['value']:.4f}", str(result["step"]))
+    for path in _write_charts(swept, [result for result in results if "error" not in result], folder):
+        print_fields(str(path))
+    if failed:
+        raise typer.Exit(1)
+
+
+def split_settings(settings: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
+    """Return the overrides with one value, and the values of each setting with several.
+
+    >>> split_settings(["training.epochs=3", "model.dropout=[0.1, 0.3]"])
+    (['training.epochs=3'], {'model.dropout': [0.1, 0.3]})
+    """
+    from tsallis.toolkit.data.yaml_text import parse_yaml
+
+    fixed, swept = [], {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        values = parse_yaml(text, f"override {describe(setting)}") if equals and text.startswith("[") else None
+        if not isinstance(values, list):
+            fixed.append(setting)
+        elif not values or key in swept:
+            raise InputError(f"override {describe(setting)}: expected one list of at least one value per setting")
+        else:
+            swept[key] = values
+    if not swept:
+        raise InputError("a sweep needs a setting with several values, such as model.dropout=[0.1,0.3]")
+    return fixed, swept
+
+
+def combinations(swept: Mapping[str, Sequence[Any]], draw: int | None, seed: int) -> list[dict[str, Any]]:
+    """Return all combinations of values, or `draw` random ones; the first setting varies fastest.
+
+    >>> combinations({"a": [1, 2], "b": [3]}, None, 1)
+    [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}]
+    """
+    total = math.prod(map(len, swept.values()))
+    chosen: Sequence[int] = range(total)
+    if draw is not None and draw < total:
+        chosen = sorted(random.Random(seed).sample(chosen, draw))
+    result = []
+    for number in chosen:
+        values = {}
+        for key, options in swept.items():
+            number, place = divmod(number, len(options))
+            values[key] = options[place]
+        result.append(values)
+    return result
+
+
+def run_name(values: Mapping[str, Any]) -> str:
+    """Return the name of a run's folder.
+
+    >>> run_name({"model.dropout": 0.1, "training.init_from": "runs/a"})
+    'model.dropout=0.1,training.init_from=runs_a'
+    """
+    return re.sub(r"[^\w.=,+-]", "_", ",".join(f"{key}={value}" for key, value in values.items()))
+
+
+def _override(setting: tuple[str, Any]) -> str:
+    return f"{setting[0]}={json.dumps(setting[1], ensure_ascii=False)}"
+
+
+def _check(config: Path, fixed: Sequence[str], runs: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
+    """Raise if the settings of a run are wrong, or the folder can't be written."""
+    from tsallis.toolkit.config import refuse_idle
+    from tsallis.toolkit.tasks.data_file import is_data_file
+    from tsallis.toolkit.tasks.registry import config_of_file, load_config
+
+    load = config_of_file if is_data_file(config) else load_config
+    for values in runs.values():
+        overrides = [*fixed, *map(_override, values.items())]
+        refuse_idle(load(config, overrides), overrides)
+    check_folder(folder)
+
+
+def run_all(commands: Mapping[str, Sequence[str]], folder: Path, workers: int) -> dict[str, str]:
+    """Run commands of `tsallis`, `workers` at a time; return the last line of output of each that fails.
+
+    The output of each is written to NAME.log. If this process is interrupted, the commands end, too.
+
+    Raises:
+        typer.Exit: If SIGTERM arrived.
+    """
+    from tsallis.toolkit.training.termination import STATUS, note_termination
+
+    threads = str(max(1, (os.cpu_count() or 1) // workers))
+    environment = {"OMP_NUM_THREADS": threads, **os.environ}
+    waiting, failed = list(commands), {}
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    with note_termination() as is_terminated:
+        try:
+            while (waiting or running) and not is_terminated():
+                while waiting and len(running) < workers:
+                    name = waiting.pop(0)
+                    command = [sys.executable, "-m", "tsallis", *commands[name]]
+                    with (folder / f"{name}.log").open("wb") as log:
+                        running[name] = subprocess.Popen(
+                            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+                        )
+                for name in [name for name, process in running.items() if process.poll() is not None]:
+                    if running.pop(name).returncode:
+                        lines = (folder / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+                        failed[name] = lines[-1] if lines else "no output"
+                    done = len(commands) - len(waiting) - len(running)
+                    print(f"{done}/{len(commands)} {name}{': failed' if name in failed else ''}", file=sys.stderr)
+                time.sleep(POLL)
+        finally:
+            for process in running.values():
+                process.terminate()  # a training saves a checkpoint and ends
+            for process in running.values():
+                process.wait()
+        if is_terminated():
+            raise typer.Exit(STATUS)
+    return failed
+
+
+def _results(runs: Mapping[str, Mapping[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """Return the best validation of each run, the best run first."""
+    from tsallis.analysis.histories import ON_DEV
+    from tsallis.analysis.score_names import rank_score
+    from tsallis.toolkit.run_analysis.logs import value_history
+    from tsallis.toolkit.run_analysis.sweep import SweepRun, best_validation, score_name
+
+    results: list[dict[str, Any]] = []
+    for name, values in runs.items():
+        run = SweepRun(name, values, value_history(folder / name))
+        score = score_name(run)
+        place = best_validation(run, score)
+        value, step = run.history.values[score][place], run.history.steps[place]
+        score = score.removeprefix(ON_DEV)
+        results.append({"run": name, "settings": values, "score": score, "value": value, "step": step})
+    return sorted(results, key=lambda result: -rank_score(result["score"], result["value"]))
+
+
+def _write_charts(swept: Mapping[str, Sequence[Any]], results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    """Write a page per setting with numbers, from the runs that agree with the best run in all other settings."""
+    from tsallis.report.page import build_page
+    from tsallis.toolkit.cli.report_parts import sweep_if_any
+    from tsallis.toolkit.data.io import write_output
+
+    paths = []
+    for key in swept if results else ():
+        others = [other for other in swept if other not in (key, SEED)]
+        best = results[0]["settings"]
+        alike = [r["run"] for r in results if all(r["settings"][other] == best[other] for other in others)]
+        points = None if key == SEED else sweep_if_any([folder / name for name in alike])
+        if points is not None:
+            paths.append(folder / f"{run_name({key: ''})[:-1]}.html")
+            write_output(paths[-1], build_page((), sweep=points))
+    return paths

@@ -1,0 +1,106 @@
+"""`tsallis sweep`: runs side by side, their results, resuming and failures."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from integration.cli.conftest import Run, command, environment, train_here
+from integration.cli.runs import strings
+from tsallis.errors import InputError
+from tsallis.toolkit.cli.sweep import combinations, run_name, split_settings
+from tsallis.toolkit.training import Checkpoints, load_run
+
+pytestmark = pytest.mark.process
+SWEEP = "model.dropout=[0.0,0.4]", "training.seed=[1]", "training.epochs=1"
+
+
+def test_a_sweep_trains_compares_and_resumes(tmp_path: Path, tsallis: Run) -> None:
+    config, folder = strings(tmp_path / "data"), tmp_path / "out"
+    sweep = "sweep", config, *SWEEP, "--run-dir", folder, "--workers", 2, "--device", "cpu"
+    out = tsallis(*sweep).stdout.splitlines()
+    results = json.loads((folder / "sweep.json").read_text())
+    names = [f"model.dropout={dropout},training.seed=1" for dropout in (0.0, 0.4)]
+    assert sorted(result["run"] for result in results) == names
+    assert out[0] == "run\tscore\tvalue\tupdates" and out[-1] == str(folder / "model.dropout.html")
+    assert [line.split("\t")[0] for line in out[1:3]] == [result["run"] for result in results]
+    values = [result["value"] for result in results]
+    assert values == sorted(values, reverse=True) and {result["score"] for result in results} == {"accuracy"}
+    page = (folder / "model.dropout.html").read_text()
+    assert all(name in page for name in names)
+    # More epochs continue the runs. Each run is that of `tsallis train` with these settings.
+    longer = [setting.replace("epochs=1", "epochs=2") for setting in map(str, sweep)]
+    assert tsallis(*longer).stdout.splitlines()[0] == out[0]
+    settings = "model.dropout=0.4", "training.seed=1", "training.epochs=2"
+    train_here(config, tmp_path / "alone", *settings)
+    ours, expected = (Checkpoints(run / "checkpoints") for run in (folder / names[1], tmp_path / "alone"))
+    assert ours.index() == expected.index() and ours.index().finished
+    for name, value in load_run(tmp_path / "alone", "last").model.state_dict().items():
+        assert value.equal(load_run(folder / names[1], "last").model.state_dict()[name])
+
+
+def test_a_failed_run_is_named_and_the_others_remain(tmp_path: Path, tsallis: Run) -> None:
+    config, folder = strings(tmp_path / "data"), tmp_path / "out"
+    settings = "data.train=[train.tsv,missing.tsv]", "training.epochs=1"
+    done = tsallis("sweep", config, *settings, "--run-dir", folder, "--device", "cpu", status=1)
+    assert "data.train=missing.tsv\tfailed\ttsallis: " in done.stdout and "2/2" in done.stderr
+    good, bad = json.loads((folder / "sweep.json").read_text())
+    assert good["settings"] == {"data.train": "train.tsv"} and "missing.tsv" in bad["error"]
+
+
+def test_sigterm_ends_the_runs_and_the_same_command_goes_on(tmp_path: Path, tsallis: Run) -> None:
+    config, folder = strings(tmp_path / "data"), tmp_path / "out"
+    settings = "model.dropout=[0.0]", "training.epochs=10000"
+    process = subprocess.Popen(
+        command("sweep", config, *settings, "--run-dir", folder, "--device", "cpu"), env=environment()
+    )
+    log = folder / "model.dropout=0.0" / "timing.jsonl"
+    limit = time.monotonic() + 300
+    while not log.exists() and time.monotonic() < limit:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(300) == 128 + signal.SIGTERM
+    assert "Ended by SIGTERM" in (folder / "model.dropout=0.0.log").read_text()
+    assert not (folder / "sweep.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["training.epochs=1"], "a sweep needs a setting with several values"),
+        (["model.dropout=[]"], "expected one list of at least one value"),
+        (["model.dropout=[0.1,0.2]", "model.dropout=[0.3]"], "expected one list of at least one value"),
+        (["model.dropout=[0.1,7]"], "model.dropout: .*less than 1"),
+        (["model.nothing=[1,2]"], "model.nothing: unknown key"),
+    ],
+)
+def test_wrong_settings_end_the_command_before_the_first_run(
+    tmp_path: Path, tsallis: Run, settings: list[str], message: str
+) -> None:
+    folder = tmp_path / "out"
+    errors = tsallis("sweep", strings(tmp_path / "data"), *settings, "--run-dir", folder, status=2).stderr
+    assert re.search(message, errors), errors
+    assert not folder.exists()
+
+
+def test_random_combinations_are_distinct_and_repeat_with_their_seed() -> None:
+    swept = {"a": list(range(10)), "b": list(range(10)), "c": ["x"]}
+    drawn = combinations(swept, 20, 1)
+    assert len({run_name(values) for values in drawn}) == 20 and drawn == combinations(swept, 20, 1)
+    assert drawn != combinations(swept, 20, 2)
+    assert combinations(swept, 1000, 1) == combinations(swept, None, 1)
+    assert len({run_name(values) for values in combinations(swept, None, 1)}) == 100
+
+
+def test_a_list_in_a_list_is_one_value() -> None:
+    assert split_settings(["training.betas=[[0.9, 0.98], [0.9, 0.999]]"])[1] == {
+        "training.betas": [[0.9, 0.98], [0.9, 0.999]]
+    }
+    with pytest.raises(InputError, match="override 'a=\\[1'"):
+        split_settings(["a=[1"])
