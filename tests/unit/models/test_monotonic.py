@@ -205,10 +205,10 @@ def test_scores_in_float32_are_close_to_float64() -> None:
     ("options", "message"),
     [
         ({"monotonic": 2}, "monotonic must be 0 or 1, .* got 2"),
-        ({"input_feeding": True}, "monotonic needs input_feeding False, got True"),
-        ({"copy": [-1] * 8}, "monotonic can't be combined with copy"),
-        ({"features": [4]}, "monotonic can't be combined with features"),
-        ({"density": "gaussian"}, "monotonic can't be combined with density"),
+        ({"input_feeding": True}, "input_feeding must be False with monotonic, got True"),
+        ({"copy": [-1] * 8}, "copy must be None with monotonic"),
+        ({"features": [4]}, "features must be None with monotonic"),
+        ({"density": "gaussian"}, "density must be None with monotonic"),
     ],
 )
 def test_arguments_that_make_no_model(options: dict[str, Any], message: str) -> None:
