@@ -17,13 +17,13 @@ class AttentionArgs(NamedTuple):
     query: Tensor  # [batch, heads, queries, size]
     key: Tensor  # [batch, key heads, keys, size]
     value: Tensor  # [batch, key heads, keys, value size]
-    alphas: Tensor | None  # [1 or batch, heads]; None: all are `alpha_value`
+    alphas: Tensor | None  # [1 or batch, heads]; None: every head uses `alpha_value`
     mask: (
         Tensor | None
-    )  # [1 or batch, 1 or heads, 1 or queries, 1 or keys]: boolean (True: attend) or added to the scores
+    )  # [1 or batch, 1 or heads, 1 or queries, 1 or keys]: boolean (True: attend), or numbers added to the scores
     slopes: Tensor | None  # [1 or batch, heads]: amount subtracted from scores per position of distance
-    lengths: Tensor | None  # [batch] integers: number of valid keys, which come first; None: all
-    seed: Tensor | None  # [] on the CPU: dropout's seed; None: no dropout, or PyTorch's dropout
+    lengths: Tensor | None  # [batch] integers: number of valid keys at the start; None: all keys are valid
+    seed: Tensor | None  # seed of dropout, one number on the CPU; None: no dropout, or PyTorch's dropout
     key_norms: Tensor | None  # [batch, key heads]: upper bounds of the norms of keys; None: unknown
     alpha_value: float | None  # alpha of all heads; None: alphas differ or could not be read
     scale: float
@@ -57,11 +57,11 @@ class BestSymbols(NamedTuple):
     """Most probable symbols of each row in one step of a search."""
 
     log_probs: Tensor  # [rows, count], float64, largest first, without the end symbol; padded with -inf
-    symbols: Tensor  # [rows, count]; ties are in the order of symbols
+    symbols: Tensor  # [rows, count]; ties are sorted by symbol
     ends: Tensor  # [rows], float64: log-probability of the end symbol
     support: Tensor  # [rows]: number of symbols with non-zero probability, including the end symbol
-    # [rows], float64: sum of the probabilities, 1 except for alpha-ReLU. NaN if a score is NaN; infinite if the scores
-    # are too large to be distinguished.
+    # [rows], float64: sum of the probabilities, which is 1 except for alpha-ReLU. The sum is NaN if a score is NaN. It
+    # is infinite if the scores are too large to be distinguished.
     mass: Tensor
 
 
@@ -69,7 +69,7 @@ class BeamLimits(NamedTuple):
     """Limits on the outputs of a source in a beam search."""
 
     steps: int  # maximum length, including the end symbol
-    free_from: int  # minimum length at which a prefix may end; after that, any symbol may follow
+    free_from: int  # minimum length of a prefix that may end
     prefix: tuple[int, ...]  # symbols that every output starts with
 
 
@@ -77,8 +77,8 @@ class BeamOptions(NamedTuple):
     """Settings of a beam search, the same for all sources."""
 
     size: int  # maximum number of prefixes per source
-    n_best: int  # number of outputs per source; the search stops when no prefix can beat them
-    num_recorded: int  # number of outputs to record per source, plus ties with the last one; 0: all
+    n_best: int  # number of outputs per source; the search stops when no prefix can lead to a better output
+    num_recorded: int  # number of outputs to record per source, plus ties with the last one; 0 records all
     length_penalty: float  # exponent of the length in the score
     competing_ends: bool = False  # whether the end symbol must be among the `size` best continuations of its step
 
@@ -91,7 +91,7 @@ class BeamOutcome(NamedTuple):
 
     tokens: list[int]
     parents: list[int]  # -1 for the first rows
-    support: list[int]  # support size in the step that read the row's token
+    support: list[int]  # per row: support size in the step that read its token
     num_attended: list[int]
     ends: list[list[tuple[float, int]]]  # outputs per source: log-probability, and the row of the last token
     bounds: list[float]  # largest log-probability of a dropped prefix, per source
@@ -109,7 +109,7 @@ class AttentionWeights(NamedTuple):
 
 
 class LayerWeights(NamedTuple):
-    """Parameters of a Transformer layer, with ReLU between its last two products."""
+    """Parameters of a Transformer layer; its feed-forward part uses ReLU."""
 
     own: AttentionWeights
     cross: AttentionWeights | None  # only in a decoder
@@ -131,7 +131,7 @@ class StackWeights(NamedTuple):
 class OutputWeights(NamedTuple):
     """Parameters of an output layer."""
 
-    projection: tuple[Tensor, Tensor]  # [symbols, d]; the bias is -inf for symbols that are never produced
+    projection: tuple[Tensor, Tensor]  # weight [symbols, d] and bias, which is -inf for symbols never produced
     alpha: float  # alpha of entmax or alpha-ReLU
     tau: float | None  # threshold of alpha-ReLU; None: entmax
 
@@ -179,6 +179,6 @@ def schema(container: type[Any]) -> str:
 
 
 def tensor_count(container: type[Any]) -> int:
-    """Return the number of tensors at the start of a container."""
+    """Return the number of tensors in a container, which are its first fields."""
     kinds = list(get_type_hints(container).values())
     return next((i for i, kind in enumerate(kinds) if kind not in (Tensor, Tensor | None)), len(kinds))

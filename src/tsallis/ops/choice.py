@@ -188,7 +188,7 @@ def _readable(*tensors: Tensor) -> bool:
     return recording() or operators_only(tensors[0])
 
 
-# Tracers may treat the results of these functions as constants: they do not depend on tensors.
+# Tracers may treat the results of the functions below as constants, because the results do not depend on tensors.
 
 
 @constant

@@ -96,7 +96,7 @@ class Backend(Protocol):
     def entmax_loss(
         self, scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, save_support: bool = False
     ) -> tuple[Tensor, Any, Tensor | None]:
-        """Return losses [rows], statistics, and dL/d alpha [rows, 1].
+        """Return three values: losses [rows]; statistics; and dL/d alpha [rows, 1] or None.
 
         With `save_support`, the statistics may include supports, and only :meth:`entmax_loss_gradient` can read them.
         """
@@ -146,9 +146,9 @@ class Backend(Protocol):
         """
 
     def transpose(self, lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
-        """Return one list per class: values times the weight of their row, and -weight for each row's target."""
+        """Return one list per class: (row, value * weight[row]) per value, and (row, -weight[row]) per target."""
 
-    # One pass.
+    # Output layer of alpha-ReLU in one pass.
 
     def alpha_relu_one_pass(
         self,
@@ -162,12 +162,12 @@ class Backend(Protocol):
     ) -> tuple[Tensor, CsrRows] | None:
         """Return alpha-ReLU losses and supports without a buffer of scores, or None if unsupported."""
 
-    # Dropout.
+    # Dropout from a seed.
 
     def drop(self, x: Tensor, keep_prob: float, seed: int, out: Tensor) -> Tensor:
         """Apply dropout with a seed below 2**64; equal seeds drop the same entries, and `out` may be `x`."""
 
-    # Search.
+    # Search for the most probable outputs.
 
     def best_symbols(
         self, scores: Tensor, alpha: float, tau: float | None, count: int, end: int, only: Tensor | None = None

@@ -20,7 +20,7 @@ def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float, ba
 
 
 class AlphaReLULoss(Operation):
-    """Operation in which a backend computes the loss and its gradient; second derivatives use the formula."""
+    """Operation in which a backend computes the loss and its gradient; PyTorch computes second derivatives."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Compute attention with gradients, with kernels or with PyTorch operations on all weights.
+"""Compute attention with gradients: by kernels, or by PyTorch operations that store all weights.
 
 An `autograd.Function` calls the kernels, or an operator if a tracer or a dispatch mode must see the call.
 """
@@ -41,15 +41,16 @@ MOST_SAVED = 5  # maximum number of tensors that a backend saves for backward
 
 
 def compute(args: AttentionArgs, backend: str, dense: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return the output, None and the number of keys per query; or the output, the weights and the detached weights.
+    """Return three values: the output; None or the weights; and the number of keys per query or the detached weights.
 
-    Kernels are used by default and return no weights. PyTorch operations compute all weights if `dense`, if a tracer
-    must see the operations, or if there are so few weights that storing them is faster than computing them twice.
+    Kernels are used by default; they return None and the number of keys. PyTorch operations compute all weights if
+    `dense`, if a tracer must see the operations, or if there are so few weights that storing them is faster than
+    computing them twice.
     """
     # Unpack `args`, because the compiler of PyTorch 2.9 reads the fields of a NamedTuple but not its properties.
     query, key, value, alphas, mask, slopes, *_ = args
     if backend == "eager" and not dense:
-        # Check this first: dynamic sizes of an export can't be compared.
+        # Check for tracers first: the dynamic sizes of an export can't be compared.
         dense = traced() or without_numbers(query)
         dense = dense or query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] <= eager_attention.TILE
     graph = recording()
@@ -59,7 +60,7 @@ def compute(args: AttentionArgs, backend: str, dense: bool) -> tuple[Tensor, Ten
     inputs = (query, key, value, alphas, mask, slopes)
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     if graph:
-        needs_grad = needs_grad or jit_tracing()  # torch.jit.trace checks itself with inputs that need gradients
+        needs_grad = needs_grad or jit_tracing()  # torch.jit.trace checks its graph with inputs that need gradients
         graph = compiling()
     if needs_grad and not graph and any(isinstance(x, Tensor) and x.is_inference() for x in args[:TENSORS]):
         args = AttentionArgs._make(savable(x) if isinstance(x, Tensor) else x for x in args)
@@ -143,9 +144,9 @@ def differentiable_gradient(ctx: Any, args: AttentionArgs, grad: Tensor) -> Sequ
     return recompute_input_gradients(ctx, compute, args.differentiable, upcast(grad))
 
 
-# Operator for tracers and dispatch modes. Its arguments are the fields of `AttentionArgs`, and the backend that was
-# chosen when the call was recorded. If that backend is missing when a saved program runs, PyTorch's operations
-# replace it.
+# Operator for tracers and dispatch modes. Its arguments are the fields of `AttentionArgs` and the name of the backend,
+# which was chosen when the call was recorded. If that backend is missing when a saved program runs, PyTorch's
+# operations replace it.
 
 
 def _running(args: AttentionArgs, backend: str) -> str:
@@ -192,7 +193,7 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
 
 
 def _slots(saved: Any, output: Tensor, support: Tensor) -> list[Tensor]:
-    """Return saved tensors as results of an operator; a slot is empty if its tensor is None or already a result."""
+    """Return saved tensors as an operator's results; an empty tensor replaces None, the output and the support."""
     tensors = [None if x is output or x is support else x for x in saved]
     tensors += [None] * (MOST_SAVED - len(tensors))
     return [output.new_empty(0) if x is None else x for x in tensors]
@@ -249,7 +250,7 @@ def _pull(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         return (None,) * DIFFERENTIABLE + rest
     tensors = ctx.saved_tensors
     args = AttentionArgs(*tensors[:TENSORS], *ctx.options)
-    again = torch.is_grad_enabled() or not ctx.saved_all  # inputs may need gradients only when a saved program runs
+    again = torch.is_grad_enabled() or not ctx.saved_all  # not all is saved if no input needed gradients at recording
     if again and not torch.compiler.is_compiling():
         return *differentiable_gradient(ctx, args, grad), *rest
     needs = list(ctx.needs_input_grad[:DIFFERENTIABLE])

@@ -127,7 +127,7 @@ def _fake(hidden: Tensor, *_: Any) -> Tensor:
 
 
 def _compute_backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return all gradients; recompute the lists, because a tracer can't save lists of unknown length."""
+    """Return all gradients; recompute the supports, because a tracer can't save lists of unknown length."""
     layer = _layer(*arguments)
     _check_target(layer)
     _, alpha_grad, saved = losses(layer, keep=True)

@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
     """Sizes of chunks, and the largest share of non-zeros that is saved as lists."""
 
     chunk: int  # number of scores in a buffer
-    whole: int  # maximum number of scores for a single chunk, whose scores are saved if dense
+    whole: int  # if there are at most this many scores, use one chunk, and keep its scores
     chunks: int | None  # maximum number of chunks, because each chunk rounds the weight's gradient
     tokens: int  # except for small chunks, the number of tokens is a multiple of this number
     share: float  # a chunk with at most this share of non-zeros is saved as lists
@@ -107,7 +107,7 @@ def make_plan(layer: Layer) -> Plan:
 
 @dataclass
 class DenseChunk:
-    """Chunk whose rows have no lists."""
+    """Chunk that saves no lists, because its supports are large."""
 
     rows: slice
     stats: Any  # the backend's statistics; None if they are as large as the rows and are recomputed
@@ -149,7 +149,7 @@ class ChunkSolution(NamedTuple):
     slope: Tensor | None  # derivative of the loss in alpha [rows, 1]
     counts: Tensor | None  # [rows], int64: support sizes; None: nothing is saved
     stats: Any
-    entries: Callable[[int], tuple[Tensor, Tensor]] | None  # maps the total size to classes and values
+    entries: Callable[[int], tuple[Tensor, Tensor]] | None  # function of the total size that returns classes and values
 
 
 class DeferredNumbers:
@@ -247,7 +247,7 @@ class ChunkedForward:
 
 
 def zero_sums(layer: Layer, requires_grad: RequiresGrad, wide: torch.dtype) -> Sums:
-    """Return zeros for summing gradients; only the bias gets a wider dtype, because the weight is large."""
+    """Return zeros, to which gradients are added; only the bias gets a wider dtype, because the weight is large."""
     kinds = ((layer.hidden, layer.hidden.dtype), (layer.weight, layer.weight.dtype), (layer.weight[:, 0], wide))
     return Sums(*(torch.zeros_like(x, dtype=t) if n else None for (x, t), n in zip(kinds, requires_grad, strict=True)))
 
@@ -255,7 +255,7 @@ def zero_sums(layer: Layer, requires_grad: RequiresGrad, wide: torch.dtype) -> S
 def losses(
     layer: Layer, keep: bool, requires_grad: RequiresGrad | None = None
 ) -> tuple[Tensor, Tensor | None, SavedForBackward | None]:
-    """Return losses [rows], their derivatives in alpha [rows, 1] or None, and the data for backward.
+    """Return three values: losses [rows]; derivatives in alpha [rows, 1] or None; and the data for backward.
 
     If the loss is one sum, `requires_grad` marks which of hidden, weight and bias need gradients.
     """
@@ -287,7 +287,7 @@ def _solve(chunk: Layer, scores: Tensor, backend: Backend, keep: bool) -> ChunkS
 
 
 def _loss(chunk: Layer, scores: Tensor, backend: Backend) -> tuple[Tensor, Any, Tensor | None]:
-    """Return losses [rows], statistics, and derivatives in alpha [rows, 1] or None."""
+    """Return three values: losses [rows]; statistics; and derivatives in alpha [rows, 1] or None."""
     if chunk.tau is None:
         return backend.entmax_loss(scores, chunk.target, chunk.alpha, isinstance(chunk.alpha, Tensor))
     return *backend.alpha_relu_loss(scores, chunk.target, cast(float, chunk.alpha), chunk.tau), None

@@ -37,7 +37,7 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, backend: Backend |
         if compiling() or functionalized():
             return cast(Tensor, _operator(scores, target, *split_alpha(alpha))[0])
         backend = choose_direct("losses", alpha, scores)
-    if backend is not None and not differentiated(scores, alpha):  # saves half the time on small tensors
+    if backend is not None and not differentiated(scores, alpha):  # without autograd, small tensors take half the time
         alphas = contiguous_alpha(alpha)
         return backend.entmax_loss(contiguous(scores), target.contiguous(), alphas, False)[0]
     return cast(Tensor, Loss.apply(scores, target, alpha, backend)[0])
@@ -71,7 +71,7 @@ class Loss(Operation):
         scores, target, alpha, *rest = saved(ctx)
         need_alpha = ctx.needs_input_grad[2]
         if ctx.backend is None or differentiable(grad):
-            # A NaN in an ignored row would spread to the second derivatives.
+            # Set ignored rows to 0: a NaN there would spread to the second derivatives.
             wide = torch.where((target >= 0).unsqueeze(-1), upcast(scores), 0)
             dz, da = eager.pullback(wide, target, alpha, maps.entmax(wide, alpha), grad, need_alpha)
             return dz.to(scores.dtype), None, da, None

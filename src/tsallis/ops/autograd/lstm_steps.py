@@ -210,7 +210,7 @@ def _backward(
     assert backend is not None  # no tracer is active
     # Collect the gradients of all steps first: gradients of weights, memory and keys are products over all steps.
     gates_grad = [torch.empty_like(x) for x in record.gates]
-    mixed_grad = torch.empty_like(record.feeds, dtype=dtype)  # before tanh
+    mixed_grad = torch.empty_like(record.feeds, dtype=dtype)  # gradients before tanh
     context_grad, scores_grad = torch.empty_like(record.feeds), torch.empty_like(record.probs)
     hidden_grad, cell_grad, feed_grad = [zeros] * len(weights), [zeros] * len(weights), zeros
     for t in reversed(range(tgt)):

@@ -112,8 +112,8 @@ class Map(Operation):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, alpha, ctx.dim, ctx.backend, ctx.rule = inputs[:5]
-        ctx.packed = eager.take_index(output)  # a saved tensor comes back without its attributes
-        if type(alpha) is float and len(inputs) == 5:  # each extra call is measurable on small tensors
+        ctx.packed = eager.take_index(output)  # autograd returns saved tensors without their attributes
+        if type(alpha) is float and len(inputs) == 5:  # skip `save`: each extra call is measurable on small tensors
             ctx.alpha = alpha
             ctx.save_for_backward(output)
             ctx.save_for_forward(output)
@@ -160,7 +160,7 @@ class Map(Operation):
 
 
 def apply_map(rule: MapRule, scores: Tensor, alpha: Alpha, *parameters: Any) -> Tensor:
-    """Apply a map to rows [rows, d], differentiably; use its operator or its graph under tracers."""
+    """Apply a map to rows [rows, d] differentiably; tracers get the map's operator or graph."""
     if exporting_to_onnx():
         return rule.graph(scores, alpha, *parameters)
     if compiling() or functionalized():
@@ -186,7 +186,7 @@ def entmax(
             return entmax(*_merge_rows(scores, alpha), rule=rule).reshape(scores.shape)
         backend = choose_direct("maps", alpha, scores)
         scores = scores if backend is None else contiguous(scores)
-    if backend is not None and not differentiated(scores, alpha):  # saves half the time on small tensors
+    if backend is not None and not differentiated(scores, alpha):  # without autograd, small tensors take half the time
         probs = backend.entmax(scores, contiguous_alpha(alpha), dim)
         eager.take_index(probs)
         return probs

@@ -19,7 +19,7 @@ def recompute_saved_gradients(
         ctx: Context of the Function; `ctx.autocast` is :func:`tsallis.ops.dtypes.autocast_dtype` of the forward pass.
         grads: Gradients of the results.
     """
-    # Use views: if one input was computed from another input, it must not pass its gradient on.
+    # Use views: an input that was computed from another input must not pass its gradient on to that input.
     tensors = [None if x is None else x.view_as(x) for x in ctx.saved_tensors]
     device = next(x for x in tensors if x is not None).device.type
     with torch.enable_grad(), torch.autocast(device, dtype=ctx.autocast, enabled=ctx.autocast is not None):

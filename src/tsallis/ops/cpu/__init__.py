@@ -55,13 +55,13 @@ STORAGE = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16:
 
 
 class Status(NamedTuple):
-    """Whether the compiled kernels can be used, the reason, and which build is loaded."""
+    """State of the compiled kernels: whether they can be used, the reason, and the loaded build."""
 
     available: bool
     reason: str
     instructions: str = ""
     path: str = ""
-    left_out: bool = False  # whether the package was installed without the kernel on purpose
+    left_out: bool = False  # whether the user chose to install the package without the kernel
 
 
 @functools.cache
@@ -140,7 +140,7 @@ def usable() -> bool:
 
 
 def _layout(x: Tensor, alpha: Alpha, dim: int = -1) -> Layout:
-    """Describe rows along the last dimension or along `dim`, with alphas [rows, 1] in the compute dtype."""
+    """Return the layout of rows along `dim`, with their alphas [rows, 1] in the compute dtype."""
     d = x.shape[dim]
     inner = 1 if dim == -1 else math.prod(x.shape[dim + 1 :])
     number, pointer = (alpha, None) if isinstance(alpha, float) else (0.0, alpha.data_ptr())
@@ -167,7 +167,7 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
 def entmax_gradient(
     probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, dim: int = -1
 ) -> tuple[Tensor, Tensor | None]:
-    """Return gradients of the scores, and of alpha [rows, 1]."""
+    """Return the gradient of the scores, and the gradient of alpha [rows, 1] or None."""
     scores_grad = torch.empty_like(probs)
     layout = _layout(probs, alpha, dim)
     alpha_grad = torch.empty(layout.rows, 1, dtype=compute_dtype(probs.dtype), device="cpu") if need_alpha else None
@@ -178,7 +178,7 @@ def entmax_gradient(
 def entmax_loss(
     scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, save_support: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return losses [rows] of class targets [rows], statistics [rows, STATS], and dL/d alpha [rows, 1].
+    """Return three values: losses [rows] for class targets [rows]; statistics [rows, STATS]; and dL/d alpha [rows, 1].
 
     Negative targets are ignored. With `save_support` the statistics may be wider and hold small supports, which
     :func:`entmax_loss_gradient` reads instead of the scores.
@@ -193,7 +193,7 @@ def entmax_loss(
 
 
 def _support_width(scores: Tensor) -> int:
-    """Return the length of a saved list for 1/64 of the classes, about 1/32 of a row of scores."""
+    """Return how many numbers per row a list needs if it has room for 1/64 of the classes."""
     room = 16 + scores.shape[-1] // 64 // 16 * 16 if scores.shape[-1] >= SUPPORT_LIST_CLASSES else 0
     return 1 + room + room * 4 // compute_dtype(scores.dtype).itemsize if room else 0
 
@@ -229,7 +229,7 @@ def support_sizes(scores: Tensor, alpha: Alpha, stats: Tensor, target: Tensor) -
 def _support(
     scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None = None, *, relu: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return classes (int32) and values of the supports; row r has entries offsets[r] to offsets[r + 1]."""
+    """Return classes (int32) and values of all supports in one list; row r starts at offsets[r]."""
     size = int(offsets[-1]) if size is None else size
     index = torch.empty(size, dtype=torch.int32, device="cpu")
     value = torch.empty(size, dtype=stats.dtype, device="cpu")
@@ -242,7 +242,7 @@ alpha_relu_support = functools.partial(_support, relu=True)
 
 
 def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
-    """Return one list per class: values times the weight of their row, and -weight for each row's target.
+    """Return one list per class: (row, value * weight[row]) per value, and (row, -weight[row]) per target.
 
     Rows with a negative target get no -weight entry.
     """
@@ -265,7 +265,7 @@ def spmm(
     onto: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`, and sums of the values."""
+    """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`, and each row's sum of values."""
     rows, m = len(lists.offsets) - 1, table.shape[1]
     out = torch.empty(rows, m, dtype=table.dtype, device="cpu")
     total = torch.empty(rows, dtype=lists.value.dtype, device="cpu") if need_total else None
@@ -323,7 +323,7 @@ def rank_fields(symbols: int, alpha: float, tau: float | None, dtype: torch.dtyp
 
 
 def point_to(call: Rank, best: BestSymbols, end: int, only: Tensor | None) -> None:
-    """Write the pointers to the results and the options into a structure."""
+    """Write the options, and pointers to the results, into a structure."""
     call.rows, call.count = best.log_probs.shape
     call.end = end
     call.only = None if only is None else only.data_ptr()

@@ -14,17 +14,17 @@ from tsallis.ops.cpu.structs import Heads
 from tsallis.ops.eager.attention import resolve as resolve
 
 ROWS, LEAST_ROWS = 64, 8  # largest and smallest number of queries per tile
-LEAST_SLOPED_ROWS = 32  # minimum with slopes: windows make tiles small, and more tiles would touch more pages
-TILE = 1 << 17  # maximum number of scores per tile; a tile with the minimum number of rows may exceed it
+LEAST_SLOPED_ROWS = 32  # minimum with slopes: their windows allow small tiles, but many tiles touch more memory pages
+TILE = 1 << 17  # maximum number of scores per tile; a tile with the minimum number of rows may have more
 MOST_LISTED = 128  # backward reads saved lists up to this average length per query
 
 
 class SavedForBackward(NamedTuple):
-    """Statistics per query, and lists of supports if they are short."""
+    """Statistics per query, and lists of the supports if the supports are small."""
 
     support: Tensor  # [batch, heads, queries]: number of keys with non-zero weight
     stats: Tensor  # [batch, heads, queries, STATS]
-    columns: Tensor | None  # [batch, heads, queries, capacity]; None: no gradient is needed
+    columns: Tensor | None  # [batch, heads, queries, capacity]: keys in each list; None: no gradient is needed
     weight: Tensor | None
 
 
@@ -63,7 +63,7 @@ def attention_gradient(
     da = torch.empty_like(saved.support, dtype=query.dtype) if need_alphas else None
     ds = torch.empty_like(saved.support, dtype=query.dtype) if need_slopes else None
     dm = None
-    if mask is not None:  # a mask shared by all queries is small: each part gets its own gradient
+    if mask is not None:  # a mask shared by all queries is small, so each part sums a gradient of its own
         rows = (*query.shape[:2], 1) if _one_row(args) else mask.shape[:3]
         dm = query.new_zeros(splits if _one_row(args) else 1, *rows, mask.shape[3])
     _run(
@@ -113,8 +113,8 @@ def _one_row(args: AttentionArgs) -> bool:
 def _splits(args: AttentionArgs, mask: Tensor | None) -> int:
     """Return the number of parts into which the tiles of a head are divided.
 
-    A thread computes one part of a key head and has its own gradients of keys and values. If the mask needs a gradient,
-    a thread computes all heads and batch elements that share a mask.
+    A thread computes one part of a key head, and has its own memory for the gradients of keys and values. If the mask
+    needs a gradient, a thread computes all heads and batch elements that share a mask.
     """
     query, key, value, *_ = args
     work, most = [len(key), key.shape[1]], -(-query.shape[2] // _tile_rows(args))
@@ -191,7 +191,7 @@ def _empty_like(x: Tensor, size: int, batch: int | None = None) -> Tensor:
 
 
 def _strides(x: Tensor | None, dims: int) -> tuple[int, ...]:
-    """Return the strides; 0 along dimensions of size 1, so that they are broadcast."""
+    """Return the strides, with 0 along dimensions of size 1, which are broadcast."""
     return (0,) * dims if x is None else tuple(0 if n == 1 else s for n, s in zip(x.shape, x.stride(), strict=True))
 
 

@@ -37,12 +37,13 @@ class Beams:
             self._sources.extend((own.steps, own.free_from, 0, 0, 0, 0, *own.prefix))
             self._sources.extend([-1] * (longest - len(own.prefix)))
         self._score_row = 1 + max(options.n_best, options.num_recorded)
-        # Columns of prefixes, log-probabilities and scores. Most memory of a large beam is never written.
+        # The memory holds prefixes, log-probabilities and scores. It is uninitialized, because a large beam rarely uses
+        # all of it.
         columns = len(PREFIX_COLUMNS) + 1
         self._memory = torch.empty(columns * self.capacity + sources * self._score_row, dtype=torch.int64, device="cpu")
         prefixes = self._memory.data_ptr()
-        self._history: list[tuple[Tensor, int]] = []  # blocks of columns of earlier steps, with the rows per block
-        self._used: list[int] = []  # per block of `_history`: rows used in the block before it
+        self._history: list[tuple[Tensor, int]] = []  # blocks of earlier steps, and the capacity of each block in rows
+        self._used: list[int] = []  # per block of `_history`: number of rows used in the previous block
         self._first = 0  # number of the previous step's first row
         self.call = Beam(
             sources=sources,
@@ -94,7 +95,7 @@ class Beams:
         return None if self.call.nan_source < 0 else int(self.call.nan_source)
 
     def add_room(self, most: int | None = None) -> int:
-        """Allocate a block for the rows of the next steps; return its number of rows, at most `most` if a step fits."""
+        """Allocate a block for the next steps; return its number of rows, at most `most` unless a step needs more."""
         call = self.call
         rows = int(call.rows)
         room = min(rows * self.size, self.capacity) * STEPS_AT_ONCE

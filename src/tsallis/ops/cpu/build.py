@@ -19,7 +19,7 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "csrc"
 LIBRARY = HERE / "_kernel.so"
-NO_KERNEL = "_no_kernel.txt"  # in the library's folder: the reason why there is no library
+NO_KERNEL = "_no_kernel.txt"  # file in the library's folder that says why there is no library
 LEFT_OUT = "left out of this installation"
 
 COMMON = (
@@ -27,16 +27,16 @@ COMMON = (
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
 )
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1", "-g")
-UNITS = {"float": ("F32", "BF16", "F16"), "double": ("F64",)}  # storage types per type of the computation
+UNITS = {"float": ("F32", "BF16", "F16"), "double": ("F64",)}  # storage types that are computed in each C++ type
 PORTABLE = {"portable": ()}
-# GCC warns about the undefined operand of its own AVX-512 intrinsics in the code that calls them.
+# GCC's AVX-512 intrinsics pass an undefined operand, and GCC warns about it in the code that calls them.
 FALSE_ALARM = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
 X86 = {
     "avx2": ("-march=x86-64-v3",),
     "avx512": ("-march=x86-64-v4",),
     "avx512bf16": ("-march=x86-64-v4", "-mavx512bf16"),
 }
-BETTER = {"avx512bf16": {"bfloat16": ("BF16",)}}  # storage types for which it beats the set before it
+BETTER = {"avx512bf16": {"bfloat16": ("BF16",)}}  # compile these sets only for the storage types that they speed up
 
 
 class BuildError(Exception):
@@ -112,7 +112,8 @@ def _processors() -> int:
 
 def _compilations(compiler: Compiler, folder: Path, extra: tuple[str, ...]) -> dict[Path, tuple[str, ...]]:
     """Return the command that compiles each object file, in the order of linking."""
-    # If several objects hold an inline function, the linker keeps the first one's: it must run on every machine.
+    # The portable objects come first: if several objects contain an inline function, the linker keeps the first copy,
+    # which must run on every machine.
     library = [f'-DTSALLIS_SOURCE="{source_hash()}"', *(["-DTSALLIS_WITH_X86"] if compiler.x86 else [])]
     units = {"library": ("bindings.cpp", library)}
     for isa, flags in {**PORTABLE, **(X86 if compiler.x86 else {})}.items():
@@ -132,7 +133,7 @@ def _compilations(compiler: Compiler, folder: Path, extra: tuple[str, ...]) -> d
 
 
 def _linking(compiler: Compiler, sanitize: bool) -> tuple[str, ...]:
-    # A sanitizer intercepts calls into the shared runtime, so link that one.
+    # Link the shared runtime, because a sanitizer intercepts the calls into it.
     if sanitize:
         return ("-shared", *SANITIZE)
     # Link the runtime statically and hide its symbols: the library neither exports its copy nor uses another.
@@ -166,7 +167,7 @@ def main() -> None:
     parser.add_argument("--sanitize", action="store_true", help="build with address and undefined behaviour sanitizers")
     options = parser.parse_args()
     if options.sanitize and not options.out:
-        # In the default place every process would load the library, and abort without the sanitizer's runtime.
+        # At the default path, every process would load this library and abort without the sanitizer's runtime.
         parser.error("--sanitize needs --out")
     try:
         print(build(options.out or LIBRARY, options.sanitize))

@@ -29,6 +29,6 @@ def allocate(numbers: int) -> Tensor:
     if 4 * numbers < PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(numbers, dtype=torch.float32, device="cpu")
     memory = mmap.mmap(-1, 4 * numbers, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # the system does not support huge pages
+    with contextlib.suppress(OSError):  # raised if the system does not support huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.float32)

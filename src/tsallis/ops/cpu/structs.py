@@ -158,17 +158,18 @@ CALLS: dict[str, type[ctypes.Structure]] = {
 }
 
 PANEL_COLUMNS = 32  # columns per panel of packed weights
-# Columns of a beam search's memory: integers per source, per prefix and per row of earlier steps, then doubles per row.
+# A beam search stores four tables of numbers: integers per source; integers per prefix; integers per row of earlier
+# steps; and doubles per row of earlier steps.
 BEAM_SOURCE = ("steps", "free_from", "rows", "costs", "gave_up", "unclear")  # followed by the required symbols
 PREFIX_COLUMNS = ("token", "parent", "owner")
 HISTORY_COLUMNS = (*PREFIX_COLUMNS, "support", "attended")
 HISTORY_VALUES = ("log_prob", "end")
-NUMBER = 8  # bytes per number in all these columns
+NUMBER = 8  # bytes per number in these tables
 FIRST_ADDRESS = 3  # number of columns in a decoder state before the addresses of tokens
 STATS = 5  # numbers per row that a loss saves: maximum, threshold (coarse and fine), 1 / sum, support size
 
 
 def sizes() -> dict[str, int]:
-    """Return the constants that a compiled library must match, by name: the sizes of structures, and STATS."""
+    """Return the sizes of the structures, and STATS, by name; a compiled library must have the same values."""
     structures: dict[str, type[ctypes.Structure]] = {"layout": Layout, "heads": Heads, **CALLS}
     return {**{name: ctypes.sizeof(structure) for name, structure in structures.items()}, "stats": STATS}

@@ -23,7 +23,7 @@ from tsallis.ops.cpu.structs import FIRST_ADDRESS, NUMBER, PANEL_COLUMNS, Decode
 CACHE_NUMBERS = 1 << 23  # numbers per block of keys and values, unless a step needs more
 BEST_NUMBERS = 1 << 22  # maximum number of best symbols per step, for a search in one call
 MOST_STEPS = 1 << 12  # maximum number of steps, for a search in one call
-VECTOR = 16  # numbers per vector; head sizes must be multiples of it
+VECTOR = 16  # numbers per vector; head sizes must be multiples of this number
 
 
 def computes(weights: StackWeights) -> bool:
@@ -174,7 +174,7 @@ class CompiledDecoder(_Stack):
         return DecoderResult(following, cache, best, attended, weights, all_scores)
 
     def runs(self, beams: Any) -> bool:
-        """Return whether :meth:`search` supports these beams: it allocates memory for all steps at once."""
+        """Return whether the beams are small enough for :meth:`search`, which allocates the memory of all steps."""
         if not isinstance(beams, Beams) or beams.steps > MOST_STEPS:
             return False
         return beams.capacity * min(beams.size + 1, self.symbols) <= BEST_NUMBERS
@@ -192,8 +192,8 @@ class CompiledDecoder(_Stack):
             attention: Number of source positions whose weights are returned; 0: none.
 
         Returns:
-            Parts of the attention weights [rows, positions], which together cover all rows of the search. And None, or
-            a required symbol that is not in the vocabulary.
+            Two values: the attention weights [rows, positions] of all rows of the search, in parts; and None, or a
+                required symbol that is not in the vocabulary.
         """
         columns, most = state.shape[1], beams.capacity
         state = state.contiguous()

@@ -43,7 +43,7 @@ __all__ = [
 
 
 def status() -> Status:
-    """Return that this backend can always be used."""
+    """Return the status of this backend, which can always be used."""
     return Status(True, "PyTorch's operations")
 
 

@@ -23,7 +23,7 @@ def alpha_relu(scores: Tensor, eps: float, tau: float | Tensor) -> Tensor:
 
 
 def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, ReluStats]:
-    """Return losses [rows] of class targets [rows] with a constant threshold, and statistics."""
+    """Return two values: losses [rows] for class targets [rows] and a constant threshold; and statistics."""
     return loss(upcast(scores), target, alpha - 1, tau), ReluStats(tau)
 
 

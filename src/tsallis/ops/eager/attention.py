@@ -22,7 +22,7 @@ CAUSAL_ROWS = 128  # maximum number of queries per tile in causal attention: sma
 
 
 class SavedForBackward(NamedTuple):
-    """Results saved for backward: none, because backward needs only the arguments."""
+    """Empty container: backward needs only the arguments."""
 
 
 class Tile(NamedTuple):
@@ -111,12 +111,12 @@ def drop_factors(args: AttentionArgs) -> Tensor:
 
 
 def length_mask(lengths: Tensor, keys: int, device: torch.device) -> Tensor:
-    """Return which keys are valid [batch, 1, keys]."""
+    """Return a mask [batch, 1, keys] that is True for valid keys."""
     return torch.arange(keys, device=device) < lengths.to(device).view(-1, 1, 1)
 
 
 def future_mask(queries: int, keys: int, device: torch.device, offset: int = 0) -> Tensor:
-    """Return which keys come after each query [queries, keys]; query i has position i + offset."""
+    """Return a mask [queries, keys], True for keys after the query; query i has position i + offset."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).triu_(1 + offset)
 
 
@@ -176,7 +176,7 @@ class _TiledAttention:
         self.buffers: dict[str, Tensor] = {}
 
     def tiles(self) -> Iterator[tuple[int, Tile, Tensor, Tensor, Tensor]]:
-        """Yield the number, the tile, its keys and values [heads, keys, size], and a buffer for its scores."""
+        """Yield each tile as (number, tile, keys, values, buffer for scores); keys are [heads, keys, size]."""
         number = 0
         for shared in cut(self.args):
             b0, b1, h0, h1 = shared[0][:4]
@@ -290,7 +290,7 @@ class _TiledAttention:
         return scores
 
     def pullback(self, weights: Tensor, grad: Tensor, tile: Tile, need_alphas: bool) -> tuple[Tensor, Tensor | None]:
-        """Return gradients of the scores, and of alpha [rows, 1]."""
+        """Return the gradient of the scores, and the gradient of alpha [rows, 1] or None."""
         p, g = (x.view(-1, x.shape[-1]) for x in (weights, grad))
         ds, alpha_grad = maps.pullback(p, g, self._alphas(tile), need_alphas)
         return ds.view(weights.shape), alpha_grad

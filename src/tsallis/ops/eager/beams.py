@@ -28,8 +28,8 @@ class Beams:
         self.nan_source: int | None = None  # first source with a NaN probability
         self._beams = [_Beam(own, options) for own in limits]
         self._active = list(enumerate(self._beams))
-        self._tokens, self._parents = [token] * len(limits), [-1] * len(limits)  # per current row
-        self._parent_rows: list[int] = list(range(len(limits)))  # per current row: the parent's row
+        self._tokens, self._parents = [token] * len(limits), [-1] * len(limits)  # of current rows
+        self._parent_rows: list[int] = list(range(len(limits)))  # the parent's row in the previous step
         self._length = 0  # length of the current prefixes
         self._outcome = BeamOutcome([], [], [], [], [beam.ends for beam in self._beams], [], [], [])
 
@@ -154,7 +154,7 @@ class _Beam:
         return True
 
     def continuations(self, best: list[list[float]], symbols: list[list[int]]) -> list[Candidate]:
-        """Return the best continuations of all prefixes, sorted; one more than the beam size if there are enough."""
+        """Return the best continuations of all prefixes, sorted: all, or one more than the beam size."""
         candidates: list[Candidate] = []
         size = self.options.size
         most = math.inf  # more than `size` candidates cost at most this much

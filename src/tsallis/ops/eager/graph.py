@@ -16,7 +16,7 @@ STEPS = 40  # bisection steps until the bracket is narrower than float32's round
 WIDEST = 20.0  # width of the bracket, enough for exp(20) classes
 DOUBLE_STEPS = 64  # bisection steps for float64
 LEAST_EPS = 1e-7  # minimum of eps for budgets: numbers near 1 lose digits when raised to the power 1 / eps
-NEWTON_STEPS = 12  # for alpha above 2, where the smallest probability converges in fewer steps
+NEWTON_STEPS = 12  # for alpha above 2, where Newton steps converge faster than bisection
 
 
 def entmax(scores: Tensor, alpha: Alpha) -> Tensor:

@@ -21,7 +21,7 @@ def support_sizes(scores: Tensor, alpha: Alpha, stats: LossStats | ReluStats, ta
 def support(
     scores: Tensor, alpha: Alpha, stats: LossStats | ReluStats, offsets: Tensor, size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return classes (int32) and probabilities of the supports; row r has entries offsets[r] to offsets[r + 1]."""
+    """Return classes (int32) and probabilities of all supports in one list; row r starts at offsets[r]."""
     values = _values(scores, alpha, stats)
     row, column = ((values != 0) & (offsets.diff() > 0).unsqueeze(-1)).nonzero(as_tuple=True)
     return column.to(torch.int32), values[row, column]
@@ -48,7 +48,7 @@ def spmm(
     onto: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`, and sums of the values."""
+    """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`, and each row's sum of values."""
     wide = table.to(lists.value.dtype)
     out = _sparse(lists, len(table)) @ wide
     total = lists.value.new_zeros(len(out)).index_add_(0, _row_numbers(lists), lists.value) if need_total else None
@@ -64,7 +64,7 @@ def spmm(
 
 
 def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
-    """Return one list per class: values times the weight of their row, and -weight for each row's target."""
+    """Return one list per class: (row, value * weight[row]) per value, and (row, -weight[row]) per target."""
     rows = torch.arange(len(target), device=target.device)
     has_loss = target >= 0
     row = torch.cat([_row_numbers(lists), rows[has_loss]])

@@ -26,12 +26,13 @@ NEAR_ZERO, TERMS = 1e-2, 9  # below NEAR_ZERO, compute quotients as a series wit
 def log_probs(scores: Tensor, probs: Tensor, alpha: Alpha) -> Tensor:
     """Return the log-probabilities of entmax [..., d] in float64; -inf outside the support.
 
-    They are differentiable to every order in the scores and in alpha (a float or [..., 1]), also at alpha = 1.
+    The result is differentiable to every order in the scores and in alpha (a float or [..., 1]), also at alpha = 1.
     """
     eps = alpha - 1
     place = scores.argmax(-1, keepdim=True)
     top, largest = scores.gather(-1, place), probs.gather(-1, place)
-    # For a probability near 1, use log(1 - sum of the others), because the logarithm of its rounded value loses digits.
+    # For a probability near 1, use log(1 - sum of all other probabilities): rounding has removed digits of the
+    # probability itself.
     others = probs.scatter(-1, place, 0).sum(-1, keepdim=True)
     near_one = largest > 0.5
     log_largest = torch.where(
@@ -60,7 +61,7 @@ def alpha_relu_log_probs(scores: Tensor, alpha: float, tau: float) -> Tensor:
 
 
 def indistinct(scores: Tensor) -> Tensor:
-    """Return which rows [...] have a largest score so large that the dtype has no fractions: from 2^23 in float32.
+    """Return a mask of the rows whose largest score is so large that the dtype has no fractions (2^23 in float32).
 
     Scores of this size that differ by less than 1 may be rounded to the same number, and rounding can change a
     probability by a factor of e.

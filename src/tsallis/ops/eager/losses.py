@@ -32,7 +32,7 @@ class LossStats(NamedTuple):
 def entmax_loss(
     scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, save_support: bool = False
 ) -> tuple[Tensor, LossStats, Tensor | None]:
-    """Return losses [rows] of class targets [rows], statistics, and dL/d alpha; negative targets are ignored."""
+    """Return three values: losses [rows], 0 for negative targets; statistics; and dL/d alpha or None."""
     loss, probs, packed = solve_loss(upcast(scores), target, alpha)
     stats = LossStats(probs, None, None, 0) if packed is None else LossStats(probs, *packed)
     if not need_alpha:
@@ -48,7 +48,7 @@ def entmax_loss_gradient(
     has_loss = _has_loss(scores, target).unsqueeze(-1)
     weight = torch.where(has_loss, grad.unsqueeze(-1), 0)
     dz = LossStats(stats.probs * weight, *stats[1:]).rows(upcast(scores))
-    nan_rows = stats.probs[:, :1].isnan()  # rows with a NaN are NaN in every entry
+    nan_rows = stats.probs[:, :1].isnan()  # if a row has a NaN, all its entries are NaN
     if nan_rows.any():
         dz.masked_fill_(nan_rows & has_loss, torch.nan).masked_fill_(nan_rows & ~has_loss, 0)
     return dz.scatter_add_(-1, target.clamp(min=0).unsqueeze(-1), -weight).to(scores.dtype)
@@ -93,7 +93,7 @@ def solve_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, Te
         values, top, packed, start, table = candidates(scores, alpha)
         probs, c = threshold(values, alpha, start, table)
         ones = (alpha == 1).squeeze(-1) if isinstance(alpha, Tensor) and packed is None else None
-        if ones is not None and ones.any():  # exactly softmax
+        if ones is not None and ones.any():  # alpha is exactly 1: softmax
             probs[ones], c[ones] = solve(scores[ones], 1.0)[0], values[ones].logsumexp(-1, keepdim=True)
     # Compute sum p (z - z_y) + sum p (c - z) / alpha relative to the row's maximum, so that offsets cancel exactly.
     mean = (probs * values.clamp_(min=torch.finfo(values.dtype).min)).sum(-1, keepdim=True)  # 0 * -inf would be NaN

@@ -74,7 +74,7 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
 def entmax_gradient(
     probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, dim: int = -1
 ) -> tuple[Tensor, Tensor | None]:
-    """Return gradients of the scores, and of alpha [rows, 1]."""
+    """Return the gradient of the scores, and the gradient of alpha [rows, 1] or None."""
     p, g = to_rows(probs, dim), to_rows(grad, dim)
     packed = getattr(probs, "packed", None)
     if packed is not None:
@@ -291,7 +291,7 @@ def maybe_steep(alpha: Alpha) -> bool:
 
 
 def upcast_steep(x: Tensor, alpha: Alpha) -> Tensor:
-    """Return a tensor in float64 if an alpha is known to be above 2, because such powers magnify rounding."""
+    """Return a tensor in float64 if an alpha is known to be above 2, because its powers magnify rounding."""
     return x if _unseen(alpha) else x.double()
 
 

@@ -26,7 +26,7 @@ LARGEST = {
 
 
 def solve_steep(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
-    """Return probabilities of rows [rows, d] with any offset, and the threshold c [rows, 1] of `scores - max(scores)`.
+    """Return probabilities of rows [rows, d], and the threshold c [rows, 1] of `scores - max(scores)`.
 
     `alpha` is above 2. Rows of -inf return zeros; rows with a NaN or infinity return NaN.
     """
@@ -77,13 +77,13 @@ def _eps(alpha: Alpha, like: Tensor) -> Alpha:
 
 
 def _best(scores: Tensor, pivot: Tensor, eps: Alpha) -> Tensor:
-    """Return the largest scores of rows, sorted; omitted scores are 1 / eps below the pivot, so off the support."""
+    """Return the largest scores of rows, sorted; scores with probability 0, far below the pivot, may be missing."""
     near = ((scores - pivot) * eps > -1) & (pivot > -torch.inf)
     return scores.topk(max(int(near.sum(-1).amax()), 1) if len(scores) else 1, -1).values
 
 
 def _least_of_support(best: Tensor, eps: Alpha, budget: float) -> tuple[Tensor, Tensor]:
-    """Return the smallest score of each row's support [rows, 1], and the row's sum if the threshold is that score.
+    """Return the smallest score of each row's support [rows, 1], and the sum if that score is the threshold.
 
     `best` holds the largest scores of each row, sorted. A score is in the support if the sum with the threshold at that
     score is below the budget. The sums grow along `best`.

@@ -381,7 +381,7 @@ def part_gradient(
     NEED_ALPHA: tl.constexpr,
     WRITE: tl.constexpr,
 ) -> None:
-    """Compute the sums of one part of a row; with WRITE, compute its gradients from the sums of all parts."""
+    """Compute the sums of one part of a row; with WRITE, compute the part's gradients from the sums of all parts."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     eps = row_eps(alpha, eps_scalar, row, ALPHAS, TINY)
     source, upstream, target = probs + row * d, grad + row * d, scores_grad + row * d

@@ -38,7 +38,7 @@ def _finish_loss(
     slope_sum: tl.tensor,
     size: tl.tensor,
 ) -> Any:
-    """Return a row's loss, its derivative in alpha, the scale and the support size from sums over the weights."""
+    """Return four values of a row from sums over weights: loss, its derivative in alpha, scale, and support size."""
     safe_mass = tl.where(F == 0.0, 1.0, F)
     mean = mean / safe_mass
     alpha = 1.0 + eps
@@ -367,7 +367,7 @@ def _support(
 
 
 def tiling(rows: int, d: int, powers: int, processors: int) -> Short | maps.Long:
-    """Choose the tiling of a loss; its sweeps write no rows, so they pay off at shorter rows than in `maps.tiling`."""
+    """Choose the tiling of a loss; sweeps write no rows, so shorter rows benefit from them than in `maps.tiling`."""
     return maps.short(d) if d <= (1024 if powers == plain(ANY_ALPHA) else 4096) else maps.long(rows, d, processors)
 
 
@@ -380,7 +380,7 @@ def block(d: int) -> tuple[int, int]:
 def entmax_loss(
     scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, save_support: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return losses [rows] of class targets [rows], statistics [rows, STATS], and dL/d alpha."""
+    """Return three values: losses [rows] for class targets [rows]; statistics [rows, STATS]; and dL/d alpha or None."""
     rows, d = scores.shape
     loss = scores.new_empty(rows, dtype=torch.float32)
     stats = scores.new_empty(rows, STATS, dtype=torch.float32)
@@ -468,7 +468,7 @@ def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) ->
 def support(
     scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return classes (int32) and probabilities of the supports; row r has entries offsets[r] to offsets[r + 1].
+    """Return classes (int32) and probabilities of all supports in one list; row r starts at offsets[r].
 
     `size` is the last offset. If it is None, the function waits for the GPU.
     """

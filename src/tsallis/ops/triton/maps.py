@@ -20,7 +20,7 @@ class Short(NamedTuple):
 
     rows: int
     width: int
-    lanes: int  # subsets per row; their maxima bound the threshold, but if equal to `width`, no bound is computed
+    lanes: int  # number of subsets per row, whose maxima bound the threshold; if it equals `width`, there is no bound
     warps: int
 
 
@@ -38,7 +38,7 @@ class Long(NamedTuple):
 
 
 def tiling(rows: int, d: int, powers: int, processors: int) -> Short | Long:
-    """Choose the tiling of entmax. Powers are slow, so with powers even shorter rows use lists of candidates."""
+    """Choose the tiling of entmax. Powers are slow: alphas that need powers use lists for shorter rows."""
     return short(d) if d <= (1024 if powers == plain(ANY_ALPHA) else 8192) else long(rows, d, processors)
 
 
@@ -55,7 +55,7 @@ def short(d: int) -> Short:
 
 
 def long(rows: int, d: int, processors: int) -> Long:
-    """Return a tiling with eight scores per thread: with few registers each, many programs run and hide latency."""
+    """Return a tiling with eight scores per thread: few registers per thread let many programs run at once."""
     lanes = 256 if d < 8192 else 512 if d < 65536 else 1024
     warps = lanes // 256
     tiles = -(-d // lanes)

@@ -13,7 +13,7 @@ from typing import Any
 from tsallis.ops.triton.language import constant, entmax_weights, kernel, newton_step, tl
 from tsallis.ops.triton.short_rows import STEPS, approximate_weights, needs_step
 
-GROWTH = constant(4)  # the sweep raises its bound each time its length has grown by this factor
+GROWTH = constant(4)  # the sweep raises its bound each time the number of tiles read has grown by this factor
 ROUNDING = constant(1e-5)  # absolute margin below a bound
 ROUNDING_RELATIVE = constant(5e-7)  # margin relative to the bound
 
@@ -22,7 +22,7 @@ _kernel = kernel("rows", "tiles", "tiles_per_part", "parts")
 
 @_kernel
 def raise_lower_bound(largest: tl.tensor, low: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
-    """Return a higher lower bound of the row's threshold from the lanes' maxima; bounds are not relative to `top`."""
+    """Raise the lower bound of the row's threshold from the lanes' maxima; bounds are not relative to `top`."""
     low = tl.maximum(low, tl.max(largest))
     base = tl.where(low == float("-inf"), 0.0, low)
     for _ in tl.static_range(STEPS):
@@ -85,7 +85,7 @@ def append_candidates(
     candidate_columns: tl.tensor,
     room: tl.tensor,
 ) -> Any:
-    """Append scores and their columns to a list while there is room; return the size that the full list needs."""
+    """Append scores and their columns to a list while there is room; return the size that the complete list needs."""
     increment = above.to(tl.int32)
     slot = size + tl.cumsum(increment, 0) - 1
     inside = above & (slot < room)

@@ -54,7 +54,7 @@ def _gather_pieces(
     value: tl.tensor,
     piece_row: tl.tensor,  # [pieces]: the row of each piece; `rows` marks unused pieces
     first: tl.tensor,  # [rows]: the first piece of a row
-    table: tl.tensor,  # [., size]
+    table: tl.tensor,  # [number of table rows, size]
     partial: tl.tensor,  # [pieces, size]
     partial_total: tl.tensor,  # [pieces]
     rows: tl.tensor,
@@ -148,7 +148,7 @@ def spmm(
     onto: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`, and sums of the values.
+    """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`, and each row's sum of values.
 
     Rows with a negative `minus` subtract nothing. If `onto` [rows, size] is given, it is replaced by `factor` times
     `onto` plus the result; `factor` holds one number. Sums are float32, and the result has the dtype of `table`. Values
@@ -203,7 +203,7 @@ def _power_of_two(n: int) -> int:
 def _pieces(offsets: Tensor, piece: int, most: int) -> tuple[Tensor, Tensor]:
     """Return the row of each of `most` pieces, and the first piece of each row.
 
-    Only lists longer than a piece are cut. They have fewer than twice as many pieces as their entries would fill.
+    Only lists longer than a piece are cut. Together, they have fewer than 2 * entries / piece pieces.
     """
     lengths = offsets.diff()
     count = torch.where(lengths > piece, (lengths + (piece - 1)).div(piece, rounding_mode="floor"), 0)
@@ -213,7 +213,7 @@ def _pieces(offsets: Tensor, piece: int, most: int) -> tuple[Tensor, Tensor]:
 
 
 def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
-    """Return one list per class: values times the weight of their row, and -weight for each row's target.
+    """Return one list per class: (row, value * weight[row]) per value, and (row, -weight[row]) per target.
 
     Rows with a negative target get no -weight entry; a placeholder follows the last list instead.
     """

@@ -55,7 +55,7 @@ struct MapGradientCall {
 struct LossCall {
     Layout layout;
     const void* scores;
-    const int64_t* target;            // [rows]; negative: no loss
+    const int64_t* target;            // [rows]; negative targets have no loss
     void *loss, *stats, *alpha_grad;  // stats: [rows, width]
     int64_t width;
 };
@@ -103,7 +103,7 @@ struct GatherCall {
     const int64_t* minus;
     const void* table;
     void* out;
-    void* total;  // [rows] or null: the same with a table of ones
+    void* total;  // [rows] or null: the sums for a table of ones
 };
 
 // Dropout of n numbers in rows of d; the last row may be shorter. Each number is kept with
@@ -126,7 +126,8 @@ struct Heads {
 
 constexpr int MIN_PANEL_QUERIES = 4;      // with fewer queries, transposing the keys does not pay
 constexpr int64_t MIN_WINDOW_KEYS = 256;  // with fewer keys, a window costs more than it saves
-// Number of keys per block. The norms of a block share one bound, by which slopes limit a window.
+// Number of keys per block. Each block has a bound of its keys' norms; with slopes, the bound
+// limits a window.
 constexpr int64_t NORM_BLOCK = 64;
 inline int64_t norm_blocks(int64_t keys) { return (keys + NORM_BLOCK - 1) / NORM_BLOCK; }
 
@@ -142,17 +143,17 @@ struct AttentionCall {
     int64_t capacity;
     int64_t splits;  // backward: number of parts into which a head's tiles are divided
     double scale;
-    double keep_prob;  // for the weights; 1: no dropout
+    double keep_prob;  // probability of keeping a weight; 1: no dropout
     uint64_t seed;
     double alpha;
     const void* alphas;  // [batch, key_heads * group], any strides; null if all use `alpha`
     int64_t alpha_strides[2];
-    const int64_t* lengths;  // [batch], number of keys that take part; or null: all
+    const int64_t* lengths;  // [batch]: number of valid keys; null: all are valid
     Heads query, key, value, out;
     const void* mask;      // or null
-    int32_t boolean_mask;  // whether the mask is boolean, a byte per entry
+    int32_t boolean_mask;  // whether the mask is boolean, with a byte per entry
     int64_t mask_strides[4];
-    const void* slopes;  // [batch, key_heads * group], any strides; or null: none
+    const void* slopes;  // [batch, key_heads * group], any strides; null: no slopes
     int64_t slope_strides[2];
     const void* key_norms;  // [batch, key_heads]: bounds of the key norms; null: unknown
     double* block_norms;    // [batch, key_heads, norm_blocks(keys)]; or null, see norm_of_block
@@ -164,12 +165,12 @@ struct AttentionCall {
     // Gradients of keys and values are [splits * batch, ...].
     Heads grad, query_grad, key_grad, value_grad;
     void *alpha_grad, *slope_grad;  // [batch, key_heads * group, queries] or null
-    void* mask_grad;                // of an additive mask, accumulated; or null
-    int64_t mask_grad_strides[5];   // of splits, batch, heads, queries and keys; 0: shared
+    void* mask_grad;                // gradient of an additive mask; kernels add to it; or null
+    int64_t mask_grad_strides[5];   // for splits, batch, heads, queries, keys; 0: shared
 };
 
-// Ranks rows of scores [rows, stride] for a search; the first d scores of each row count. The
-// results are the best log-probabilities and their symbols, without the end symbol; the
+// Ranks rows of scores [rows, stride] for a search; only the first d scores of each row are ranked.
+// The results are the best log-probabilities and their symbols, without the end symbol; the
 // log-probability of the end; the number of symbols with a probability above zero; and the sum of
 // the probabilities. The sum is NaN for rows with a NaN, and infinite for rows whose largest score
 // is too large.
@@ -195,17 +196,17 @@ struct DecoderCall {
     RankCall rank;  // its scores are null; with a count of 0 nothing is ranked
     int64_t rows, layers, d, hidden, heads;
     int64_t pre_norm;
-    double embedding_scale, epsilon;  // epsilon: of the layer norms
+    double embedding_scale, epsilon;  // epsilon: added to variances in layer norms
     const void*
         weights;  // pointers in the order of `LayerWeights`, `ModelWeights` in transformer_rows.h
     const void* positions;  // [at least the number of symbols read, d]
     const int64_t* token;   // [rows]
     const int64_t* state;   // [rows, state_row]: StateColumns, then addresses of symbols read
     int64_t state_row;
-    int64_t* next_state;  // [rows, state_row + 1]: the same after the step
+    int64_t* next_state;  // [rows, state_row + 1]: the state after the step
     void* cache;          // [rows, layers, 2, d]: keys and values of these tokens
     int64_t* attended;    // [rows]: number of source symbols that the last layer attends to
-    void* attention;      // [rows, attention_row] or null: the mean of the last layer's heads
+    void* attention;      // [rows, attention_row] or null: mean over the last layer's heads
     int64_t attention_row;
     void* scores;  // [rows, rank.d], or null if they are not needed
 };
@@ -225,12 +226,12 @@ struct EncoderCall {
     const int64_t* lengths;  // [batch]
     void* states;            // [batch, width, d], zeros after a source's last symbol
     int64_t symbols;         // number of symbols with an embedding
-    int64_t unknown_token;   // index of the first token without one (no states then), or -1
+    int64_t unknown_token;   // index of the first token without an embedding, or -1
 };
 // Projects the encoder's states of sources to the keys and values that the decoder's layers read.
 // Also sets the decoder's states before the first symbol.
 struct ProjectCall {
-    int64_t batch, width, d, columns;  // columns: of all layers, in whole panels
+    int64_t batch, width, d, columns;  // columns: of all layers, rounded up to panels
     const void *weights, *bias;        // in panels
     const void* states;                // [batch, width, d]
     const int64_t* lengths;            // [batch]
@@ -251,15 +252,15 @@ struct BeamCall {
     int64_t source_row;
     double* score;  // [sources, 1 + max(n_best, num_recorded)]: the log-probability of the best
                     // prefix dropped, then the negated scores of the best outputs, in order
-    int64_t length, rows, capacity;  // of current prefixes: tokens, number, maximum number
+    int64_t length, rows, capacity;  // current prefixes: length, number, maximum number
     int64_t* prefixes;               // [PREFIX_COLUMNS, capacity]: the current prefixes
     double* log_prob;                // [capacity]
-    int64_t base, used, room;        // rows of earlier steps: before this memory, in it, its size
+    int64_t base, used, room;        // earlier rows: before this memory, in it, its capacity
     int64_t* history;                // [HISTORY_COLUMNS, room]
     double* history_value;           // [HISTORY_VALUES, room]
     int64_t nan_source;              // the first source whose probabilities are NaN, or -1
     RankCall rank;                   // the results of a step
-    const int64_t* attended;         // [rows], of the step
+    const int64_t* attended;         // [rows]: results of the step
 };
 // Columns of a source: the number of steps of its longest output, and the length from which outputs
 // may end. Then the number of its current prefixes, the number of its outputs' scores, whether a
@@ -272,7 +273,7 @@ enum HistoryValues { LOG_PROB, END, HISTORY_VALUES };  // END: -inf where no out
 
 // A beam search with a Transformer's decoder. It runs until no prefix or no room is left.
 struct SearchCall {
-    DecoderCall decoder;  // of the first step; its results have room for `capacity` rows, but the
+    DecoderCall decoder;  // the first step; its results have room for `capacity` rows, but the
                           // cache and attention for `room` rows, and next_state for all steps
     BeamCall beam;
     int64_t* states;         // [capacity, columns of the last step], scratch for the next states
@@ -281,7 +282,7 @@ struct SearchCall {
 };
 
 // Numbers of batch elements and key heads that add to the same gradient of the mask. One thread
-// works on all of them, so that no two threads write to it at once.
+// works on all of them, so that no two threads write to that gradient at once.
 struct MaskSharing {
     int64_t batch, heads;
     explicit MaskSharing(const AttentionCall& call)

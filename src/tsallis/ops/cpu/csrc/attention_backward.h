@@ -63,9 +63,9 @@ template <class T> class AttentionBackward : AttentionTile<T> {
     const T* upstream;  // gradient of the output [rows, value_width]
     T *value_panels, *upstream_copy;
     T* weight_grads;  // [rows, span]
-    T* slope_grad;    // of the tile's rows, or null
+    T* slope_grad;    // for each row of the tile, or null
     T *query_grads, *key_grad_copy, *value_grad_copy;
-    T *key_grads, *value_grads;  // in place, or copies
+    T *key_grads, *value_grads;  // the results themselves, or copies
 
     // The tile's supports as CSR rows: list r has the entries [starts[r], starts[r + 1]).
     int64_t starts[MAX_TILE_ROWS + 1], total;
@@ -305,7 +305,7 @@ template <class T> class AttentionBackward : AttentionTile<T> {
     void backward_sparse(const int32_t* index, const T* weight, T* alpha_grad, int64_t part) {
         const int64_t rows = tile.rows;
         this->prepare_keys(), this->prepare_values();
-        const bool long_lists = total > rows * N;  // lists that fill vectors
+        const bool long_lists = total > rows * N;  // lists are longer than a vector on average
         prefetcher.pace_over((long_lists ? rows : (total + N - 1) / N) +
                              (by_columns() ? tile.span : rows) + rows);
         for (int64_t r = 0; r < rows; r++)

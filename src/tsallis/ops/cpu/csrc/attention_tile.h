@@ -101,7 +101,7 @@ template <class T> class AttentionTile {
 
     TileIndex tile;
     double alpha;
-    T slope;             // of the bias: a score is reduced by slope times the distance of its key
+    T slope;             // a score is reduced by slope times the distance of its key
     double largest_key;  // bound of the key norms in the first `bounded` blocks
     int64_t bounded;
     ReadyRows panel_rows, key_rows, value_rows;
@@ -275,7 +275,7 @@ template <class T> class AttentionTile {
         double length[MAX_TILE_ROWS], rest[MAX_TILE_ROWS];  // length: |q| / slope
         double first, last;  // beyond these positions, not even keys of the largest norm are seen
     };
-    // Compute the reach from the largest of the scores at hand; return false if nothing is bounded.
+    // Compute the reach from the largest score so far; return false if there is no bound.
     bool bound_reach(double cutoff, Reach& reach) {
         const double longest = largest_norm();
         reach.first = 1e15, reach.last = -1e15;

@@ -144,7 +144,7 @@ class Beams {
         }
     }
 
-    // Record the outputs that end here, unless enough others are better.
+    // Record the outputs that end here, unless enough other outputs are better.
     void finish(int64_t source, int64_t row, int64_t end) const {
         double *ends = value(END), *before = value(LOG_PROB);
         const bool may_end = call.length >= source_of(source)[FREE_FROM];
@@ -160,8 +160,8 @@ class Beams {
         }
     }
 
-    // Insert a cost if it is among the best. Return whether it is; a cost equal to the last of them
-    // counts, too.
+    // Insert a cost if it is among the best, and return whether it is. A tie with the last of the
+    // best counts, too.
     bool add_cost(int64_t source, double cost) const {
         double* own = costs(source);
         int64_t& count = source_of(source)[COSTS];
@@ -218,8 +218,8 @@ class Beams {
     }
 
     // Drop candidates that can change neither the best outputs nor the certificate of a normalised
-    // model. It is called once a prefix was dropped, when the list can no longer be the whole
-    // distribution.
+    // model. This function is called only after a prefix was dropped, when the list can no longer
+    // be the whole distribution.
     int64_t shrink(int64_t source, int64_t chosen) const {
         if (source_of(source)[COSTS] < call.n_best) return chosen;
         const double worst = -costs(source)[call.n_best - 1];

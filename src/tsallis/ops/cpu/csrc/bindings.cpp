@@ -360,8 +360,8 @@ EXPORT void tsallis_search(SearchCall* call, int threads) {
     }
 }
 
-// Return the call with memory for bounds of the norms of key blocks if its slopes may limit windows
-// by them. The bounds are not known yet (-1).
+// Return the call with memory for the blocks' bounds of key norms, if its slopes may limit windows.
+// The bounds are not known yet (-1).
 static AttentionCall with_block_norms(const AttentionCall& from, std::vector<double>& norms) {
     AttentionCall call = from;
     if (call.slopes && !call.key_norms && call.queries >= MIN_PANEL_QUERIES &&

@@ -38,7 +38,7 @@ class DecoderRows : TransformerRows {
 
     const DecoderCall& call;
     const Kernels& table;
-    int64_t begin, symbol, step;  // symbol, step: numbers per symbol in one layer, in all layers
+    int64_t begin, symbol, step;  // numbers per symbol: `symbol` in one layer, `step` in all layers
 
     static int64_t most_keys(const DecoderCall& call, int64_t first, int64_t last) {
         int64_t most = 1;

@@ -1,5 +1,5 @@
 // The decoding kernels of one instruction set, TSALLIS_ISA. They are compiled separately because
-// they are small and change for other reasons. Mappings and thresholds come from isa.cpp's tables.
+// they are small and change independently. Mappings and thresholds come from isa.cpp's tables.
 
 #include "decoder_step.h"
 #include "encoder.h"

@@ -102,8 +102,8 @@ void gradient_of_all(const S* p, const S* g, int64_t d, const AlphaParams<T>& f,
     }
 }
 
-// Compute the same over the compressed support. If `dalpha` is given, also compute the gradient of
-// alpha, -sum curvature (g - delta).
+// Compute dz = s (g - delta) over the compressed support. If `dalpha` is given, also compute the
+// gradient of alpha, -sum curvature (g - delta).
 template <Kind K, class T, class S, class O>
 void gradient_of_support(const S* p, const S* g, int64_t d, const AlphaParams<T>& f, O* dz,
                          T* dalpha, T* ps, T* gs, T* ss) {
@@ -152,7 +152,7 @@ void gradient_of_support(const S* p, const S* g, int64_t d, const AlphaParams<T>
     }
 }
 
-// Compute the same for a row of M vectors, which stay in registers.
+// Compute dz = s (g - delta) for a row of M vectors, which stay in registers.
 template <Kind K, int M, class T, class S, class O>
 INLINE void gradient_of_vectors(const S* p, const S* g, int64_t d, const AlphaParams<T>& f, O* dz,
                                 T* dalpha) {
@@ -182,9 +182,9 @@ INLINE void gradient_of_vectors(const S* p, const S* g, int64_t d, const AlphaPa
     if (dalpha) *dalpha = sum<T>(alpha_sum);
 }
 
-// Compute the same for CSR rows: entries starts[r] to starts[r + 1] (exclusive) belong to row r.
-// Rows may be far shorter than a vector, so powers are computed over all entries as if they were
-// one row, and sums over many rows at once. Up to a vector after the last entry of `dz` is
+// Compute dz = s (g - delta) for CSR rows: entries starts[r] to starts[r + 1] (exclusive) belong to
+// row r. Rows may be far shorter than a vector, so powers are computed over all entries as if they
+// were one row, and sums over many rows at once. Up to a vector after the last entry of `dz` is
 // overwritten. `slopes` and `curvatures` are scratch of as many entries.
 template <Kind K, class T>
 void gradient_of_csr_rows(const T* p, const T* g, const int64_t* starts, int64_t rows,

@@ -99,7 +99,7 @@ INLINE void multiply_block(Strided<T> a, const T* b, int64_t b_row, int64_t dept
     }
 }
 
-// Compute the same for any number of rows.
+// Compute c = or += a b as above for any number of rows.
 template <bool ADD, int W, class T>
 INLINE void multiply_rows(Strided<T> a, const T* b, int64_t b_row, int64_t rows, int64_t depth,
                           T* c, int64_t c_row, int64_t columns, Prefetcher& prefetcher) {
@@ -233,8 +233,8 @@ INLINE void sddmm_row(const int32_t* index, int64_t n, const T* x, Table<T> tabl
     }
 }
 
-// Compute the same for n entries of CSR rows, which may be far shorter than a vector: out[k] =
-// x[list_rows[k]] . table[index[k]]. Up to a vector after the n-th entry is overwritten.
+// Compute out[k] = x[list_rows[k]] . table[index[k]] for n entries of CSR rows, which may be far
+// shorter than a vector. Up to a vector after the n-th entry is overwritten.
 template <class T>
 INLINE void sddmm_rows(const int32_t* list_rows, const int32_t* index, int64_t n, Table<T> x,
                        Table<T> table, int64_t width, T* out, Prefetcher& prefetcher) {

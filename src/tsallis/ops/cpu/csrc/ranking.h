@@ -94,7 +94,7 @@ struct RankedRow {
             symbols[k] = best[k] > -INFINITY ? largest.index[k] : 0;
         }
     }
-    // Write the same for the only symbol to rank, if there is one.
+    // Write the log-probability of the only symbol to rank, if there is one.
     template <class LogProb>
     INLINE void write_only(const RankCall& call, const float* z, LogProb&& log_prob) const {
         if (only < 0) return;
@@ -130,7 +130,8 @@ INLINE double told_mass(const RankCall& call, double top, double mass) {
 }
 
 // Log-probabilities are computed from differences to the largest score. The exponentials of the
-// largest score itself are counted separately: a probability near 1 is what the others leave.
+// largest score itself are counted separately: a probability near 1 is 1 minus the sum of the
+// others.
 void rank_softmax_row(const RankCall& call, const float* z, Largest largest, RankedRow out) {
     constexpr int N = LANES<float>;
     const int64_t d = call.d;
@@ -219,7 +220,7 @@ struct EntmaxRow {
 
     double top, eps, c;
     int64_t ties = 0;  // number of scores that equal the largest
-    int64_t n = 0;     // number of others that may be above zero, with
+    int64_t n = 0;     // number of other scores that may have a probability
     double* v;         // differences v [n], and a vector of padding
 
     double log_prob(float z) const {
@@ -244,7 +245,7 @@ struct EntmaxRow {
                 mass += p, slope += first;
                 if (eps <= 0.5) curvature += u > 0 ? first / u : D{};
             }
-            // Use what the largest probability lacks to 1, because that has more digits.
+            // Use 1 minus the largest probability, because this difference has more digits.
             const double log_p = ::log1p(-eps * c) * b, p = ::exp(log_p), u = 1 - eps * c;
             const double excess = ::expm1(log_p) + (double)(ties - 1) * p + sum<double>(mass);
             const double total = sum<double>(slope) + (double)ties * p / u;

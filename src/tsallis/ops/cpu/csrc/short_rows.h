@@ -174,8 +174,8 @@ INLINE State<T> column_sums(const Vec<T>* x, int64_t n, const LaneState<T>& a,
     return {total.p, total.q, total.r, total.p - (T)1};
 }
 
-// Compute the same for GENERAL with approximate powers; n is the integer part of every lane's b, or
-// 0 for b above 20.
+// Compute these sums for GENERAL with approximate powers; n is the integer part of every lane's b,
+// or 0 for b above 20.
 template <class T>
 INLINE State<T> approx_column_sums(const Vec<T>* x, int64_t count, const LaneState<T>& a, int n) {
     Vec<T> total = {}, q = {}, r = {};

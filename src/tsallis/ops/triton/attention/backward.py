@@ -293,7 +293,7 @@ def backward_mask(
     delta: tl.tensor,
     block_list: tl.tensor,
     counts: tl.tensor,
-    mask_grad: tl.tensor,  # float32, shaped as the mask; if ONE_ROW, one row, or one row per query block
+    mask_grad: tl.tensor,  # float32 in the mask's shape; with ONE_ROW, one row in all or per query block
     query_strides: tl.tuple,
     key_strides: tl.tuple,
     value_strides: tl.tuple,
@@ -386,7 +386,7 @@ def backward_mask(
 @attention_kernel
 def draw_factors(
     factors: tl.tensor,
-    heads: tl.tensor,  # batch * heads
+    heads: tl.tensor,  # batch size * number of heads
     queries: tl.tensor,
     keys: tl.tensor,
     drop_below: tl.tensor,

@@ -52,7 +52,7 @@ class SavedForBackward(NamedTuple):
 
 
 def decodes(args: AttentionArgs) -> bool:
-    """Return whether the queries are so few that splitting the keys among programs pays off, without gradients."""
+    """Return whether so few queries read so many keys that programs should share the keys; there is no gradient."""
     (_, heads, queries, _), (_, key_heads, keys, _) = args.query.shape, args.key.shape
     few = queries <= DECODE_QUERIES and queries * heads <= DECODE_ROWS * key_heads
     if not few or keys <= SHORT_KEYS or args.dropout:

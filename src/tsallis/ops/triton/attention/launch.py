@@ -88,7 +88,7 @@ def tilings(size: int, value_size: int, dtype: torch.dtype, memory: int = H200) 
 
 
 def largest_head(memory: int) -> int:
-    """Return the largest head size that has tilings in every dtype; 0 if no head size has."""
+    """Return the largest head size that has tilings in every dtype; 0 if there is none."""
     return min(max((head for head, least, _ in table if memory >= least), default=0) for table in (FLOAT32, HALF))
 
 
@@ -122,7 +122,8 @@ def decode_tiling(size: int, value_size: int, dtype: torch.dtype, rows: int, mem
     # With less memory than an H200 has, use fewer stages or keys.
     for stages in range(2 if wide else 3, 0, -1):
         for keys in (32,) if wide else (64, 32):
-            # `scores` is the memory with tensor cores, which split float32 in two. Without them, tiles are float32.
+            # `scores` is the memory needed with tensor cores, which split each float32 in two. Without tensor cores,
+            # tiles are float32.
             row = widest * dtype.itemsize
             scores = rows * row * products + (stages - 1) * keys * row + (rows * keys + 1024) * 4
             if max(scores, (rows + keys) * widest * 4) <= memory:

@@ -154,7 +154,7 @@ def locate_head(
 def last_key(
     key_end: tl.tensor, start: tl.tensor, offset: tl.tensor, BLOCK_Q: tl.constexpr, CAUSAL: tl.constexpr
 ) -> Any:
-    """Return the end of the keys that a block of queries may attend to."""
+    """Return the end of the range of keys that a block of queries may attend to."""
     end = key_end
     if CAUSAL:
         end = tl.minimum(end, start + offset + BLOCK_Q)
