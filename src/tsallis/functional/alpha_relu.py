@@ -156,7 +156,7 @@ def estimate_tau(d_model: int, d_vocab: int) -> float:
         return normal.inv_cdf(1 - p)
 
     def excess(p: float) -> float:
-        # Return the quantile of p minus the threshold of 1.5-entmax with the top share p as its support.
+        # Return how much the quantile of p exceeds the 1.5-entmax threshold if the support is the largest share p.
         q, q_eps = quantile(p), quantile(eps)
         width = p - eps
         mean = (normal.pdf(q) - normal.pdf(q_eps)) / width

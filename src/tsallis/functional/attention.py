@@ -45,7 +45,7 @@ class AttentionOutput(NamedTuple):
 
     output: Tensor
     weights: Tensor | None
-    support: Tensor  # number of attended keys per query [batch, heads, queries]; or all weights
+    support: Tensor  # number of attended keys per query [batch, heads, queries], or instead all weights
 
 
 def entmax_attention(
@@ -128,7 +128,7 @@ def entmax_attention(
 
 
 def count_support(record: Tensor) -> Tensor:
-    """Return the number of attended keys per query [batch, heads, queries] from such counts or from all weights."""
+    """Return the number of attended keys per query [batch, heads, queries]; `record` holds it, or all weights."""
     return (record > 0).sum(-1) if record.dim() == 4 else record
 
 
@@ -304,7 +304,7 @@ def _integers(numbers: Sequence[int]) -> Tensor:
 
 
 def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int]) -> Tensor | None:
-    """Return a mask [1 or batch, 1 or heads, 1 or queries, 1 or keys]: boolean, or in the queries' or compute dtype."""
+    """Return a mask of four dimensions: boolean, or numbers in the queries' dtype or the compute dtype."""
     if mask is None:
         return None
     check_dense(mask, "attn_mask")

@@ -30,7 +30,7 @@ def linear_entmax_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    r"""Return the :func:`entmax_loss` of a linear layer, storing the scores of only a few hundred tokens.
+    r"""Return the :func:`entmax_loss` of a linear layer; scores of only a few hundred tokens are stored at once.
 
     .. math:: L_\alpha(W h + b; y), \qquad \nabla_h = W^\top (p - e_y), \qquad \nabla_W = (p - e_y)\, h^\top, \qquad
               p = \mathrm{entmax}_\alpha(W h + b)
@@ -84,7 +84,7 @@ def linear_alpha_relu_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    r"""Return the :func:`alpha_relu_loss` of a linear layer, storing the scores of only a few hundred tokens.
+    r"""Return the :func:`alpha_relu_loss` of a linear layer; scores of only a few hundred tokens are stored at once.
 
     .. math:: \ell(W h + b, y), \qquad \nabla_h = W^\top (r - e_y), \quad \nabla_W = (r - e_y)\, h^\top, \qquad
               r = [(\alpha - 1)(W h + b) - \tau]_+^{1/(\alpha-1)}

@@ -100,7 +100,7 @@ def reduce(loss: Tensor, total: Tensor | int, reduction: str) -> Tensor:
 
 
 def check_reduction(name: str) -> str:
-    """Return a valid reduction, or raise a ValueError that lists them."""
+    """Return a reduction if it is valid; otherwise raise a ValueError that lists the valid reductions."""
     check_one_of("reduction", name, REDUCTIONS)
     return name
 
@@ -148,7 +148,7 @@ def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignor
                 f"target must contain classes from 0 to {classes - 1} or ignore_index {ignore_index}, "
                 f"got {int(target[out_of_range][0])}"
             )
-    # A negative class that was not checked becomes too large a class, so that the kernel raises.
+    # Replace an unchecked negative class by a class that is too large, so that the kernel raises an error.
     return torch.where(has_loss, torch.where(target < 0, classes, target), -1)
 
 

@@ -212,7 +212,7 @@ def result_dtype(scores: Tensor) -> torch.dtype:
 
 
 def autocast_enabled(device: str) -> bool:
-    """Return whether autocast is on for a type of device; the device "meta" has none."""
+    """Return whether autocast is on for a type of device; False for the device "meta"."""
     return device != "meta" and torch.is_autocast_enabled(device)
 
 
@@ -249,7 +249,7 @@ def finite_number(name: str, value: Any) -> float:
 
 
 def _readable(x: Tensor) -> bool:
-    """Return whether a tensor holds one number, and reading it loses neither a derivative nor a recorded input."""
+    """Return whether a tensor holds one number that can be read without losing a derivative or a recorded input."""
     return not (x.requires_grad or forward_mode() or traced() or without_numbers(x)) and x.numel() == 1
 
 
@@ -301,7 +301,7 @@ def alpha_along(
 
 
 def _layout_of(alpha: Tensor, shape: Sequence[int], dim: int) -> str:
-    """Return a hint how to reshape an alpha [n] to match another dimension; in `shape`, `dim` was moved last."""
+    """Return a hint on how to reshape an alpha [n] to match another dimension; in `shape`, `dim` was moved last."""
     sizes = [*shape[:dim], 0, *shape[dim:-1]]
     fitting = [i for i, n in enumerate(sizes) if n == alpha.numel()]
     if alpha.dim() != 1 or not fitting:
