@@ -1,4 +1,4 @@
-"""Modules for sparse probabilities: maps, losses, attention, Transformer layers and output layers."""
+"""Modules for sparse probabilities: entmax, losses, attention, Transformer layers and output layers."""
 
 from tsallis.nn.alpha import PerHeadAlpha
 from tsallis.nn.continuous_attention.layers import (

@@ -82,7 +82,7 @@ def split_lengths(lengths: Tensor, q: Tensor, keys: int, plain: bool) -> tuple[T
 
 
 def active_queries(lengths: Tensor | None, padding: Tensor | None, queries: int, device: torch.device) -> Tensor | None:
-    """Return which queries of self-attention are valid [batch or 1, 1, queries], or None if all queries are valid."""
+    """Return a mask [batch or 1, 1, queries] of valid queries in self-attention, or None if all are valid."""
     if lengths is not None:
         return length_mask(lengths, queries, device)
     if padding is None:

@@ -54,7 +54,7 @@ class KeyValueCache:
         self._measured = 0  # number of keys that `_norms` includes
 
     def __len__(self) -> int:
-        """Return the number of steps."""
+        """Return the number of stored steps."""
         return self._length
 
     @property

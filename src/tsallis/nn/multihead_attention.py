@@ -55,7 +55,7 @@ class AttentionStats(NamedTuple):
 class _PassRecord(NamedTuple):
     """Data of a forward pass for statistics."""
 
-    support: Tensor  # number of attended keys per query [batch, heads, queries]; or all weights
+    support: Tensor  # number of attended keys per query [batch, heads, queries], or instead all weights
     visible: VisibleKeys
     alpha: float | Tensor  # one alpha for all heads, or [heads]
     query_lengths: Tensor | None  # [batch]: number of valid queries in self-attention
@@ -352,7 +352,7 @@ class MultiheadAttention(ConstantBuffers):
 
     @property
     def _plain(self) -> bool:
-        """Return whether this module adds no extra keys. Extra keys are visible whatever the length and order."""
+        """Return whether this module adds no extra keys. Extra keys are visible regardless of lengths and order."""
         return self.bias_k is None and not self.add_zero_attn
 
     def _queries_keys_values(

@@ -1,4 +1,4 @@
-"""Define an output layer: a projection, a map and the loss of that map."""
+"""Define an output layer: a projection, an activation such as entmax, and its loss."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ class OutputLayer(ConstantBuffers):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """Compute the loss of the map.
+        """Compute the loss from hidden states.
 
         A large number of scores is computed in chunks, see :func:`tsallis.linear_entmax_loss`.
 

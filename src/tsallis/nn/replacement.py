@@ -137,7 +137,7 @@ def _swap(module: nn.Module, replacements: dict[nn.Module, nn.Module]) -> nn.Mod
     for new in replacements.values():
         hooks: Iterable[Any] = new._load_state_dict_pre_hooks.values()
         for hook in hooks:
-            if getattr(hook, "with_module", False):  # such a hook refers to its module
+            if getattr(hook, "with_module", False):  # the hook stores a reference to its module
                 hook.module = weakref.ref(new)
     if module in replacements:
         return replacements[module]

@@ -27,7 +27,7 @@ def _activation(activation: Activation) -> Callable[[Tensor], Tensor]:
 
 
 class _Layer(nn.Module):
-    """Base class of both layers, with numbered norms and dropouts and a feed-forward network."""
+    """Base class of encoder and decoder layers, with numbered norms and dropouts and a feed-forward network."""
 
     norm_first: bool
     norm1: nn.LayerNorm

@@ -56,11 +56,11 @@ class Observations(NamedTuple):
 
     mask: Tensor | None  # boolean [batch, length]
     positions: Tensor  # [length] or [batch, length]; in the plane [..., 2]
-    fit: dict[str, Any]  # arguments with which a value function fits the observations
+    fit: dict[str, Any]  # arguments for fitting a value function to the observations
 
 
 def map_alpha(transform: str | float) -> float:
-    """Return the alpha of "softmax", "sparsemax" or "entmax" (1.5); a number is its own alpha."""
+    """Return the alpha of "softmax", "sparsemax" or "entmax" (1.5); return a number as it is."""
     if not isinstance(transform, str):
         return alpha_number(transform)
     if transform == "alpha_relu":
@@ -69,7 +69,7 @@ def map_alpha(transform: str | float) -> float:
 
 
 def basis_of(basis: str | int | Basis, dims: int) -> Basis:
-    """Return a basis itself, or the basis for a name, a size (:func:`text_basis`) or a side (:func:`image_basis`)."""
+    """Return `basis` itself, or create one from a name, a size (:func:`text_basis`) or a side (:func:`image_basis`)."""
     if isinstance(basis, str):
         if basis not in BASES[dims]:
             raise ValueError(f"basis must be one of {', '.join(BASES[dims])}, a size or a Basis, got {basis!r}")
@@ -275,7 +275,7 @@ class ContinuousAttention(nn.Module):
 
 
 def cell_edges(mask: Tensor) -> Tensor:
-    """Return the edges of equal cells of [0, 1], one per unmasked position; masked positions get empty cells.
+    """Divide [0, 1] into one equal cell per unmasked position and an empty cell per masked position; return the edges.
 
     Args:
         mask: Boolean mask [..., length], True for positions to use.

@@ -87,7 +87,7 @@ class DensityKind(nn.Module):
             self.name, self.alpha = "beta_gaussian", alpha_number(density)
 
     def shape(self, components: int) -> dict[str, Any]:
-        """Return the density's shape arguments for batch shape [batch, heads, queries] or [..., components].
+        """Return arguments of the density such as alpha, broadcastable to [batch, heads, queries] or [..., components].
 
         The arguments turn validation off, so that a NaN affects only its row.
         """
@@ -102,7 +102,7 @@ class DensityKind(nn.Module):
         return shape
 
     def matched(self, weights: Tensor, positions: Tensor, components: int = 1) -> Elliptical:
-        """Return the density that has the moments of weights [..., length] over positions of a compatible shape."""
+        """Return the density with the mean and spread that weights [..., length] have over positions."""
         shape = {name: value for name, value in self.shape(components).items() if name != "dims"}
         return match_moments(
             self.kind, weights, positions, matching=self.matching, floor=self.floor, dims=self.dims, **shape
@@ -119,7 +119,7 @@ class DensityKind(nn.Module):
         return self.kind.from_scale(mean, root.square() if self.dims == 1 else root @ root.mT, **shape)
 
     def initial_root(self, heads: int, components: int) -> Tensor:
-        """Return initial roots [heads, 1, components] for :meth:`spread`; components divide the space among them."""
+        """Return initial roots [heads, 1, components] for :meth:`spread`; a head's components divide the space."""
         std = torch.full((heads, 1, components), UNIFORM / components ** (1 / self.dims))
         if self.matching == "covariance":
             return std
