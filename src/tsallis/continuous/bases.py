@@ -205,7 +205,7 @@ class ProductBasis(Basis):
 
     @property
     def width(self) -> float:  # type: ignore[override]
-        """Return the smaller width of the two bases, or NaN if one is unknown."""
+        """Return the smaller width of the two bases, or NaN if a width is unknown."""
         widths = self.first.width, self.second.width
         return math.nan if math.isnan(sum(widths)) else min(widths)
 
@@ -242,7 +242,7 @@ class ProductBasis(Basis):
 
 
 def gaussian_grid(size: int, widths: float | Sequence[float]) -> GaussianBasis:
-    """Return Gaussians on the line: for each width, equally many with evenly spaced centres from 0 to 1.
+    """Return Gaussians on the line: the same number for each width, with evenly spaced centres from 0 to 1.
 
     Args:
         size: Number of functions; a multiple of the number of widths.

@@ -29,7 +29,7 @@ from tsallis.ops.transforms import differentiable
 CHUNK, DEVICE_CHUNK = 1 << 17, 1 << 24
 LARGEST = 1 << 23  # largest number of elements of a matrix of frequencies and functions
 CACHE_NUMBERS = 1 << 25  # largest number of elements of all cached matrices of a basis
-GROUPS, GROUP = 4, 64  # largest number of groups by size of the densities; smallest number of densities per group
+GROUPS, GROUP = 4, 64  # densities of similar size form groups: maximum number of groups, minimum size of a group
 STEPS = 16  # periods are rounded up to this many steps per octave, so that few matrices are computed
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-14}
 
@@ -80,7 +80,7 @@ def _half(factor: Tensor) -> Tensor:
 
 
 class _BasisCache:
-    """Centres and covariances of a basis, and matrices computed from them, valid until its tensors change."""
+    """Centres and covariances of a basis, and matrices computed from them; valid until the basis changes."""
 
     def __init__(self, basis: Basis, versions: list[tuple[Tensor, int]], like: Tensor) -> None:
         self.versions = versions
@@ -92,7 +92,7 @@ class _BasisCache:
         self.matrices: dict[tuple[object, ...], FourierGrid] = {}
 
     def grid(self, reach: float, spacing: float, order: float, end: float, dtype: torch.dtype) -> FourierGrid:
-        """Return the cached lattice with a spacing, up to the frequency `reach`."""
+        """Return the cached lattice with the given spacing, up to the frequency `reach`."""
         key = (reach, spacing, order, end, dtype)
         if key not in self.matrices:
             with torch.inference_mode(False), torch.no_grad():

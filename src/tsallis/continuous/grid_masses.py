@@ -110,9 +110,9 @@ def _marginal_masses(family: BetaGaussian, low: Tensor, high: Tensor) -> Tensor:
 def _mass_across(
     family: BetaGaussian, start: Tensor, end: Tensor, edges: Tensor, b: Tensor, c: Tensor, reach: Tensor
 ) -> Tensor:
-    """Return the mass below edges that cross the density, for u from `start` to `end`, all [cells]."""
+    """Return the mass below edges that cross the density, for u from `start` to `end`; all are [cells]."""
     points = POINTS
-    if family.number == 1 and start.numel():  # smooth at the ends: the widest panel sets the number of points
+    if family.number == 1 and start.numel():  # smooth at the ends, so the widest panel sets the number of points
         steepness = float(((end - start) / 2 * (1 + (b / c).square()).sqrt()).amax())
         points = quadrature_sizes.least_points(quadrature_sizes.WeightedRule(1.0), steepness, start.dtype)
     x, weights = (n.unsqueeze(-1) for n in gauss_legendre(points).to(start))

@@ -31,13 +31,13 @@ import torch
 from tsallis.continuous.quadrature import TAIL, Rule
 from tsallis.ops.tracing import constant
 
-LARGEST = 1024  # points on the line
+LARGEST = 1024  # maximum number of points on the line
 LARGEST_RADIAL, LARGEST_ANGULAR = 96, 384
 TOLERANCE = {torch.float64: 1e-12}
 SINGLE_TOLERANCE = 1e-6
 STEPS = 16  # sharpnesses are rounded up to this many steps per octave, so that few bounds are computed
 SPAN = math.sqrt(2 * TAIL)  # standard deviations at which a normal density is exp(-TAIL) of its peak
-ETAS = tuple(0.004 * 1.2**k for k in range(42))  # each gives a bound; the smallest bound counts
+ETAS = tuple(0.004 * 1.2**k for k in range(42))  # each gives a bound; the smallest bound is used
 _warnings: set[tuple[str, int]] = set()
 
 
@@ -246,7 +246,7 @@ def points_for(error: Error, sharpness: float, tolerance: float) -> int:
 
 
 def enough(error: Error, sharpness: float, dtype: torch.dtype, largest: int = LARGEST, what: str = "points") -> int:
-    """Return the number of points needed, or `largest` with a warning about the remaining error."""
+    """Return the number of points needed; if it exceeds `largest`, warn and return `largest`."""
     count = least_points(error, sharpness, dtype)
     if count > largest:
         _warn(error.log_error(largest, _known(sharpness, error.span)), count, largest, what)
@@ -256,7 +256,7 @@ def enough(error: Error, sharpness: float, dtype: torch.dtype, largest: int = LA
 def fewer(
     rules: Mapping[Callable[[int], Rule], Error], sharpness: float, dtype: torch.dtype
 ) -> tuple[Callable[[int], Rule], int]:
-    """Return the rule that needs the fewest points, and the number; if the sharpness is unknown, the last rule."""
+    """Return the rule that needs the fewest points, and their number; use the last rule if the sharpness is unknown."""
     *_, make = rules
     if math.isfinite(sharpness):
         make = min(rules, key=lambda make: least_points(rules[make], sharpness, dtype))

@@ -97,7 +97,7 @@ def check_symmetric(cov: Tensor, name: str = "covariance") -> None:
 
 
 def tensors(mean: Tensor | float, spread: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Convert numbers to tensors with the other argument's dtype, or torch's default dtype."""
+    """Convert mean and spread to tensors; numbers get the other argument's dtype, or torch's default dtype."""
     for name, x in (("mean", mean), ("variance or covariance", spread)):
         if not isinstance(x, (Tensor, int, float)) or isinstance(x, bool):
             raise TypeError(f"{name} must be a tensor or a number, got {type(x).__name__}")

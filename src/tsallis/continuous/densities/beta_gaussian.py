@@ -137,7 +137,7 @@ class BetaGaussian:
 
     def entropy(self, log_det: Tensor) -> Tensor:
         c, n = self.constants(log_det), self.dims
-        # power * (digamma(x + n/2) - digamma(x)) with x = power + 1: sum steps of 1, and a step of 1/2 if n is odd.
+        # Compute power * (digamma(x + n/2) - digamma(x)), x = power + 1, in steps of 1, and a step of 1/2 if n is odd.
         total = sum((1 / (1 + (j + n % 2 / 2) * c.eps) for j in range(1, n // 2 + 1)), torch.zeros_like(c.eps))
         if n % 2:
             near = c.eps / c.alpha < 0.05
@@ -149,7 +149,7 @@ class BetaGaussian:
         return (total - c.peak + log_det).to(log_det)
 
     def marginal(self) -> BetaGaussian:
-        """Return the marginal density of one coordinate of the plane: same support radius, exponent larger by 1/2."""
+        """Return the marginal density of one coordinate in the plane; its exponent is larger by 1/2."""
         if self.dims != 2:
             raise NotImplementedError(f"marginal densities are supported only in 2 dimensions, got {self.dims}")
         eps = self.alphas - 1
@@ -209,7 +209,7 @@ class BetaGaussian:
             span = min(math.sqrt(rules.squared_reach(self.number, self.dims)), quadrature_sizes.SPAN)
             return quadrature_sizes.WeightedRule(span, 2 * self.dims), span
         eps = self._bounds()[0] - 1
-        # Round eps down to steps, so that bounds are rarely recomputed; below 1e-6 alpha counts as 1.
+        # Round eps down to steps, so that bounds are rarely recomputed; below 1e-6, alpha counts as 1.
         eps = 2.0 ** (math.floor(math.log2(eps) * 8) / 8) if eps > 1e-6 else 1e-6
         power = (eps + 2) / eps
         end = math.pi / 2

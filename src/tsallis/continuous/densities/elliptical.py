@@ -100,7 +100,7 @@ class Elliptical(Density):
     """
 
     has_rsample = True
-    any_dims = False  # whether `dims` is an argument
+    any_dims = False  # whether the constructor has the argument `dims`
     default_dims = 1
 
     def __init__(self, mean: Tensor, factor: Tensor, family: Family, validate_args: bool | None = None) -> None:

@@ -89,7 +89,7 @@ class Mixture(Density):
         return (weights * stacked).sum(-1 - trailing)
 
     def _spread_out(self, t: Tensor) -> Tensor:
-        """Add a dimension for the components to points if the components are stacked."""
+        """If the components are stacked, add a dimension for them to the points."""
         return t.unsqueeze(-1 - len(self.event_shape)) if self.stacked else t
 
     @property
@@ -177,7 +177,7 @@ def _check_weights(weights: Tensor, rounding: float) -> None:
 
 
 def _upcast(density: Density) -> Density:
-    """Return the density with results in the compute dtype, so that only the mixture rounds."""
+    """Return the density with results in the compute dtype, so that only the mixture's results are rounded."""
     if density.dtype != compute_dtype(density.dtype):
         density = copy.copy(density)
         density.dtype = compute_dtype(density.dtype)
