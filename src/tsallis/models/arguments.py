@@ -24,6 +24,6 @@ def untrained_copy(model: Any) -> Any:
     copy = type(model)(**model.arguments)
     for name in getattr(model, "shared", ()):
         setattr(copy, name, getattr(model, name))
-    if unknown := getattr(getattr(model, "output", None), "unknown", ()):  # see `with_unknown`
+    if unknown := getattr(getattr(model, "output", None), "unknown", ()):  # copied symbols outside the vocabulary
         copy.output.unknown = unknown
     return copy

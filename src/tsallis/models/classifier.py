@@ -228,7 +228,7 @@ class BiLSTMClassifier(nn.Module):
         return self.drop(self._attend(states, last, lengths)[0])
 
     def _states(self, src: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return states [batch, src, d_model], zero after a document's end, and last states [batch, d_model]."""
+        """Return states [batch, src, d_model], zero after a document's end; and the last states [batch, d_model]."""
         x, last = self.embedding(src), None
         for layer in self.layers:
             x, last = layer(self.drop(x), lengths)
@@ -236,7 +236,7 @@ class BiLSTMClassifier(nn.Module):
         return torch.where(source_mask(lengths, src).unsqueeze(-1), x, 0), last
 
     def _attend(self, states: Tensor, last: Tensor, lengths: Tensor) -> tuple[Tensor, Density | None, Tensor | None]:
-        """Return context [batch, d_model], density of batch shape [batch, 1, 1] and discrete weights [batch, src]."""
+        """Return context [batch, d_model], density (batch shape [batch, 1, 1]) and discrete weights [batch, src]."""
         if self.kind == "continuous":
             assert self.continuous is not None
             return self.continuous.attend(None, states, lengths=lengths)

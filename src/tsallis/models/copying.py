@@ -20,7 +20,7 @@ from tsallis.symbols import FIRST, UNK
 
 
 class CopyOutput(MixtureOutput):
-    r"""Output layer that mixes the probabilities of an output map with attention to the source.
+    r"""Output layer that mixes the probabilities of an activation such as entmax with attention to the source.
 
     .. math:: p(y) = (1 - g) \, p_\mathrm{out}(y) + g \sum_j a_j \, p_j(y), \qquad g = \sigma(v^\top h + b)
 
@@ -68,7 +68,7 @@ class CopyOutput(MixtureOutput):
             raise ValueError(f"copy must contain target symbols from {FIRST} to {d_vocab - 1} or -1, got {wrong[0]}")
         self.gate = nn.Linear(d_model, 1)
         self.register_constant("targets", torch.tensor(targets, device="cpu"), self.weight.device)
-        self.unknown: tuple[int, ...] = ()  # target symbols of further source symbols, after those of `targets`
+        self.unknown: tuple[int, ...] = ()  # target symbols of the source symbols that follow those in `targets`
 
     @property
     def d_vocab(self) -> int:
@@ -90,7 +90,7 @@ class CopyOutput(MixtureOutput):
         return targets.masked_fill(dropped, self.d_vocab)
 
     def attend(self, hidden: Tensor, attention: Tensor, copies: Tensor) -> Tensor:
-        """Append to hidden states the attention to each target symbol, and to positions without a target symbol.
+        """Append two kinds of attention to hidden states: to each target symbol, and to positions without one.
 
         Args:
             hidden: Hidden states [batch, d_model] or [batch, tgt, d_model].
@@ -110,7 +110,7 @@ class CopyOutput(MixtureOutput):
         return step
 
     def _split(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the map's scores, the gate's logit [..., 1], and attention to symbols and to no symbol [..., 1]."""
+        """Return four tensors: the map's scores; the gate's logit; the attention to symbols; and to no symbol."""
         states, columns = hidden.split([self.projection.in_features, self.d_vocab + 1], -1)
         states = states.to(self.weight.dtype)
         return super().scores(states), self.gate(states), columns[..., :-1], columns[..., -1:]

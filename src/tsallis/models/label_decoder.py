@@ -104,7 +104,7 @@ class LabelOutput(nn.Module):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """Return the loss of the labels among the symbols [...]; other symbols are ignored."""
+        """Return the loss of the targets [...] that are labels; other targets are ignored."""
         no_label = (hidden[..., -1] > 0) | (target < FIRST)
         target = torch.where(no_label, ignore_index, target - FIRST)
         return self.layer.loss(hidden[..., :-1], target, ignore_index, reduction, label_smoothing)
@@ -112,7 +112,7 @@ class LabelOutput(nn.Module):
     def loss_of_scores(
         self, scores: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean"
     ) -> Tensor:
-        """Return the loss of the labels among the symbols [...] from scores; other symbols are ignored."""
+        """Return the loss, computed from scores, of the targets [...] that are labels; other targets are ignored."""
         target = torch.where(target < FIRST, ignore_index, target)
         return self.layer.loss_of_scores(scores, target, ignore_index, reduction)
 
@@ -145,7 +145,7 @@ class CellAttention:
 
 
 class PictureReader(nn.Module):
-    """Wrapper of a :class:`VisualAnswerer` that reads rows of an image's number and the symbols of a question.
+    """Wrapper of a :class:`VisualAnswerer`; an input row is an image's number and the symbols of a question.
 
     Args:
         answerer: Model that answers.
@@ -278,7 +278,7 @@ class LabelDecoder(nn.Module):
             RuntimeError: The last pass did not make `decoded`, or was compiled.
         """
         shape = decoded.hidden.shape[:2]
-        masses = None if self._attention is None else self._attention.masses  # the same at each step of a row
+        masses = None if self._attention is None else self._attention.masses  # a row has the same masses at each step
         check_last_pass(None if masses is None else (len(masses), shape[1]), decoded)
         assert masses is not None
         return (masses > 0).sum(-1, keepdim=True).expand(shape).float()

@@ -92,10 +92,10 @@ class LanguageState:
 
     kv: KVBuffers
     steps: int  # maximum number of tokens read by a row
-    read: Tensor | None  # [rows] tokens read per row, if they differ
-    prompts: Tensor  # [rows]: tokens of each prompt
+    read: Tensor | None  # [rows]: number of tokens that each row has read; None if all are equal
+    prompts: Tensor  # [rows]: number of tokens in each prompt
     width: int  # width of the prompts
-    last: Tensor | None  # [rows]: last tokens of the prompts; the first step reads them instead of its token
+    last: Tensor | None  # [rows]: last tokens of the prompts, which the first step reads instead of BOS
 
     def select(self, index: Tensor) -> LanguageState:
         """Select rows by index: reorder, repeat or drop them."""
@@ -197,7 +197,7 @@ class LanguageModel(AttentionModel):
         if share:
             self.output.tie(self.embedding.weight)  # type: ignore[arg-type]
         self._texts: RowTexts | None = None  # texts of the last pass, if each text had its own attention
-        self._positions: Tensor | None = None  # [batch, tgt]: positions of the last pass's steps among its tokens
+        self._positions: Tensor | None = None  # [batch, tgt]: position of each step in the tokens of the last pass
 
     def read(self, tokens: Tensor) -> Tensor:
         """Return the states [batch, length, d_model] from which each next token is predicted."""
@@ -242,7 +242,7 @@ class LanguageModel(AttentionModel):
         return LanguageState(kv, steps, read, lengths, tokens.shape[1], last)
 
     def _keys_and_values(self, tokens: Tensor) -> tuple[Tensor, ...]:
-        """Return the keys and values of tokens [batch, length], for one layer after the other."""
+        """Return keys and values of tokens [batch, length]: two tensors per layer, in the order of the layers."""
         if tokens.shape[1] == 0:
             first = self.attentions()["decoder"][0]
             shape = len(tokens), first.num_kv_heads, 0, first.head_dim
@@ -267,7 +267,7 @@ class LanguageModel(AttentionModel):
         return Step(self.output.scores(hidden.squeeze(1)), attention, after)
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> DecoderOutput:
-        """Run the model on prompts [batch, src] with their lengths [batch] and continuations [batch, tgt] after BOS.
+        """Run the model on prompts [batch, src] of given lengths [batch]; continuations [batch, tgt] start with BOS.
 
         Without prompts (`src` of width 0), rows of `tgt_in` may contain several texts, each with its own BOS, and may
         start inside a text.

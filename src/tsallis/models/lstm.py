@@ -337,7 +337,7 @@ class RNNSeq2Seq(SharingModel):
             self(src, src_lengths, tgt_in)
         finally:
             hook.remove()
-        queries = [query for query, *_ in calls]  # one [batch, tgt, d_model], or [batch, d_model] per step
+        queries = [query for query, *_ in calls]  # one tensor [batch, tgt, d_model], or one [batch, d_model] per step
         return attention.density(queries[0] if queries[0].dim() == 3 else torch.stack(queries, 1), *calls[0][1:])
 
     def _decoder_weights(self) -> tuple[Tensor, list[CellWeights]]:
@@ -356,7 +356,7 @@ class RNNSeq2Seq(SharingModel):
         between: Tensor | None,
         out: Tensor | None,
     ) -> LSTMSteps | None:
-        """Return the arguments of one operation for all steps, or None if it does not support the cell or attention."""
+        """Return arguments of the operation that runs all steps; None if it does not support the cell or attention."""
         attention = self.attention
         if not state.cell or self.features is not None or not _can_fuse(state.feed, attention, self.combine):
             return None

@@ -174,7 +174,7 @@ class Decoder(Protocol):
 
 
 def best_of_step(output: Any, step: Step, count: int, end: int, only: Tensor | None) -> BestStep:
-    """Return the results of a step for beam search; use the output layer's `best_symbols` if it applies."""
+    """Return the results of a step for beam search; use the output layer's `best_symbols` if possible."""
     if only is not None:
         check_symbols(only, step.scores.shape[1])
     if hasattr(output, "best_symbols") and not isinstance(step, DerivedStep):
@@ -185,7 +185,7 @@ def best_of_step(output: Any, step: Step, count: int, end: int, only: Tensor | N
 
 
 def unclear_rows(step: Step) -> Tensor:
-    """Return which rows [batch] of a step have scores that are too large to be distinguished."""
+    """Return a mask [batch] of the rows whose scores are too large to be distinguished."""
     return step.unclear if isinstance(step, DerivedStep) else indistinct(step.scores)
 
 

@@ -277,7 +277,7 @@ class VisualAnswerer(nn.Module):
         return self._fuse(words, lengths, self._attend(grid)[0])
 
     def _states(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return question states [batch, src, d_model], counts and image states [batch, rows, columns, d_model]."""
+        """Return question states [batch, src, d_model], counts, and image states [batch, rows, columns, d_model]."""
         check_counts(src_lengths, src.shape[1])
         if len(images) != len(src):
             raise ValueError(
@@ -294,7 +294,7 @@ class VisualAnswerer(nn.Module):
         return words, lengths, cells.unflatten(1, grid.shape[1:3])
 
     def _attend(self, grid: Tensor) -> tuple[Tensor, Density | None, Tensor]:
-        """Return context [batch, d_model], density of batch shape [batch, 1, 1] and discrete weights [batch, cells]."""
+        """Return context [batch, d_model], density (batch shape [batch, 1, 1]) and discrete weights [batch, cells]."""
         cells, size = grid.flatten(1, 2), (grid.shape[1], grid.shape[2])
         scores = self.image_flat.scores(cells)
         if self.continuous is not None:

@@ -77,7 +77,7 @@ class CompiledState(NamedTuple):
         return BestStep(result.best, result.num_attended, result.attention, state)
 
     def run_beams(self, beams: Any, end: int, keep: bool) -> list[Tensor] | None:
-        """Run all steps of a beam search, or those before a NaN; see `TransformerSeq2Seq.run_beams`."""
+        """Run a beam search to its end or to the first NaN; see `TransformerSeq2Seq.run_beams`."""
         if not self.decoder.runs(beams):
             return None
         table = self.positions.first(self.steps + beams.steps)
@@ -150,7 +150,7 @@ class _PackedWeights(NamedTuple):
 
     snapshot: _ModelSnapshot
     kernels: Any
-    encoder: Any  # None if the kernels don't support it
+    encoder: Any  # None if the kernels don't support the encoder
     decoder: Any
     positions: _Positions
 
@@ -159,7 +159,7 @@ _packs: weakref.WeakKeyDictionary[nn.Module, _PackedWeights] = weakref.WeakKeyDi
 
 
 class CompiledMemory(Memory):
-    """Encoder states from the kernels; they include the packed weights, so that decoding needn't look these up.
+    """Encoder states from the kernels, stored with the packed weights that decoding needs.
 
     The mask is computed on first access.
     """

@@ -99,7 +99,7 @@ def join_buffers(parts: Sequence[tuple[KVBuffers, int, Tensor | None]]) -> tuple
 
 @dataclass(frozen=True)
 class RowPacking:
-    """Packing that makes rows with the same source queries of one batch element, to avoid copies of sources.
+    """Packing of rows: rows with the same source become queries of one batch element, which saves copies of sources.
 
     `slot` is each row's position among `sources * width` queries; None if the packing keeps all rows in place.
     """
@@ -139,8 +139,8 @@ class TransformerState:
     source: Tensor  # [rows], index of each row's source
     kv: KVBuffers
     steps: int  # tokens that the longest row has read
-    read: Tensor | None = None  # [rows], tokens that each row has read, if they differ
-    active: tuple[Sources, Tensor] | None = None  # subset of sources that includes all sources in use, and its indices
+    read: Tensor | None = None  # [rows]: number of tokens that each row has read; None if all are equal
+    active: tuple[Sources, Tensor] | None = None  # subset of sources with all sources in use, and its indices
 
     def select(self, index: Tensor) -> TransformerState:
         if selects_all(index, len(self.source)):
@@ -157,7 +157,7 @@ class TransformerState:
         return TransformerState(sources, source, kv, steps, counts)
 
     def attended_sources(self) -> tuple[Sources, Tensor]:
-        """Return a subset of the sources, and its sorted indices: all sources in use and at most as many others."""
+        """Return a subset of the sources that includes all sources in use, and the subset's sorted indices."""
         sources, which = self.active or (self.sources, torch.arange(len(self.sources), device=self.source.device))
         index = self.source.unique()
         return (self.sources.select(index), index) if 2 * len(index) <= len(sources) else (sources, which)
@@ -192,7 +192,7 @@ class StepCache:
 
     @property
     def position(self) -> int | Tensor:
-        """Return the position of this step's token, [rows] if rows differ."""
+        """Return the position of this step's token, or positions [rows] if rows differ."""
         return self.steps if self.count is None else self.count
 
     @property
@@ -210,7 +210,7 @@ class StepCache:
         return k, v
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the next layer's keys and values [rows, heads, 1, head size]; return all that this layer has."""
+        """Append the next layer's keys and values [rows, heads, 1, head size]; return all of this layer's."""
         begin = len(self.buffers)
         for have, new in zip(self.kv.buffers[begin : begin + 2], (keys, values), strict=True):
             self.buffers.append(self._append(have, new))
