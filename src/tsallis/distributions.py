@@ -195,7 +195,7 @@ class EntmaxCategorical(Categorical):
         device = self.scores.device
         draws = torch.rand(len(cumulative), count, dtype=torch.float64, device=device, generator=generator)
         slot = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True)  # [rows, count]
-        # The product may round up to the sum: limit the slot to the last class with probability above 0.
+        # A draw times the sum may round up to the sum: limit the slot to the last class with probability above 0.
         slot = slot.minimum((cumulative < cumulative[:, -1:]).sum(-1, keepdim=True))
         return self.indices.reshape(-1, width).gather(-1, slot).T.reshape(shape)
 
@@ -207,7 +207,7 @@ class EntmaxCategorical(Categorical):
         drawn = (cumulative <= (draws * cumulative[..., -1]).unsqueeze(-1)).sum(-1)
         places = torch.arange(self._num_events, device=self.scores.device)
         last = torch.where(self.probs > 0, places, 0).amax(-1)
-        # The product may round up to the sum: limit the draw to the last class with probability above 0.
+        # A draw times the sum may round up to the sum: limit the class to the last class with probability above 0.
         return torch.minimum(drawn, last)
 
     def entropy(self) -> Tensor:
@@ -278,5 +278,5 @@ def _logarithms(d: EntmaxCategorical | Categorical) -> Tensor:
     if isinstance(d, EntmaxCategorical):
         return d._log_probs
     logits = d.logits.double()
-    # Correct the logits of a Categorical made from probabilities: they replace zeros by a small number.
+    # Correct the logits of a Categorical made from probabilities: PyTorch replaces zeros by a small number.
     return logits.masked_fill((d.probs == 0) & (d.logits.exp() > 0), -torch.inf)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LONGEST_MESSAGE = 2000  # characters, including the location
-LONGEST_VALUE = 60  # characters of a value in a message
-LONGEST_LINE = 40  # characters of a line of input in a message
+LONGEST_MESSAGE = 2000  # maximum number of characters, including the location
+LONGEST_VALUE = 60  # maximum number of characters of a value in a message
+LONGEST_LINE = 40  # maximum number of characters of an input line in a message
 NO_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "not enough memory", "storage size calculation")
 
 
@@ -179,7 +179,7 @@ def whole_fault(value: Any, least: int, most: int | None = None) -> str:
 
 
 def _as_index(value: Any) -> int | None:
-    """Return a value as an integer, or None if it is not one."""
+    """Return a value as an integer, or None if it is not an integer."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:

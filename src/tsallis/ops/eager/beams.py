@@ -154,7 +154,7 @@ class _Beam:
         return True
 
     def continuations(self, best: list[list[float]], symbols: list[list[int]]) -> list[Candidate]:
-        """Return the best continuations of all prefixes, sorted: all, or one more than the beam size."""
+        """Return the best continuations of all prefixes, sorted; at most one more than the beam size."""
         candidates: list[Candidate] = []
         size = self.options.size
         most = math.inf  # more than `size` candidates cost at most this much

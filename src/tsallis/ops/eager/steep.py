@@ -83,7 +83,7 @@ def _best(scores: Tensor, pivot: Tensor, eps: Alpha) -> Tensor:
 
 
 def _least_of_support(best: Tensor, eps: Alpha, budget: float) -> tuple[Tensor, Tensor]:
-    """Return the smallest score of each row's support [rows, 1], and the sum if that score is the threshold.
+    """Return the smallest score of each row's support [rows, 1], and the row's sum at that threshold.
 
     `best` holds the largest scores of each row, sorted. A score is in the support if the sum with the threshold at that
     score is below the budget. The sums grow along `best`.

@@ -367,7 +367,7 @@ def _support(
 
 
 def tiling(rows: int, d: int, powers: int, processors: int) -> Short | maps.Long:
-    """Choose the tiling of a loss; sweeps write no rows, so shorter rows benefit from them than in `maps.tiling`."""
+    """Choose the tiling of a loss; sweeps write nothing, so they pay off for shorter rows than in `maps.tiling`."""
     return maps.short(d) if d <= (1024 if powers == plain(ANY_ALPHA) else 4096) else maps.long(rows, d, processors)
 
 
