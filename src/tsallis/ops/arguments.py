@@ -123,7 +123,7 @@ class StackWeights(NamedTuple):
 
     embedding: Tensor  # [symbols, d]
     layers: tuple[LayerWeights, ...]
-    norm: tuple[Tensor, Tensor] | None  # after the last layer; None: each layer normalizes its output
+    norm: tuple[Tensor, Tensor] | None  # norm after the last layer; None: each layer normalizes its output
     heads: int
     epsilon: float  # added to the variance in norms
 
@@ -148,7 +148,7 @@ class DecoderResult(NamedTuple):
 
 
 class AttentionGradients(NamedTuple):
-    """Gradients of the first six arguments of an attention call; None: not requested."""
+    """Gradients of the first six arguments of an attention call; None if not requested."""
 
     query: Tensor | None
     key: Tensor | None

@@ -107,7 +107,7 @@ class Backend(Protocol):
         """Return the gradient of the scores from the gradients of the losses [rows]; `out` may be `scores`."""
 
     def alpha_relu_loss(self, scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Any]:
-        """Return alpha-ReLU losses [rows] with a constant threshold, and statistics."""
+        """Return two values: alpha-ReLU losses [rows] for a constant threshold; and statistics."""
 
     def alpha_relu_loss_gradient(
         self, scores: Tensor, target: Tensor, alpha: float, stats: Any, grad: Tensor, out: Tensor | None = None
@@ -140,7 +140,7 @@ class Backend(Protocol):
         onto: Tensor | None = None,
         factor: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`, and sums of the values.
+        """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`, and each row's sum of values.
 
         Rows with a negative `minus` subtract nothing. With `onto`, add the result to `factor[0] * onto` in place.
         """

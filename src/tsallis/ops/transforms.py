@@ -165,7 +165,7 @@ _positive_alphas = operator(
 
 
 def operators_only(x: Tensor) -> bool:
-    """Return whether a kernel call by pointer would not be recorded or would find no data."""
+    """Return whether an operator must be called, because a kernel call would not be recorded or would find no data."""
     return modes_active() or without_numbers(x)
 
 
@@ -237,7 +237,7 @@ def forward_mode() -> bool:
 
 
 def differentiated(x: Tensor, alpha: Alpha) -> bool:
-    """Return whether a tensor or alpha may need derivatives; otherwise no Function is needed."""
+    """Return whether a tensor or alpha may need derivatives; if not, autograd can be skipped."""
     if forward_ad._current_level >= 0:
         return True
     requires_grad = x.requires_grad or (type(alpha) is not float and isinstance(alpha, Tensor) and alpha.requires_grad)

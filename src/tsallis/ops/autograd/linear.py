@@ -81,7 +81,7 @@ class LinearLoss(Function):
 
 
 def linear_loss(layer: Layer, total: bool = False) -> Tensor:
-    """Return losses [rows] of a layer, or their sum, differentiable in hidden, weight, bias and alpha.
+    """Return the losses [rows] of a layer, or their sum; both are differentiable in hidden, weight, bias and alpha.
 
     With `total`, backward is faster, because all losses have the same weight in the gradients.
     """

@@ -32,7 +32,7 @@ RequiresGrad = tuple[bool, bool, bool]
 
 
 class Sizes(NamedTuple):
-    """Sizes of chunks, and the largest share of non-zeros that is saved as lists."""
+    """Sizes of chunks, and the largest share of non-zeros for which a chunk is saved as lists."""
 
     chunk: int  # number of scores in a buffer
     whole: int  # if there are at most this many scores, use one chunk, and keep its scores
@@ -89,7 +89,7 @@ class Plan(NamedTuple):
 
     @property
     def multiplies_in_forward(self) -> bool:
-        """Return whether chunks without lists compute gradients in the forward pass, if the loss is a sum."""
+        """Return whether the forward pass also computes gradients of chunks without lists, if the loss is a sum."""
         return self.backend.CAPABILITIES.asynchronous
 
 
@@ -208,7 +208,7 @@ class ChunkedForward:
             self.open_chunk = part, scores, solved, DeferredNumbers(solved.counts.sum(), solved.loss.isnan().any())
 
     def finish_chunk(self) -> None:
-        """Save the data that backward needs before the chunk's scores are overwritten."""
+        """Save the data for backward, before the chunk's scores are overwritten."""
         if self.open_chunk is None:
             return
         part, scores, solved, numbers = self.open_chunk

@@ -169,7 +169,7 @@ def _weights(steps: LSTMSteps, dtype: torch.dtype) -> list[Tensor]:
 
 
 def _forward(steps: LSTMSteps, dtype: torch.dtype) -> tuple[_SavedForBackward, Tensor]:
-    """Return the data for backward and the attentional states [tgt, batch, d_model]; multiply in `dtype`."""
+    """Return the data for backward and the attentional states [tgt, batch, d_model]; products use `dtype`."""
     record, weights, combine = _SavedForBackward.allocate(steps, dtype), _weights(steps, dtype), steps.combine.to(dtype)
     memory, keys, feed = upcast(steps.memory), upcast(steps.keys), upcast(steps.feed)
     d_model, top = feed.shape[-1], len(weights) - 1
@@ -201,7 +201,7 @@ def _forward(steps: LSTMSteps, dtype: torch.dtype) -> tuple[_SavedForBackward, T
 def _backward(
     steps: LSTMSteps, record: _SavedForBackward, dtype: torch.dtype, grad: Tensor | None, grad_weights: Tensor | None
 ) -> Gradients:
-    """Return gradients in the order of :func:`_tensors`; multiply in `dtype`."""
+    """Return gradients in the order of :func:`_tensors`; products use `dtype`."""
     exact, zeros = record.feeds.dtype, torch.zeros_like(record.feeds[0])
     tgt, _, d_model = record.feeds.shape
     memory, keys = upcast(steps.memory), upcast(steps.keys)

@@ -213,7 +213,7 @@ alpha_relu_loss_gradient = functools.partial(_loss_gradient, relu=True)
 
 
 def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Tensor]:
-    """Return alpha-ReLU losses [rows] with a constant threshold, and statistics [rows, STATS]."""
+    """Return two values: alpha-ReLU losses [rows] for a constant threshold; and statistics [rows, STATS]."""
     wide = compute_dtype(scores.dtype)
     loss = torch.empty(len(scores), dtype=wide, device="cpu")
     stats = torch.empty(len(scores), STATS, dtype=wide, device="cpu")

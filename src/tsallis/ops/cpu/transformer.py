@@ -79,7 +79,7 @@ class CompiledEncoder(_Stack):
         self._template = Encoder(**self._fields, symbols=len(self.embedding))
 
     def encode(self, token: Tensor, lengths: Tensor, positions: Tensor) -> Tensor:
-        """Return the states of sources [batch, width, d]; positions after a source's last symbol are zero.
+        """Return the states of sources [batch, width, d]; states after a source's last symbol are zero.
 
         Args:
             token: Tokens [batch, width].

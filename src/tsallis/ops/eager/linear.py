@@ -1,4 +1,4 @@
-"""Return the supports of losses as sparse rows, and multiply sparse rows, with PyTorch operations."""
+"""List the supports of losses as sparse rows, and multiply sparse rows, with PyTorch operations."""
 
 from __future__ import annotations
 

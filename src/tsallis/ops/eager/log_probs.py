@@ -1,4 +1,4 @@
-"""Compute log-probabilities from scores, finite even if a probability underflows.
+"""Compute log-probabilities from scores; they are finite even if a probability underflows.
 
 With `eps = alpha - 1`, `log p = log1p(eps w) / eps` with
 

@@ -66,7 +66,7 @@ def _has_loss(scores: Tensor, target: Tensor) -> Tensor:
 def pullback(
     scores: Tensor, target: Tensor, alpha: Alpha, probs: Tensor, grad: Tensor, need_alpha: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return gradients of the scores [rows, d] and of alpha [rows, 1], differentiable if `probs` is."""
+    """Return gradients of the scores [rows, d] and of alpha [rows, 1]; they are differentiable if `probs` is."""
     has_loss = ((target >= 0) & (scores.detach().amax(-1) != -torch.inf)).unsqueeze(-1)
     gold = torch.zeros_like(probs).scatter(-1, target.clamp(min=0).unsqueeze(-1), 1.0)
     weight = grad.unsqueeze(-1)

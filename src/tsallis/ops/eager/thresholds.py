@@ -102,7 +102,7 @@ def _solve_three_halves_sorted(x: Tensor) -> tuple[Tensor, Tensor]:
     tau = taus.gather(-1, size - 1)
     u = (x - tau).clamp_(min=0)
     norm = u.square().sum(-1, keepdim=True).sqrt_()
-    # `spread` is a difference of sums; one Newton step removes the rounding error.
+    # `spread` is a difference of sums; one Newton step removes its rounding error.
     tau = tau + norm * (norm - 1) / u.sum(-1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny)
     p = (x - tau).clamp_(min=0).square_()
     return _normalise(p, p.sum(-1, keepdim=True)), 2 * (1 + tau)

@@ -135,7 +135,7 @@ def log1p(y: tl.tensor) -> Any:
 
 @kernel()
 def entmax_weights(x: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
-    """Return weights `p` and `p^(2 - alpha)` of scores minus threshold; both are 0 off the support, NaN stays NaN."""
+    """Return weights `p` and `p^(2 - alpha)` of scores minus threshold: 0 outside the support; NaN stays NaN."""
     y = eps * x
     off = y <= -1.0
     if MODE == TWO:
@@ -161,7 +161,7 @@ def newton_step(threshold: tl.tensor, mass: tl.tensor, slope: tl.tensor, eps: tl
         step = (F - 1.0) / G
     elif MODE == THREE_HALVES:
         step = 2.0 * (F - tl.sqrt(F)) / G
-    else:  # F (1 - F^-eps) / (eps G), which is log F at alpha = 1
+    else:  # the step is F (1 - F^-eps) / (eps G), or log F at alpha = 1
         log_mass = log1p(F - 1.0)
         t = eps * log_mass
         series = 1.0 - t * (0.5 - t * (1.0 / 6.0 - t * (1.0 / 24.0 - t / 120.0)))

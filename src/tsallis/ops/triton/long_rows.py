@@ -373,7 +373,7 @@ def part_gradient(
     d: tl.tensor,
     tiles_per_part: tl.tensor,
     parts: tl.tensor,
-    PADDED: tl.constexpr,  # at least the number of parts
+    PADDED: tl.constexpr,  # block size, at least the number of parts
     LANES: tl.constexpr,
     MODE: tl.constexpr,
     ALPHAS: tl.constexpr,

@@ -437,7 +437,7 @@ alpha_relu_loss_gradient = entmax_loss_gradient  # both losses have the same sta
 
 
 def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Tensor]:
-    """Return alpha-ReLU losses [rows] with a constant threshold, and statistics [rows, STATS]."""
+    """Return two values: alpha-ReLU losses [rows] for a constant threshold; and statistics [rows, STATS]."""
     rows, d = scores.shape
     loss = scores.new_empty(rows, dtype=torch.float32)
     stats = scores.new_empty(rows, STATS, dtype=torch.float32)

@@ -38,7 +38,7 @@ class Long(NamedTuple):
 
 
 def tiling(rows: int, d: int, powers: int, processors: int) -> Short | Long:
-    """Choose the tiling of entmax. Powers are slow: alphas that need powers use lists for shorter rows."""
+    """Choose the tiling of entmax; if alpha needs powers, which are slow, even shorter rows use lists."""
     return short(d) if d <= (1024 if powers == plain(ANY_ALPHA) else 8192) else long(rows, d, processors)
 
 

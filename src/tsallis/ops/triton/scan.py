@@ -192,7 +192,7 @@ def merge_parts(
     room: tl.tensor,
     LANES: tl.constexpr,
 ) -> Any:
-    """Merge the candidate lists of a row's parts, using the highest bound; return what `scan_row` returns."""
+    """Merge the candidate lists of a row's parts, using the highest bound; return the same values as `scan_row`."""
     lanes = tl.arange(0, LANES)
     top = float("-inf")
     low = float("-inf")

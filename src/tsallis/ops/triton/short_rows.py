@@ -158,7 +158,7 @@ def short_map(
 
 @_kernel
 def probability_slope(p: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
-    """Return `p^(2 - alpha)` and `eps log p`; both are 0 off the support, NaN stays NaN."""
+    """Return `p^(2 - alpha)` and `eps log p`; both are 0 outside the support; NaN stays NaN."""
     off = p == 0.0
     t = tl.where(off, 0.0, eps * tl.log(tl.where(off, 1.0, p)))
     if MODE == TWO:

@@ -47,7 +47,7 @@ class SavedForBackward(NamedTuple):
     output: Tensor
     stats: Tensor  # [2, batch, heads, queries]: largest score, and the threshold relative to it
     block_list: Tensor  # [batch, heads, query blocks, key blocks]: key blocks with support come first
-    counts: Tensor  # [3, batch, heads, query blocks]: key blocks with support, candidate blocks, sparse sweeps
+    counts: Tensor  # [3, batch, heads, query blocks]: numbers of key blocks with support, candidate blocks, sweeps
     bits: Tensor  # [batch, heads, query blocks, key blocks]: whether a block holds support
 
 

@@ -119,7 +119,7 @@ def decode_thresholds(
     lengths: tl.tensor,
     scores: tl.tensor,
     parts: tl.tensor,
-    candidates: tl.tensor,  # [batch, heads, queries, keys]: scores that may have a weight come first
+    candidates: tl.tensor,  # [batch, heads, queries, keys]: scores that may get a non-zero weight come first
     stats: tl.tensor,  # [3, batch, heads, queries]: the largest score, the threshold, the sum of the weights
     support: tl.tensor,  # [batch, heads, queries]
     alpha_strides: tl.tuple,

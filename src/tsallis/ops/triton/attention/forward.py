@@ -37,7 +37,7 @@ def forward(
     stats: tl.tensor,  # [2, batch, heads, queries]: largest score, and the threshold relative to it
     support: tl.tensor,  # [batch, heads, queries]
     block_list: tl.tensor,  # [batch, heads, query blocks, key blocks]: key blocks with support come first
-    counts: tl.tensor,  # [3, batch, heads, query blocks]: key blocks with support, candidate blocks, sparse sweeps
+    counts: tl.tensor,  # [3, batch, heads, query blocks]: numbers of key blocks with support, candidate blocks, sweeps
     bits: tl.tensor,  # [batch, heads, query blocks, key blocks]: whether a block holds support
     query_strides: tl.tuple,
     key_strides: tl.tuple,

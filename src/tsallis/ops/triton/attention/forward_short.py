@@ -93,7 +93,7 @@ def forward_short(
         tiles = tiles + (s,)  # type: ignore[assignment]  # noqa: RUF005
         largest = tl.maximum(largest, s, propagate_nan=tl.PropagateNan.ALL)
     low = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
-    low = raise_lower_bound(largest, low, eps, eps, MODE)  # threshold of a subset, as in the sparse forward pass
+    low = raise_lower_bound(largest, low, eps, eps, MODE)  # the threshold of a subset is a lower bound
     top, threshold, not_finite = start_thresholds(largest, low)
     shifted = ()
     for part in tl.static_range(PARTS):

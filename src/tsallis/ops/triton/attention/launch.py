@@ -39,7 +39,7 @@ class Tiling(NamedTuple):
 
 
 class Tilings(NamedTuple):
-    """Tilings of the sparse forward kernel and of the backward kernels by queries and by keys.
+    """Tilings of three kernels: the sparse forward kernel, backward by queries, and backward by keys.
 
     All three have the same number of keys per block. Backward may split a block of queries, because it needs more
     registers.

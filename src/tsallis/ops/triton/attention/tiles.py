@@ -50,7 +50,7 @@ def load(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
 ) -> Any:
-    """Load rows from `start` as [ROWS, PADDED]; rows from `limit` and columns from SIZE are zero."""
+    """Load rows from `start` as [ROWS, PADDED]; rows from `limit` on and columns from SIZE on are zero."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, PADDED)
     valid = (start + rows < limit)[:, None]
@@ -70,7 +70,7 @@ def store(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
 ) -> None:
-    """Store values [ROWS, PADDED] as contiguous rows from `start`; skip rows from `limit` and columns from SIZE."""
+    """Store values [ROWS, PADDED] as contiguous rows from `start`; skip rows and columns beyond `limit` and SIZE."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, PADDED)
     valid = (start + rows < limit)[:, None]
@@ -303,7 +303,7 @@ def recompute_tile(
     PRECISION: tl.constexpr,
     UPCAST: tl.constexpr,
 ) -> Any:
-    """Return scores minus thresholds, weights, `p^(2 - alpha)`, weights after dropout, and gradients of weights.
+    """Return scores minus thresholds; weights; `p^(2 - alpha)`; weights after dropout; and gradients of weights.
 
     If `a` holds queries, `b` holds keys, `c` gradients of the output, and `d` values. If `a` holds keys, `b` holds
     queries, `c` values, and `d` gradients of the output; then everything is transposed.
