@@ -128,7 +128,7 @@ def entmax_attention(
 
 
 def count_support(record: Tensor) -> Tensor:
-    """Return the number of attended keys per query [batch, heads, queries]; `record` holds it, or all weights."""
+    """Return the numbers of attended keys [batch, heads, queries]; `record` holds these numbers or all weights."""
     return (record > 0).sum(-1) if record.dim() == 4 else record
 
 
