@@ -22,7 +22,7 @@ from tsallis.ops.transforms import traced
 
 MANY_SCORES = 1 << 21  # for at least this number of scores, layer and loss are computed together
 TRANSFORMS = ("softmax", "sparsemax", "entmax", "alpha_relu")
-MAP_ALPHAS = {"softmax": 1.0, "sparsemax": 2.0}  # maps with a fixed alpha
+MAP_ALPHAS = {"softmax": 1.0, "sparsemax": 2.0}  # activations with a fixed alpha
 
 
 def transform_alpha(transform: str, alpha: float) -> float:
@@ -161,7 +161,7 @@ class OutputLayer(ConstantBuffers):
         return log_entmax(scores, self.alpha)
 
     def thresholds(self, scores: Tensor, probs: Tensor) -> Tensor | None:
-        r"""Return the threshold of the map per step, in float64.
+        r"""Return the threshold of the activation in each step, in float64.
 
         .. math:: \tau(z) = (\alpha-1) \max z - (\max p)^{\alpha-1}
 

@@ -161,7 +161,7 @@ def _set_nested(encoder: Any) -> None:
 
 
 def _attentions(module: nn.Module, patterns: list[str] | None) -> Iterator[tuple[str, Attention]]:
-    """Yield names and attentions that match a pattern; raise if one can't be replaced."""
+    """Yield names and attentions that match a pattern; raise if an attention can't be replaced."""
     for name, part in module.named_modules():
         if not isinstance(part, Attention) or not _matches(name, patterns):
             continue
