@@ -67,7 +67,7 @@ def largest(factor: Tensor) -> Tensor:
 
 
 def extent(factor: Tensor) -> Extent:
-    """Return the extent of the ellipses `factor @ u`, |u| <= 1; the shortest axis ignores ellipses of size 0."""
+    """Return the extent of the ellipses `factor @ u`, |u| <= 1; `shortest` ignores ellipses of size 0."""
     f = factor.detach()
     longest = largest(f).sqrt()
     shortest = torch.where(longest > 0, (f[..., 0, 0] * f[..., 1, 1]).abs() / longest, math.inf)
@@ -279,7 +279,7 @@ CELLS_PER_UNIT, DEGREE = 8, 7  # for polynomials of this degree in float64
 class Table(NamedTuple):
     """Piecewise polynomial approximation of a function of z >= 0, on cells of equal length."""
 
-    coefficients: tuple[Tensor, ...]  # [cells] per power of the position in a cell (0 to 1), lowest power first
+    coefficients: tuple[Tensor, ...]  # one tensor [cells] per power of the position in a cell (0 to 1), lowest first
     per_unit: int
 
     def __call__(self, z: Tensor) -> Tensor:

@@ -175,7 +175,7 @@ class Either(NamedTuple):
 def substitution(
     family: Family, low: Tensor, high: Tensor, reach: float | Tensor, least: Tensor | None = None
 ) -> Sines | Straight | Either:
-    r"""Return the substitution from x in [-1, 1] to u from `low` to `high` [...], at most `reach` from 0.
+    r"""Return the substitution from x in [-1, 1] to u in [`low`, `high`]; the bounds are at most `reach` from 0.
 
     The substitution is linear if the support reaches at least :data:`SMOOTH` standard deviations: the density then
     vanishes at its ends with a power of at least 5, and the Gauss-Legendre rule needs 39 points for an error of 1e-12

@@ -238,7 +238,7 @@ def _both_sides(nodes: Tensor, weights: Tensor) -> Rule:
 
 @constant
 def plane_of(rule: Callable[[int], Rule], points: int) -> Rule:
-    """Return the product of a rule on the line with itself [points², 2].
+    """Return a rule in the plane, the product of a rule on the line with itself; its nodes are [points², 2].
 
     >>> plane_of(gauss_hermite, 3).nodes.shape
     torch.Size([9, 2])

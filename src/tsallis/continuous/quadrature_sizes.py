@@ -114,7 +114,7 @@ class Hermite(Error):
 
 @dataclass(frozen=True)
 class Laguerre(Error):
-    r"""Gauss-Laguerre rule on both sides, whose remainder is :math:`n!^2\, \psi^{(2n)} / (2n)!`."""
+    r"""Gauss-Laguerre rule on both sides of the peak, whose remainder is :math:`n!^2\, \psi^{(2n)} / (2n)!`."""
 
     exact = 2
 

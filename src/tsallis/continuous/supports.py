@@ -56,12 +56,12 @@ class Interval(constraints.Constraint):
 
     @property
     def centre(self) -> Tensor:
-        """Return the middle [...]."""
+        """Return the middle of each interval [...]."""
         return (self.lower + self.upper) / 2
 
     @property
     def length(self) -> Tensor:
-        """Return the length [...]; it is infinite if an end is infinite."""
+        """Return the length of each interval [...]; it is infinite if an end is infinite."""
         return self.upper - self.lower
 
     def check(self, value: Tensor) -> Tensor:

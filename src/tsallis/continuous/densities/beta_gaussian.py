@@ -104,7 +104,7 @@ class BetaGaussian:
         return root.square() if n == 1 else root @ root.mT
 
     def _argument(self, squared: Tensor) -> tuple[Constants, Tensor, Tensor]:
-        """Return the constants, `-|u|²/c²` (0 outside the support), and the mask of points outside.
+        """Return three values: the constants; `-|u|²/c²`, 0 outside the support; and the mask of points outside.
 
         NaN counts as inside and stays NaN.
         """
