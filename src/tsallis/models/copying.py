@@ -90,7 +90,7 @@ class CopyOutput(MixtureOutput):
         return targets.masked_fill(dropped, self.d_vocab)
 
     def attend(self, hidden: Tensor, attention: Tensor, copies: Tensor) -> Tensor:
-        """Append two kinds of attention to hidden states: to each target symbol, and to positions without one.
+        """Append attention weights to hidden states: one per target symbol, and one for positions without a symbol.
 
         Args:
             hidden: Hidden states [batch, d_model] or [batch, tgt, d_model].
@@ -103,7 +103,7 @@ class CopyOutput(MixtureOutput):
         return torch.cat([hidden, columns.scatter_add(-1, index, attention)], -1)
 
     def step(self, hidden: Tensor, attention: Tensor, copies: Tensor, state: Any) -> Step:
-        """Return a step of decoding from the arguments of :meth:`attend` and the new state."""
+        """Create a decoding step from the arguments of :meth:`attend` and the new state."""
         hidden = self.attend(hidden, attention, copies)
         step = DerivedStep(self.scores(hidden), attention, state)
         step.unclear = indistinct(self._split(hidden)[0])

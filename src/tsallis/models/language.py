@@ -88,7 +88,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class LanguageState:
-    """Decoder state of rows of texts."""
+    """Decoder state of a batch of texts, one per row."""
 
     kv: KVBuffers
     steps: int  # maximum number of tokens read by a row
@@ -364,7 +364,7 @@ def split_rows(tokens: Tensor, d_model: int) -> RowTexts | None:
 
 
 def other_texts(tokens: Tensor) -> Tensor | None:
-    """Return which pairs of tokens belong to different texts [batch, 1, length, length]; None if each row is one text.
+    """Return a mask [batch, 1, length, length] of pairs of tokens in different texts; None if each row is one text.
 
     A start symbol begins a text.
 

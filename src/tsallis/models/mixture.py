@@ -66,6 +66,6 @@ class MixtureOutput(OutputLayer):
 
 
 def safe_log(x: Tensor) -> Tensor:
-    """Return logarithms without a gradient at 0, which would be infinite and become NaN when multiplied by 0."""
+    """Return logarithms with gradient 0 at 0; an infinite gradient would become NaN when multiplied by 0."""
     zero = x == 0  # not `x <= 0`: a NaN must stay NaN
     return torch.where(zero, -torch.inf, torch.where(zero, 1, x).log())

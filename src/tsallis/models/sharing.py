@@ -1,4 +1,4 @@
-"""Support parameters with several names in a model: embeddings that are also projections, alphas of many heads."""
+"""Support parameters with several names, such as an embedding that is also a projection."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ class CompiledMemory(Memory):
 
 @cache
 def _watch_fused_optimizers() -> None:
-    """Drop all packed weights after a step of a fused optimizer, which changes tensors without a new version."""
+    """Drop all packed weights after a fused optimizer's step, which changes tensors but not their versions."""
     register_optimizer_step_post_hook(
         lambda optimizer, *_: _packs.clear() if any(group.get("fused") for group in optimizer.param_groups) else None
     )

@@ -217,11 +217,11 @@ class StepCache:
         return self.read()
 
     def next_buffers(self) -> KVBuffers:
-        """Return the keys and values after the step, once all layers are appended."""
+        """Return the keys and values after the step; call this after all layers have appended theirs."""
         return self.kv if self.in_place else KVBuffers(tuple(self.buffers), self.steps + 1)
 
     def following(self, state: TransformerState, active: tuple[Sources, Tensor] | None) -> TransformerState:
-        """Return the state after the step, once all layers are appended."""
+        """Return the state after the step; call this after all layers have appended keys and values."""
         return TransformerState(state.sources, state.source, self.next_buffers(), self.steps + 1, self.lengths, active)
 
     def _append(self, have: Tensor, new: Tensor) -> Tensor:
