@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class CsrRows(NamedTuple):
-    """Rows in compressed form; row r has the columns and values at [offsets[r], offsets[r + 1])."""
+    """Rows in compressed form; row r has the columns and values at offsets[r] to offsets[r + 1] - 1."""
 
     offsets: Tensor  # [rows + 1], int64
     column: Tensor  # int32

@@ -41,11 +41,11 @@ MOST_SAVED = 5  # maximum number of tensors that a backend saves for backward
 
 
 def compute(args: AttentionArgs, backend: str, dense: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return three values: the output; None or the weights; and the number of keys per query or the detached weights.
+    """Return the output, the weights or None, and a record of how many keys each query attends to.
 
-    Kernels are used by default; they return None and the number of keys. PyTorch operations compute all weights if
-    `dense`, if a tracer must see the operations, or if there are so few weights that storing them is faster than
-    computing them twice.
+    Kernels are used by default; they return no weights and record the numbers. PyTorch operations return all weights
+    and record the detached weights. They are used if `dense`, if a tracer must see the operations, or if there are so
+    few weights that storing them is faster than computing them twice.
     """
     # Unpack `args`, because the compiler of PyTorch 2.9 reads the fields of a NamedTuple but not its properties.
     query, key, value, alphas, mask, slopes, *_ = args

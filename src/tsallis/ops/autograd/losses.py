@@ -136,7 +136,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 
 def _backward(ctx: Any, grad: Tensor | None, probs_grad: Tensor | None) -> tuple[Tensor | None, None, None, Any]:
-    """Return gradients from the gradients of the losses and, for second derivatives, of the probabilities."""
+    """Return gradients, given the gradients of the losses and (for second derivatives) of the probabilities."""
     scores, target, probs = ctx.saved_tensors[:3]
     alpha = ctx.saved_tensors[3] if ctx.has_alphas else ctx.alpha
     need_alpha = ctx.needs_input_grad[3]

@@ -105,7 +105,7 @@ def _absence(note: Path) -> Status:
 
 @functools.cache
 def warn_of_absence() -> None:
-    """Warn once that PyTorch's operations replace the kernels, unless that was chosen at installation."""
+    """Warn once that PyTorch's operations replace the kernels, unless the user chose this at installation."""
     state = status()
     if not state.available and not state.left_out:
         warnings.warn(

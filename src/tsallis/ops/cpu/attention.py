@@ -16,7 +16,7 @@ from tsallis.ops.eager.attention import resolve as resolve
 ROWS, LEAST_ROWS = 64, 8  # largest and smallest number of queries per tile
 LEAST_SLOPED_ROWS = 32  # minimum with slopes: their windows allow small tiles, but many tiles touch more memory pages
 TILE = 1 << 17  # maximum number of scores per tile; a tile with the minimum number of rows may have more
-MOST_LISTED = 128  # backward reads saved lists up to this average length per query
+MOST_LISTED = 128  # backward reads saved lists if their average length is at most this
 
 
 class SavedForBackward(NamedTuple):

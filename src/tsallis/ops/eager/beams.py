@@ -28,7 +28,7 @@ class Beams:
         self.nan_source: int | None = None  # first source with a NaN probability
         self._beams = [_Beam(own, options) for own in limits]
         self._active = list(enumerate(self._beams))
-        self._tokens, self._parents = [token] * len(limits), [-1] * len(limits)  # of current rows
+        self._tokens, self._parents = [token] * len(limits), [-1] * len(limits)  # one per current row
         self._parent_rows: list[int] = list(range(len(limits)))  # the parent's row in the previous step
         self._length = 0  # length of the current prefixes
         self._outcome = BeamOutcome([], [], [], [], [beam.ends for beam in self._beams], [], [], [])

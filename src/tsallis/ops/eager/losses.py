@@ -55,7 +55,7 @@ def entmax_loss_gradient(
 
 
 def _has_loss(scores: Tensor, target: Tensor) -> Tensor:
-    """Return which rows have a loss: a row needs a target and a finite score."""
+    """Return a mask of the rows that have a loss: rows with a target and a finite score."""
     has_loss = target >= 0
     impossible = (scores.gather(-1, target.clamp(min=0).unsqueeze(-1)) == -torch.inf).squeeze(-1)
     if impossible.any():

@@ -183,7 +183,7 @@ def pushforward(
 
 
 def slope(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
-    r"""Return `p^{2-alpha}` on the support and 0 off it: the inverse curvature of the entropy."""
+    r"""Return `p^{2-alpha}` on the support and 0 elsewhere: the inverse curvature of the entropy."""
     if isinstance(alpha, float) and alpha == 2.0:
         return torch.where(inside, probs.ceil(), 0)
     safe = torch.where(inside, probs, 1)

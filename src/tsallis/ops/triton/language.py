@@ -29,7 +29,7 @@ else:
         triton = tl = None
         _MISSING = f"Triton can't be imported: {error}"
 
-__all__ = [  # includes `tl`: no other file imports Triton
+__all__ = [  # includes `tl`, because no other file imports Triton
     "ANY_ALPHA",
     "THREE_HALVES",
     "TINY_EPS",
@@ -178,7 +178,7 @@ def alpha_curvature(x: tl.tensor, p: tl.tensor, w: tl.tensor, eps: tl.tensor) ->
 
 @kernel()
 def alpha_curvature_at(t: tl.tensor, p: tl.tensor, w: tl.tensor, eps: tl.tensor) -> Any:
-    """Return `alpha_curvature` from `t = eps log p`, which is 0 off the support."""
+    """Return `alpha_curvature` from `t = eps log p`, which is 0 outside the support."""
     near_zero = tl.abs(t) < 0.3
     series = 1.0 / 120.0 - t * (1.0 / 720.0 - t * (1.0 / 5040.0 - t / 40320.0))
     series = 0.5 - t * (1.0 / 6.0 - t * (1.0 / 24.0 - t * series))

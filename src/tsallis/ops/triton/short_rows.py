@@ -18,7 +18,7 @@ from tsallis.ops.triton.language import (
 
 NEWTON_LIMIT = 40
 STEPS = constant(3)  # Newton steps that compute a bound from the lanes' maxima
-MASS_TOLERANCE = constant(1e-6)  # |sum of the weights - 1| after the last step
+MASS_TOLERANCE = constant(1e-6)  # maximum of |sum of the weights - 1| after the last step
 STEP_TOLERANCE = constant(3e-7)  # a threshold that moves by less than this has converged
 APPROX_TOLERANCE = constant(1e-2)  # replaces both tolerances while powers are approximate
 
@@ -198,7 +198,7 @@ def short_gradient(
     if SKIP:
         needed = inside & (p != 0.0)
     g = tl.load(grad + at, mask=needed, other=0.0).to(tl.float32)
-    g = tl.where(p == 0.0, 0.0, g)  # off the support, even an infinite gradient must have no effect
+    g = tl.where(p == 0.0, 0.0, g)  # outside the support, even an infinite gradient must have no effect
     w, t = probability_slope(p, eps, MODE)
     S = tl.sum(w, 1)
     g -= (tl.sum(w * g, 1) / tl.where(S == 0.0, 1.0, S))[:, None]

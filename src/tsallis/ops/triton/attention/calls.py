@@ -52,7 +52,7 @@ class SavedForBackward(NamedTuple):
 
 
 def decodes(args: AttentionArgs) -> bool:
-    """Return whether so few queries read so many keys that programs should share the keys; there is no gradient."""
+    """Return whether few queries read so many keys that programs should share the keys, without gradients."""
     (_, heads, queries, _), (_, key_heads, keys, _) = args.query.shape, args.key.shape
     few = queries <= DECODE_QUERIES and queries * heads <= DECODE_ROWS * key_heads
     if not few or keys <= SHORT_KEYS or args.dropout:
@@ -181,7 +181,7 @@ def attention_gradient(
 
 
 def _mask_total(launch: Launch, mask: Tensor) -> Tensor:
-    """Return float32 zeros, to which programs add a mask's gradient; the caller sums them to the mask's shape.
+    """Return float32 zeros, to which programs add a mask's gradient; the caller sums the result to the mask's shape.
 
     Programs add to an entry that the mask broadcasts in any order. If PyTorch must use deterministic algorithms, each
     batch element, head and row (or block of rows) gets its own entry, so that no two programs add to the same entry.

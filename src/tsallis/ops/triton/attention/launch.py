@@ -12,7 +12,7 @@ from tsallis.ops.arguments import AttentionArgs
 from tsallis.ops.triton.attention.tiles import ADDITIVE, BOOLEAN, NO_MASK
 from tsallis.ops.triton.language import ANY_ALPHA, TINY_EPS, interpreted, mode, plain, precision, run
 
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-4, torch.float16: 1e-4}  # |sum of the weights - 1|
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-4, torch.float16: 1e-4}  # maximum of |sum of the weights - 1|
 DROP_BITS = 24  # random bits that decide whether a weight is dropped
 SHORT_KEYS = 1024  # maximum number of keys whose scores fit into registers
 DECODE_ROWS = 64  # maximum number of queries that read the same keys in one program

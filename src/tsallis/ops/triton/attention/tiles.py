@@ -7,7 +7,7 @@ from typing import Any
 from tsallis.ops.triton.language import constant, entmax_weights, kernel, newton_step, tl
 
 NO_MASK, BOOLEAN, ADDITIVE = constant(0), constant(1), constant(2)
-UNDERFLOW = constant(104.0)  # from this x, exp(-x) is 0 in float32
+UNDERFLOW = constant(104.0)  # exp(-x) is 0 in float32 if x is at least this
 MARGIN = constant(1.001)  # allows for rounding in the computation of a window
 FARTHEST = constant(1e9)  # maximum reach of a window
 STEPS = constant(4)  # Newton steps that compute a bound from the maxima
@@ -322,7 +322,7 @@ def recompute_tile(
 
 @attention_kernel
 def find_non_finite(largest: tl.tensor) -> Any:
-    """Return which rows have a NaN or infinite maximum."""
+    """Return a mask of the rows whose maximum is NaN or infinite."""
     return tl.max(tl.where(largest < float("inf"), 0, 1), 1) > 0
 
 
@@ -347,7 +347,7 @@ def raise_lower_bound(
 
 @attention_kernel
 def start_thresholds(largest: tl.tensor, low: tl.tensor) -> Any:
-    """Return the largest scores of rows, initial thresholds relative to them, and which rows are not finite."""
+    """Return the rows' largest scores, initial thresholds relative to these scores, and a mask of non-finite rows."""
     top = tl.max(largest, 1)
     not_finite = find_non_finite(largest)
     top = tl.where(not_finite | (top == float("-inf")), 0.0, top)
