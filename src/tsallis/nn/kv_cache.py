@@ -84,7 +84,7 @@ class KeyValueCache:
         return self._keys[:, :, : self._length], self._values[:, :, : self._length]
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add steps and return all of them.
+        """Add steps, and return the keys and values of all steps.
 
         Args:
             keys: [batch, heads, steps, size]
