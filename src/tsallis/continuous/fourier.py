@@ -273,7 +273,7 @@ def _pullback(grad: Tensor, mean: Tensor, factor: Tensor, grid: FourierGrid) -> 
 
 PANEL, PANEL_POINTS = 4.0, 26  # Chebyshev interpolation is exact to rounding on panels of this length
 LINES_PER_UNIT = 256  # for linear interpolation in float32; its error is at most 5e-7
-CELLS_PER_UNIT, DEGREE = 8, 7  # for polynomials of this degree in float64
+CELLS_PER_UNIT, DEGREE = 8, 7  # for float64, whose polynomials have this degree
 
 
 class Table(NamedTuple):

@@ -141,7 +141,7 @@ class Sines(NamedTuple):
     twice: bool
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return u at x in [-1, 1], and twice its derivative."""
+        """Return u at x in [-1, 1], and twice the derivative of u."""
         g = self.start + (self.end - self.start) * (x + 1) / 2
         f = torch.sin(g) * (math.pi / 2) if self.twice else g
         slope = (self.end - self.start) * self.reach * torch.cos(f)
@@ -155,7 +155,7 @@ class Straight(NamedTuple):
     end: Tensor
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return u at x and twice its derivative, like :class:`Sines`."""
+        """Return u at x, and twice the derivative of u, like :class:`Sines`."""
         return self.start + (self.end - self.start) * (x + 1) / 2, self.end - self.start
 
 
@@ -167,7 +167,7 @@ class Either(NamedTuple):
     second: Straight
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return u at x and twice its derivative, like :class:`Sines`."""
+        """Return u at x, and twice the derivative of u, like :class:`Sines`."""
         a, b = self.first(x), self.second(x)
         return torch.where(self.choose, a[0], b[0]), torch.where(self.choose, a[1], b[1])
 
