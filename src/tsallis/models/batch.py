@@ -54,5 +54,5 @@ class Batch:
 
 
 def has_loss(tgt_out: Tensor) -> Tensor:
-    """Return which target symbols have a loss; unknown symbols have none, because their loss would be infinite."""
+    """Return a mask of target symbols with a loss; unknown symbols have none, as their loss would be infinite."""
     return (tgt_out != IGNORE_INDEX) & (tgt_out != UNK)

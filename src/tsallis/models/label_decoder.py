@@ -25,7 +25,7 @@ from tsallis.symbols import BOS, EOS, FIRST
 
 @dataclass(frozen=True)
 class LabelState:
-    """Rows to classify."""
+    """Decoder state with the rows to classify."""
 
     hidden: Tensor  # [batch, d_model]
     masses: Tensor  # [batch, src]: attention mass per position

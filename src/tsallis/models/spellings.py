@@ -1,4 +1,4 @@
-"""Find the sequences of symbols that spell a text: whether there are several, and which symbols may come next."""
+"""Find out whether several sequences of symbols spell a text, and which symbols may come next."""
 
 from __future__ import annotations
 

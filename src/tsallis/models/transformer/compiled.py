@@ -60,14 +60,14 @@ class CompiledState(NamedTuple):
         return CompiledState(self.decoder, self.positions, self.table, rows, steps, self.width, memory)
 
     def step(self, token: Tensor) -> Step:
-        """Read a token [rows] and return all scores."""
+        """Read one token per row [rows] and return all scores."""
         self.decoder.check_tokens(token)
         result, state = self._read(token, scores=True, attention=self.width)
         assert result.scores is not None and result.attention is not None
         return Step(result.scores, result.attention, state)
 
     def step_best(self, token: Tensor, count: int, end: int, only: Tensor | None, keep: bool) -> BestStep:
-        """Read a token [rows] and return the best symbols of each row; return attention weights if `keep`.
+        """Read one token per row [rows] and return each row's best symbols; return attention weights if `keep`.
 
         Tokens are not checked, because a search chose them.
         """
