@@ -67,7 +67,7 @@ def _flat(data: Rows, rows: list[int]) -> tuple[NDArray[Any], Ints]:
 
 
 def _pad(flat: NDArray[Any], lengths: Ints, fill: int, start: int | None = None, end: int | None = None) -> Ints:
-    """Return padded rows [rows, width]. If given, `start` is added before each row and `end` after each row."""
+    """Return padded rows [rows, width]. Add `start` before each row and `end` after each row, unless they are None."""
     before = int(start is not None)
     padded = np.full((len(lengths), int(lengths.max()) + before + int(end is not None)), fill, np.int64)
     if start is not None:
@@ -80,7 +80,7 @@ def _pad(flat: NDArray[Any], lengths: Ints, fill: int, start: int | None = None,
 
 
 class Batches:
-    """Sequence of batches. Each batch is a list of row numbers, which is created on access.
+    """Sequence of batches. Each batch is created on access, as a list of row numbers.
 
     Args:
         rows: Row numbers of all batches, concatenated.
@@ -134,7 +134,7 @@ class Updates:
         return [[self.batches[window[i]] for i in mine] for mine in dealt]
 
 
-ORDERS = ("total", "target")  # values of `sort_by`
+ORDERS = ("total", "target")  # allowed values of `sort_by`
 
 
 class BatchPlan:
@@ -153,7 +153,7 @@ class BatchPlan:
             then by the source; this saves steps of recurrent decoders, but does not support `max_tokens`.
 
     Raises:
-        ValueError: If there are no rows, `lengths` have another shape, a number is below 1, or `sort_by` is unknown or
+        ValueError: If there are no rows, `lengths` have a wrong shape, a number is below 1, or `sort_by` is unknown or
             does not match `lengths` and `max_tokens`.
         InputError: If a row is longer than `max_tokens`.
 
@@ -192,10 +192,11 @@ class BatchPlan:
             raise ValueError(f"sort_by must be one of {', '.join(ORDERS)}, got {sort_by!r}")
         if sort_by == "target" and (max_tokens is not None or not pairs):
             raise ValueError("sort_by 'target' needs lengths of shape [rows, 2], and batch_size without max_tokens")
-        # `widths`: length of each row, counted on the longer side; `totals`: second sort key for equal widths.
+        # `widths` contains the length of the longer side of each row. `totals` decides the order of rows with equal
+        # widths.
         self.widths: Ints = (np.maximum(counts[:, 0], counts[:, 1] + 1) if pairs else counts).astype(np.int64)
         self.totals: Ints = (counts.sum(1, dtype=np.int64) if pairs else counts).astype(np.int64)
-        # Sort keys for np.lexsort: the last one is the primary key.
+        # np.lexsort uses the last of these keys as the primary key.
         self.keys: tuple[Ints, ...] = (self.totals,) if sort_by == "total" else (counts[:, 0], counts[:, 1])
         longest = int(self.widths.argmax())
         if max_tokens is not None and self.widths[longest] > max_tokens:
@@ -207,7 +208,7 @@ class BatchPlan:
         """Return the number of batches per epoch.
 
         Raises:
-            TypeError: If the plan has `max_tokens`: epochs then have different numbers of batches.
+            TypeError: If `max_tokens` is set, because epochs then have different numbers of batches.
         """
         if self.max_tokens is not None:
             raise TypeError("with max_tokens the number of batches depends on the epoch: use len(plan.epoch(number))")
@@ -244,13 +245,13 @@ class BatchPlan:
         return Updates(self.epoch(number), accumulate, ranks)
 
     def _pool(self) -> int:
-        """Return the number of rows that are sorted together."""
+        """Return the size of a pool: the number of rows that are sorted together."""
         if self.max_tokens is None:
             return self.batch_size * self.bucket
         return max(1, round(self.bucket * self.max_tokens / max(1.0, float(self.widths.mean()))))
 
     def _cuts(self, widths: Ints) -> Ints:
-        """Return the start of each batch. A batch is as large as `max_tokens` allows, and does not span two pools."""
+        """Return the start of each batch. Batches are as large as possible, but none contains rows of two pools."""
         assert self.max_tokens is not None
         budget, pool, count = self.max_tokens, self._pool(), len(widths)
         starts: list[int] = []

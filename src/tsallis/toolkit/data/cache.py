@@ -1,4 +1,4 @@
-"""Helpers of all caches: the cache folder, the names of entries, and a lock for one process at a time."""
+"""Functions for caches: find the cache folder, name an entry, and lock an entry for one process at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tsallis.toolkit.data.io import lock_file
 
 
 def cache_folder(folder: str | None) -> Path:
-    """Return `folder`; default: `tsallis` in the user's cache folder, which is `XDG_CACHE_HOME` or `~/.cache`.
+    """Return `folder`. If it is None, return the default: `tsallis` in `XDG_CACHE_HOME` or in `~/.cache`.
 
     Raises:
         RuntimeError: If the user's home folder is unknown.
@@ -31,6 +31,6 @@ def key_of(made_from: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Wait for the lock on a file and hold it inside the block; yield False if the file system has no locks."""
+    """Wait for a file lock and hold the lock inside the block; yield False if the file system lacks locks."""
     with path.open("a") as stream:
         yield lock_file(stream.fileno(), wait=True)

@@ -18,19 +18,19 @@ from tsallis.toolkit.data.batching import make_batch
 from tsallis.toolkit.data.ragged import RaggedRows, Rows, digest_of
 from tsallis.toolkit.data.subwords import Subwords
 
-PROBE_ROWS = 2048  # number of rows that measure how much longer sampled segmentations are
-UNCUT_SHARE = 0.99  # share of sampled segmentations within the limit
-SPARE = 4  # number of symbols added to each limit, because short rows vary more
+PROBE_ROWS = 2048  # number of rows used to estimate how much longer sampled segmentations are than the best ones
+UNCUT_SHARE = 0.99  # share of sampled segmentations that should satisfy the length limit
+SPARE = 4  # number of symbols added to each length limit, because short rows grow by a larger factor than long rows
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of the sentence pairs that were read, kept and skipped."""
+    """Number of sentence pairs in the text, number of kept pairs, and numbers of skipped pairs."""
 
     read: int
     rows: int
-    empty: int  # skipped: a side is empty
-    long: int  # skipped: a side has too many subwords
+    empty: int  # number of pairs skipped because a side is empty
+    long: int  # number of pairs skipped because a side has too many subwords
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class SampledCorpus(Corpus):
 
     @property
     def best(self) -> Corpus:
-        """The best segmentations, for evaluation."""
+        """Corpus of the best segmentations, for evaluation."""
         return Corpus(self.src, self.tgt, self.counts)
 
     def lengths(self) -> Tensor:

@@ -61,7 +61,7 @@ def encode_pairs(
         folder: New folder. :func:`open_corpus` accepts it only after all pairs are written.
         src, tgt: Subwords of the sources and of the targets.
         max_length: Maximum number of subwords per side; longer pairs are skipped.
-        keep_text: Whether to store the text, too, for :class:`~tsallis.toolkit.data.corpus.SampledCorpus`.
+        keep_text: Whether to store the text as well, for :class:`~tsallis.toolkit.data.corpus.SampledCorpus`.
         name: Name of the files, for errors.
 
     Returns:
@@ -83,7 +83,7 @@ def encode_pairs(
         while chunk := list(islice(stream, CHUNK)):
             texts = list(zip(*chunk, strict=True))
             rows = [model.encode_arrays(lines) for model, lines in zip(models, texts, strict=True)]
-            lengths = np.array([[len(row) for row in part] for part in rows])  # [side, pair]
+            lengths = np.array([[len(row) for row in part] for part in rows])  # shape [side, pair]
             filled = (lengths > 0).all(0)
             fits = filled if max_length is None else filled & (lengths <= max_length).all(0)
             selection = np.flatnonzero(fits).tolist()
@@ -187,7 +187,7 @@ def cached_corpus(
         key = key_of(made_from)
         entry = cache / key
         with locked(cache / f"{key}.lock") as alone:
-            if alone:  # no other process writes this entry: the folders are left from killed processes
+            if alone:  # no other process is writing this entry, so these folders were left by killed processes
                 for left in cache.glob(f".{key}.*.tmp"):
                     shutil.rmtree(left, ignore_errors=True)
             if not _whole(entry, keep_text):
@@ -198,7 +198,7 @@ def cached_corpus(
                     encode_pairs(pairs, new, src, tgt, max_length, keep_text, name)
                     try:
                         new.rename(entry)
-                    except OSError:  # the old entry is damaged; or, without locks, another process has just written it
+                    except OSError:  # the entry is damaged, or another process without a lock has just written it
                         if not _whole(entry, keep_text):
                             shutil.rmtree(entry)  # processes that mapped the old files can still read them
                             new.rename(entry)

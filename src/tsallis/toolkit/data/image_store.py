@@ -42,7 +42,7 @@ class ImageStore:
         return self._opened[key]
 
     def add(self, images: Iterable[tuple[Pictures, str]]) -> list[int]:
-        """Add images and return their numbers. A new image gets the next number; a known image keeps its number.
+        """Add images and return their numbers. A new image gets the next number; a stored image keeps its number.
 
         Raises:
             InputError: If an image differs in size from the images in the store.

@@ -27,7 +27,7 @@ PHOTOS = (".jpg", ".jpeg", ".png")
 MOST_PIXELS = 1 << 26  # maximum number of pixels of a resized photograph
 MOST_BYTES = 1 << 28  # maximum size of a photograph's file
 MOST_PACKED = 8_000  # maximum compression ratio of xz
-LONGEST_HEADER = 10_000  # maximum bytes of an array header, as in NumPy
+LONGEST_HEADER = 10_000  # maximum bytes of an array header; NumPy has the same limit
 BAD_HEADER = (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, tokenize.TokenError, struct.error)
 Load = Callable[[], bytes]
 
@@ -174,7 +174,7 @@ class Photos:
         return decode_picture(self._files[path](), f"{self.source}: {path}", self.size)
 
 
-Pictures = ArrayPictures | Photos  # images of one size, by name
+Pictures = ArrayPictures | Photos  # a collection of images that have names and equal sizes
 
 
 def decode_picture(content: bytes, source: str, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
@@ -208,7 +208,7 @@ def _in_folder(folder: Path) -> dict[str, Load]:
 
 
 def _in_tar(path: Path) -> dict[str, Load]:
-    """Return functions that load the images of an uncompressed tar archive, by name; the archive stays open."""
+    """Return a loading function for each image name in an uncompressed tar archive. The archive stays open."""
     check_file(path)
     try:
         archive = tarfile.open(path, "r:")  # noqa: SIM115

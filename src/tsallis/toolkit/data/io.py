@@ -28,14 +28,14 @@ NO_LOCKS = (
     errno.EOPNOTSUPP,
     errno.ENOSYS,
     errno.EINVAL,
-)  # errors of file systems without locks
-# Opening a FIFO without this flag blocks until another process writes to it. Some systems lack the flag.
+)  # errors that mean that the file system does not support locks
+# Without this flag, opening a FIFO blocks until another process writes to the FIFO. Some systems lack the flag.
 NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 PACKED_ENDINGS = ("", ".xz", ".gz")  # accepted endings of text files: plain or compressed
 LONGEST = 1 << 24  # maximum bytes per line
 MOST_BLANK = 100_000  # maximum number of consecutive blank lines
-PLAUSIBLE = 1 << 26  # decompressed size in bytes that is always accepted
-RATIO = 200  # maximum compression ratio of a larger text
+PLAUSIBLE = 1 << 26  # decompressed size in bytes up to which any compression ratio is accepted
+RATIO = 200  # maximum compression ratio of a text that is larger than PLAUSIBLE
 DAMAGE_ERRORS = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
 # Byte order marks of unsupported encodings. UTF-32 comes first, because its mark begins with the mark of UTF-16.
 MARKS = {
@@ -60,7 +60,7 @@ class Stream(Protocol):
 
 
 def write_atomic(path: Path | str, data: bytes | str) -> None:
-    """Write a file atomically: readers see the old file or the new one, never a part of it.
+    """Write a file atomically: readers see the complete old file or the complete new file.
 
     Text is written as UTF-8. The function writes a temporary file, flushes it to the disk and renames it. The temporary
     file is in the same folder, because a rename is atomic only inside one file system. The folder must exist.
@@ -82,7 +82,7 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-        # mkstemp makes files private: give the file the usual permissions of the user's files.
+        # mkstemp creates private files: change the permissions to the user's default for new files.
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)
@@ -99,7 +99,7 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
 
 
 def write_output(path: Path | str, data: bytes | str) -> None:
-    """Write a file with :func:`write_atomic`, but follow links. Use it for paths that users give.
+    """Write a file with :func:`write_atomic`, but follow links. Use this function for paths from users.
 
     The folder is created if it is missing.
     """
@@ -123,7 +123,7 @@ def created_folder(folder: Path) -> Iterator[None]:
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest ending of each path that no different path has; equal paths have equal endings.
+    """Return a short name of each path: its shortest ending that no different path has.
 
     >>> distinct_names([Path("/a/best"), Path("/b/best"), Path("/b/last")])
     ['a/best', 'b/best', 'last']
@@ -223,7 +223,7 @@ def check_file(path: Path | str) -> None:
         mode = os.stat(path).st_mode  # don't open the file: a pipe without a writer would block
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
-    except ValueError as error:  # a null byte or a lone surrogate
+    except ValueError as error:  # the path contains a null byte or a lone surrogate
         raise InputError(f"{path}: can't be read: no file has such a name") from error
     if stat.S_ISDIR(mode):
         raise InputError(f"{path}: can't be read: {os.strerror(errno.EISDIR)}")
@@ -282,7 +282,7 @@ def read_text(path: Path | str, limit: int | None = None) -> str:
 
 
 def without_mark(blob: bytes) -> bytes:
-    """Return the content of a file without the byte order mark of UTF-8, with which some editors begin a file."""
+    """Return the content of a file without the UTF-8 byte order mark that some editors write at the start."""
     return blob.removeprefix(codecs.BOM_UTF8)
 
 
@@ -308,7 +308,7 @@ def read_json(path: Path | str) -> dict[str, Any]:
 
 
 def read_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
-    """Yield the lines of a UTF-8 file, plain, `.gz` or `.xz`, see :func:`decode_lines`.
+    """Yield the lines of a UTF-8 file, which may be compressed (`.gz`, `.xz`); see :func:`decode_lines`.
 
     Raises:
         InputError: See :func:`decode_lines`, or if the file can't be read or decompressed.
@@ -384,7 +384,7 @@ class Ignored:
 def number_lines(
     lines: Iterable[str], ignored: Ignored, columns: int = 1, separators: str = ""
 ) -> Iterator[tuple[int, str]]:
-    r"""Yield the non-blank lines with their numbers, from 0; ignored characters at line ends are removed.
+    r"""Yield the non-blank lines with their numbers, counted from 0. Remove ignored characters from line ends.
 
     Every task and command reads its lines with this function. At the end of a line, the function removes carriage
     returns, white space, separators, and empty columns after the first `columns` columns.
@@ -435,7 +435,7 @@ def read_examples(
     Args:
         path: Path of a UTF-8 file, plain, `.gz` or `.xz`.
         expected: Description of the expected lines, for errors.
-        numbered: Function that yields the lines with examples, each with its number, from 0.
+        numbered: Function that yields each line with an example and the number of this line, counted from 0.
 
     Raises:
         InputError: See :func:`read_lines`, or if no line has an example.

@@ -46,7 +46,7 @@ class PackedCorpus(Corpus):
     stream: NDArray[np.generic] = field(default_factory=lambda: np.array([BOS]), compare=False)
 
     def lengths(self) -> torch.Tensor:
-        """Return the lengths [rows, 2] of sources (0) and targets, without the end symbol that `BatchPlan` adds."""
+        """Return lengths [rows, 2]: 0 for sources; length minus 1 for targets, because `BatchPlan` adds 1."""
         counts = super().lengths()
         return counts - torch.tensor([0, 1], dtype=counts.dtype)
 

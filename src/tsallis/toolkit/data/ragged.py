@@ -121,7 +121,7 @@ class RaggedWriter:
 
     Args:
         folder: New folder.
-        dtype: Type of a symbol, see :func:`type_for`; rows must contain no larger numbers.
+        dtype: Dtype of the symbols, which must be large enough for all symbols; see :func:`type_for`.
 
     >>> import contextlib, pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp()) / "rows"
@@ -199,5 +199,5 @@ def _map(path: Path, dtype: str, count: int) -> NDArray[Any]:
     expected = count * np.dtype(dtype).itemsize
     if size != expected:
         raise InputError(f"{path}: truncated or changed: expected {expected} bytes, found {size}")
-    # An empty file can't be mapped. A plain array over the map is sliced several times faster than the map itself.
+    # An empty file can't be mapped. Slicing a plain array is several times faster than slicing a np.memmap.
     return np.asarray(np.memmap(path, dtype, "r", shape=(count,))) if count else np.empty(0, dtype)

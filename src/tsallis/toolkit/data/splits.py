@@ -1,4 +1,4 @@
-"""Held-out parts of data sets."""
+"""Split data sets into a remaining part and a held-out part."""
 
 from __future__ import annotations
 

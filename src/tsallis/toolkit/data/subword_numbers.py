@@ -9,7 +9,7 @@ from tsallis.errors import InputError
 from tsallis.toolkit.data.io import read_bytes
 from tsallis.toolkit.data.subwords import Subwords, message_fields
 
-# Constants of sentencepiece_model.proto: fields of a model, of a piece and of the training settings; types of pieces.
+# Numbers of fields and types of pieces, as defined in sentencepiece_model.proto.
 PIECES, TRAINER, TYPE = 1, 2, 3
 UNKNOWN, CONTROL = 2, 3
 NUMBERS = {"unk": 40, "bos": 41, "eos": 42, "pad": 43}
@@ -18,7 +18,7 @@ ORDER = ("pad", "bos", "eos", "unk")
 
 
 def load_subwords(path: Path | str) -> Subwords:
-    """Read a sentencepiece model; padding, start, end and unknown may have any numbers.
+    """Read a sentencepiece model. Its padding, start, end and unknown symbols may have any numbers.
 
     If these special symbols are not 0, 1, 2 and 3, they are renumbered, and the other subwords follow in order. Missing
     special symbols are added. The segmentation of text does not change.

@@ -1,6 +1,6 @@
 """Random segmentations of texts with a sentencepiece model; for a given text, they depend only on the seed.
 
-sentencepiece also samples segmentations. But its seed depends on the process: a resumed run would get different ones.
+sentencepiece can also sample segmentations, but its seed depends on the process, so a resumed run would differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from tsallis.symbols import UNK
 
 NORMAL, USER_DEFINED, BYTE = 1, 4, 6  # types of pieces in the model file
-UNKNOWN_PENALTY = 10.0  # an unknown symbol scores this much below the lowest score, as in sentencepiece
+UNKNOWN_PENALTY = 10.0  # difference between the lowest score and that of an unknown symbol, as in sentencepiece
 CACHE_SIZE = 1 << 17  # number of cached stretches of text; words repeat, so the cache saves time
 
 Chance = Callable[[], float]
@@ -46,7 +46,7 @@ class Sampler:
         spelled = [(i, p) for i, p in enumerate(pieces) if p.type in (NORMAL, USER_DEFINED)]
         self.numbers = {p.text: i for i, p in spelled}
         self.scores = {p.text: p.score for _, p in spelled}
-        self.bytes = {int(p.text[3:5], 16): i for i, p in enumerate(pieces) if p.type == BYTE}  # spelled <0x41>
+        self.bytes = {int(p.text[3:5], 16): i for i, p in enumerate(pieces) if p.type == BYTE}  # byte 65 is <0x41>
         self._joints = {pair for _, p in spelled for pair in map("".join, zip(p.text, p.text[1:], strict=False))}
         fixed = sorted((p.text for _, p in spelled if p.type == USER_DEFINED), key=len, reverse=True)
         self._fixed = re.compile(f"({'|'.join(map(re.escape, fixed))})") if fixed else None
@@ -68,7 +68,7 @@ class Sampler:
         raise NotImplementedError
 
     def spell(self, part: str) -> list[int]:
-        """Return the number of a piece. A part that is no piece becomes its bytes or the unknown symbol."""
+        """Return the number of a piece, in a list. For other text, return its bytes or the unknown symbol."""
         if part in self.numbers:
             return [self.numbers[part]]
         return [self.bytes[b] for b in part.encode()] if self.bytes else [UNK]
@@ -101,7 +101,7 @@ class MergeSampler(Sampler):
             return tokens
         left_out: tuple[int, ...] = ()
         turn = _next(-1, alpha, chance)
-        # Few merges of a word are skipped. The same cases therefore repeat, and the cache is effective.
+        # Few merges of a word are skipped, so the same combinations of skipped merges repeat, and caching saves time.
         while turn < turns:
             left_out = (*left_out, turn)
             turns, tokens = self._merged(stretch, left_out)
@@ -109,7 +109,7 @@ class MergeSampler(Sampler):
         return tokens
 
     def _merge(self, stretch: str, left_out: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """Merge a stretch, except for the merges `left_out`; return the number of possible merges and the pieces."""
+        """Merge a stretch without the merges `left_out`. Return the number of possible merges, and the pieces."""
         parts: list[str] = list(stretch)
         after, before = list(range(1, len(parts) + 1)), list(range(-1, len(parts) - 1))
         waiting: list[tuple[float, int, int, str]] = []

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-KINDS = {"unigram": 1, "bpe": 2, "word": 3}  # number of each kind in the model file
+KINDS = {"unigram": 1, "bpe": 2, "word": 3}  # numbers of the kinds of models, as stored in the model file
 MAX_LINES = 2_000_000  # maximum number of lines to learn from; sentencepiece keeps them in memory
 SPACE = "▁"  # first character of subwords at the beginning of words
-THREADS = 4  # fixed, because rounding depends on the number of threads
+THREADS = 4  # number of threads for learning; it is fixed, because it affects rounding
 
 
 class Subwords:
@@ -36,7 +36,7 @@ class Subwords:
         source: Name of the model, for errors.
 
     Raises:
-        InputError: If `model` is not a sentencepiece model, or the first four symbols are others.
+        InputError: If `model` is not a sentencepiece model, or its first four symbols are different.
 
     >>> subwords = Subwords.train(["low lower lowest"] * 3, 18)
     >>> subwords.encode("low"), subwords.name(6), subwords.decode(subwords.encode(" lower  slow"))
@@ -76,11 +76,11 @@ class Subwords:
         """Learn a vocabulary from lines of text. The same lines always give an identical model.
 
         Args:
-            lines: Lines of text, which are read once. Of more than two million lines, a fixed uniform sample is used.
-                Lines of more than 4192 bytes are skipped.
+            lines: Lines of text, which are read once. If there are more than two million lines, a fixed uniform sample
+                is used. Lines of more than 4192 bytes are skipped.
             size: Number of subwords, including the four special ones.
-            kind: `"bpe"` (Sennrich et al. 2016), `"unigram"` (Kudo 2018) or `"word"`, which keeps up to `size` symbols
-                between white space, the most frequent ones.
+            kind: `"bpe"` (Sennrich et al. 2016), `"unigram"` (Kudo 2018) or `"word"`. With "word", subwords are the
+                most frequent words, separated by white space.
             coverage: Share of the text's characters that the vocabulary covers, 0.9995 for Chinese and Japanese.
             byte_fallback: Whether to spell unknown characters as bytes. The bytes take 256 numbers of the vocabulary.
             normalization: Rule of sentencepiece: `"nmt_nfkc"`, `"nfkc"` (either folds case with the suffix `"_cf"`), or
@@ -139,7 +139,7 @@ class Subwords:
         return self._processor.encode(text, out_type=str)
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode several texts at once; this is several times faster than one by one."""
+        """Encode several texts. One call is several times faster than one call per text."""
         return self._processor.encode(list(texts), num_threads=torch.get_num_threads())
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
@@ -215,7 +215,7 @@ class Subwords:
         return space != UNK and self.decode([space, space]) == ""
 
     def name(self, number: int) -> str:
-        """Return the spelling of a subword, also of a special one; `▁` stands for a space."""
+        """Return the spelling of a subword, including special ones; `▁` stands for a space."""
         spelling: str = self._processor.id_to_piece(int(number))
         return SPECIALS[number] if number < len(SPECIALS) else spelling
 
@@ -235,7 +235,7 @@ class Subwords:
 
 
 def _keep_error(lines: Iterable[str], errors: list[Exception]) -> Iterator[str]:
-    """Yield the lines and store an error of reading them: sentencepiece hides it behind its own error."""
+    """Yield lines. Store errors that occur while reading, because sentencepiece replaces them by its own error."""
     try:
         yield from lines
     except Exception as error:
@@ -244,7 +244,7 @@ def _keep_error(lines: Iterable[str], errors: list[Exception]) -> Iterator[str]:
 
 
 def _explain(message: str, size: int) -> str:
-    """Return an error message with advice in place of a message of sentencepiece."""
+    """Translate an error message of sentencepiece into a message with advice."""
     if match := re.search(r"size too high .*<= (\d+)", message):
         return f"{size} subwords are too many for this text: at most {match[1]} can be learned from it"
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):

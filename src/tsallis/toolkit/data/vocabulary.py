@@ -128,7 +128,7 @@ class Vocabulary:
         return first, {number: self.joiner.encode() + spelling for number, spelling in first.items()}
 
     def name(self, number: int) -> str:
-        """Return the spelling of a symbol, also of a special one."""
+        """Return the spelling of a symbol, including special ones."""
         if not 0 <= number < len(self):
             raise IndexError(f"a symbol must be from 0 to {len(self) - 1}, got {number}")
         return SPECIALS[number] if number < len(SPECIALS) else self.symbols[number - len(SPECIALS)]

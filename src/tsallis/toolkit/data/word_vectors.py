@@ -75,12 +75,12 @@ def read_word_vectors(
 
 
 def _read_text(path: Path | str, symbols: Mapping[str, int]) -> dict[int, Tensor]:
-    """Return the first vector of each symbol by its number; words may contain spaces."""
+    """Return the first vector of each symbol, by symbol number. Words in the file may contain spaces."""
     rows: dict[int, Tensor] = {}
     size, ignored = 0, Ignored()
     for number, line in number_lines(read_lines(path, LINE_FORMAT), ignored):
         if number == 0 and re.fullmatch(r"\d+ \d+", line):
-            continue  # skip the numbers of words and values
+            continue  # skip the header: the number of words and the vector size
         size = size or line.count(" ")
         word, *values = line.rsplit(" ", size)
         if not size or len(values) < size or not word:

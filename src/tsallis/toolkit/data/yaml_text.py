@@ -11,7 +11,7 @@ from tsallis.errors import InputError, truncate
 LARGEST_FILE = 1 << 18  # maximum size in bytes
 MOST_ALIASES = 20  # maximum number of aliases per file; nested aliases could otherwise fill the memory
 LONGEST_KEY = 60  # maximum number of characters of a key in a message
-# Besides YAMLError, PyYAML raises other errors for impossible dates, invalid numbers and excessive nesting.
+# PyYAML raises YAMLError, but also other errors: for impossible dates, invalid numbers and excessive nesting.
 NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
 
 
