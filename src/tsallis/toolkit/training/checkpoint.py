@@ -37,7 +37,7 @@ from tsallis.toolkit.training.lock import Lock, writing
 from tsallis.toolkit.training.schema import Index, Manifest, as_json, check_record, read_record
 
 NAMES = ("last", "best", "average")
-FILES = (MANIFEST, PARAMETERS, TRAINING)  # in order of removal: a checkpoint without a manifest counts as incomplete
+FILES = (MANIFEST, PARAMETERS, TRAINING)  # in order of removal; without a manifest, a checkpoint is incomplete
 FOLDER = re.compile(r"(step-[0-9]{8,18}|average-[0-9]{8,18}-[0-9]{8,18})")
 
 
@@ -130,7 +130,7 @@ class Checkpoints:
         finished: bool,
         validated: bool = True,
     ) -> None:
-        """Save a checkpoint as the last one, and as the best one if `best`; remove superseded checkpoints.
+        """Save a checkpoint as the last one, and also as the best one if `best` is true. Remove superseded checkpoints.
 
         Raises:
             InputError: If a file can't be written or the folder has changed. Earlier checkpoints are kept.
@@ -153,7 +153,7 @@ class Checkpoints:
             self.sweep()
 
     def _write(self, index: Index, name: str, blobs: dict[str, bytes], facts: dict[str, Any]) -> Index:
-        """Write a new checkpoint folder, and return the index. The index lists the folder under "discard" for now."""
+        """Write a new checkpoint folder. Return the index, which still lists the folder under "discard"."""
         target = self.folder / name
         self._check_free(index, name)
         sums = {file: {"bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for file, b in blobs.items()}
@@ -208,8 +208,8 @@ class Checkpoints:
             folder = f"average-{names[0].removeprefix('step-')}-{names[-1].removeprefix('step-')}"
             if index.average != folder:
                 self._check_free(index, folder)
-            index = self.open()  # the first call that writes, after all checks
-            if index.average == folder:  # an average of the same checkpoints exists: write it again
+            index = self.open()  # prepares the folder for writing, so it comes after all checks
+            if index.average == folder:  # the average of these checkpoints already exists: replace it
                 index = self._replace(index, index.model_copy(update={"average": None}))
             index = self._write(index, folder, {PARAMETERS: safetensors.torch.save(mean)}, facts)
             self._replace(index, index.model_copy(update={"average": folder}))
@@ -247,7 +247,7 @@ class Checkpoints:
         return sorted(p for p in self.folder.iterdir() if FOLDER.fullmatch(p.name) and is_folder(p))
 
     def _is_partial(self, path: Path) -> bool:
-        """Return whether a folder is an incomplete checkpoint: it contains only our files, but no manifest."""
+        """Return whether a folder is an incomplete checkpoint: it contains only checkpoint files, but no manifest."""
         return is_folder(path) and all(
             (p.name in (PARAMETERS, TRAINING) and is_regular(p)) or is_leftover(p, FILES) for p in path.iterdir()
         )

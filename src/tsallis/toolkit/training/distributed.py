@@ -22,7 +22,7 @@ from tsallis.toolkit.training.file_names import LOCK
 from tsallis.toolkit.training.lock import writing
 
 DEVICES = ("cpu", "cuda", "auto")
-PATIENCE = timedelta(minutes=30)  # time limit for waiting; long, because validation and downloads are slow
+PATIENCE = timedelta(minutes=30)  # maximum time to wait for other processes, which may be validating or downloading
 _had_group = False  # whether this process has been in a process group
 
 
@@ -109,7 +109,7 @@ class World:
         """
         if self.size == 1:
             return
-        # Name the file like the temporary file of a write: if this process is killed, a later run removes the file.
+        # The file has the name of a temporary file: if this process is killed, a later run removes the file.
         path = folder / self.broadcast(f".{LOCK}.{secrets.token_hex(4)}.tmp")
 
         def write() -> None:
@@ -152,7 +152,7 @@ def init_distributed(
 
     Args:
         device: "cpu", "cuda" or "auto", which selects a GPU if there is one.
-        lost: End of the error message if another process has ended.
+        lost: Advice at the end of the error message that is raised if another process has ended.
 
     Raises:
         InputError: If the device is missing, there are fewer GPUs than processes, or another process has ended.

@@ -45,7 +45,7 @@ class BatchStats(NamedTuple):
 
 
 class Objective(nn.Module):
-    """Module that computes the loss of a model. DDP and FSDP thus see every parameter that `forward` uses."""
+    """Module whose `forward` computes the loss of a model, so that DDP and FSDP see every parameter of the loss."""
 
     def __init__(self, model: nn.Module, label_smoothing: float = 0.0) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Engine:
 
     def __init__(self, model: nn.Module, settings: Settings, world: World) -> None:
         self.world, self.settings = world, settings
-        self.stop = False  # whether any process had to stop after the last update
+        self.stop = False  # whether any process asked all processes to stop after the last update
         self.model = model.to(world.device)
         self.objective = Objective(self.model, settings.label_smoothing)
         self.sharded = world.size > 1 and settings.strategy == "fsdp"
@@ -109,7 +109,7 @@ class Engine:
         return nn.parallel.DistributedDataParallel(self.objective, device_ids=ids)
 
     def _shard(self) -> nn.Module:
-        """Shard the model with FSDP2. Every layer is a group, but layers with shared parameters join the root group."""
+        """Shard the model with FSDP2. Each layer is a group; layers with shared parameters join the root group."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -134,8 +134,8 @@ class Engine:
 
         Args:
             batches: Batches of this process, at least one.
-            own: Number of batches of this process that count. If `own` is below `count`, the process repeats its first
-                batch with weight 0, because all processes must run the same number of passes.
+            own: Number of batches of this process that contribute to the loss. If `own` is below `count`, the process
+                repeats its first batch with weight 0, because all processes must run the same number of passes.
             count: Number of passes of each process.
             rate: Learning rate.
             collect_stats: Whether to store a :class:`BatchStats` of the first batch in `objective.batch_stats`.
@@ -172,7 +172,7 @@ class Engine:
         moved = [x.to(device, non_blocking=True) for x in fields]
         dtype = PRECISIONS[self.settings.precision]
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-            # Compiled passes do not record attention.
+            # Statistics need recorded attention, which compiled passes do not record.
             loss: Tensor = (self.module if self.objective.collect_stats else self.step_module)(*moved)
         return loss
 
@@ -199,8 +199,8 @@ class Engine:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the parameters and the state of the optimizer, on the CPU.
 
-        If the model is sharded, only the first process gets them; the others get empty dictionaries. A parameter with
-        several names is included once.
+        If the model is sharded, only the first process gets the values; the other processes get empty dictionaries. A
+        parameter with several names is included once.
         """
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         model: Any = get_model_state_dict(self.model, options=options)
@@ -209,7 +209,7 @@ class Engine:
         return model, dict(get_optimizer_state_dict(self.model, self.optimizer, options=options))
 
     def load(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
-        """Load a result of :meth:`state`, even from another number of processes; call :meth:`check` first."""
+        """Load a result of :meth:`state`. The number of processes may have changed. Call :meth:`check` first."""
         # All processes must use the same order of parameters, because parameters are distributed one after another.
         parameters: dict[str, Any] = {name: model[name] for name in self._names()}
         options = StateDictOptions(full_state_dict=True, strict=False)  # not strict, because aliases are missing

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 CONFIG, MODEL, TASK = "config.yaml", "model.json", "task.json"
-START = "start.safetensors"  # initial parameters, unless they are random
+START = "start.safetensors"  # initial parameters; the file is missing if they are random
 LOG, TIMING = "log.jsonl", "timing.jsonl"
-BOARD = "tensorboard"  # a folder
+BOARD = "tensorboard"  # folder for TensorBoard files
 LOCK = ".lock"
 
 CHECKPOINTS = "checkpoints"  # a folder with an index, and a folder for each checkpoint

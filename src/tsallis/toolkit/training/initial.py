@@ -22,7 +22,7 @@ from tsallis.toolkit.training.checkpoint import find_nonfinite
 from tsallis.toolkit.training.file_names import START
 from tsallis.toolkit.training.run_folder import Run
 
-MOST_NAMES = 4  # maximum number of names per line
+MOST_NAMES = 4  # maximum number of parameter names per line of output
 
 
 @dataclass
@@ -79,7 +79,7 @@ def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) ->
     taken: list[str] = []
     symbols: dict[str, list[int]] = {}
     matches = [name for name in own if name in state]
-    for name in matches:  # before the first parameter is changed
+    for name in matches:  # check all shapes before the first parameter is changed
         theirs, ours = (list(x[name].shape[name in by_symbol :]) for x in (state, own))
         if theirs != ours:
             shapes = f"{name} must have shape {ours}, found {theirs}; use the same sizes in the section model"

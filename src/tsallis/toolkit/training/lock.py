@@ -40,7 +40,7 @@ class Lock:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[Lock]:
-    """Create a folder if it is missing, and lock it for this process. The lock ends with the block or the process.
+    """Lock a folder until the block or the process ends. The folder is created if it is missing.
 
     If the block raises an InputError, the new lock file and the new folders are removed, but folders with other files
     are kept. A rejected command therefore leaves no files behind.
@@ -60,7 +60,7 @@ def locked(folder: Path) -> Iterator[Lock]:
 def _lock(folder: Path) -> Iterator[Lock]:
     path = folder / LOCK
     try:
-        # Don't change an existing file, and don't follow a link, which would lock another file.
+        # Keep the content of an existing file. Don't follow a link, because then another file would be locked.
         flags = os.O_RDWR | os.O_CREAT | NONBLOCK | getattr(os, "O_NOFOLLOW", 0)
         try:
             handle, removable = os.open(path, flags | os.O_EXCL, 0o666), True
@@ -76,7 +76,7 @@ def _lock(folder: Path) -> Iterator[Lock]:
                     f"{folder}: can't be used as a run folder: its file system does not support locks (flock)"
                 )
         except BlockingIOError as error:
-            removable = False  # another process opened the new file first
+            removable = False  # another process has already locked the file that this process created
             raise InputError(f"{folder}: another process is training in this folder") from error
         except OSError as error:
             raise InputError(f"{folder}: can't be locked: {error.strerror or error}") from error
@@ -86,7 +86,7 @@ def _lock(folder: Path) -> Iterator[Lock]:
     except (InputError, KeyboardInterrupt):
         with contextlib.suppress(OSError, InputError):
             if removable:
-                Lock(folder, handle).check()  # keep the file if another process has put another folder here
+                Lock(folder, handle).check()  # raises if another folder is now at this path; its lock file is kept
                 path.unlink()
         raise
     finally:
@@ -104,7 +104,7 @@ def writing(path: Path, lock: Lock | None = None) -> Iterator[None]:
 
     Args:
         path: Path that the message names.
-        lock: Lock on the folder; None: the caller checks the folder.
+        lock: Lock on the folder. With None, the caller must check the folder.
 
     Raises:
         InputError: In place of any OSError, or if the folder was moved.

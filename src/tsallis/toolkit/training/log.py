@@ -60,7 +60,7 @@ class Log:
         self._change(position)
 
     def check(self, position: int) -> None:
-        """Check that the file can be cut back to a position; change nothing.
+        """Check that the file can be cut back to a position. The file is not changed.
 
         Raises:
             InputError: See :meth:`rewind`, or if the path is not a writable file.
@@ -142,7 +142,7 @@ class Log:
 
 
 def totals(events: Iterable[Mapping[str, Any]], key: str) -> list[float]:
-    """Return the total of a number since the start of the training run, at each event.
+    """Return the running total of a number: for each event, the sum since the start of the training run.
 
     An event contains only the sum since the start of its epoch.
 

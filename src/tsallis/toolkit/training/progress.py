@@ -16,7 +16,7 @@ from tsallis.toolkit.data.corpus import Counts
 from tsallis.toolkit.optional_output import OptionalOutput
 from tsallis.toolkit.training.trainer import Progress as State
 
-# Scores that the line about a validation shows, if the validation has them.
+# The line that is printed after a validation shows these scores if they were computed.
 LINE = ("bleu", "macro_accuracy", "accuracy", "exact", *OF_TEXT)
 
 

@@ -292,7 +292,7 @@ def _check_same(folder: Path, config: str, vocabularies: Mapping[Path, Symbols])
 def _is_start_leftover(
     path: Path, texts: Mapping[str, bytes], vocabularies: Mapping[Path, Symbols], names: tuple[str, ...]
 ) -> bool:
-    """Return whether an earlier start of the same run, which was killed before its end, left this file."""
+    """Return whether this file was left by an earlier start of the same run that was killed."""
     if path.name == LOCK or is_leftover(path, names):
         return True
     try:
@@ -306,7 +306,7 @@ def _is_start_leftover(
 
 
 def _difference(old: str, new: str) -> str:
-    """Return the changed settings with their paths; settings that `old` lacks come after other new values."""
+    """Return up to four differences of two configurations. New values of old settings come before new settings."""
     before, after = (dict(_settings(with_new_names(parse_yaml(text, CONFIG)))) for text in (old, new))
     added = [path for path in after if path not in before or before[path] != after[path]]
     lines = [f"now {path}: {after[path]}" for path in sorted(added, key=lambda path: path not in before)]

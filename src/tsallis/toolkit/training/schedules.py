@@ -24,7 +24,7 @@ class Schedule:
         return self.learning_rate
 
     def after_validation(self, loss: float, best: bool) -> None:
-        """Update the schedule after a validation with this loss; `best`: whether its score is the best one so far."""
+        """Update the schedule after a validation with this loss; `best` is true if its score is the best so far."""
 
     def state(self) -> dict[str, Any]:
         """Return the values that checkpoints store."""
@@ -75,7 +75,7 @@ class Plateau(Schedule):
 
     def after_validation(self, loss: float, best: bool) -> None:
         self.stale = 0 if best else self.stale + 1
-        if self.stale >= self.patience:  # not ==: the run of the checkpoint may have had more patience
+        if self.stale >= self.patience:  # use >=, because a resumed run may have less patience than before
             self.learning_rate, self.stale = max(self.learning_rate * self.factor, self.lowest), 0
 
 
@@ -124,5 +124,5 @@ def make_schedule(settings: Settings) -> Schedule:
         return Plateau(rate, settings.plateau_patience, settings.plateau_factor, settings.lowest_learning_rate)
     if settings.schedule == "inverse-square-root":
         return InverseSquareRoot(rate, settings.warmup)
-    assert settings.updates is not None  # checked by the settings
+    assert settings.updates is not None  # checked when the settings were created
     return Linear(rate, settings.warmup, settings.updates)

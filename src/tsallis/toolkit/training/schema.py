@@ -24,7 +24,7 @@ from tsallis.toolkit.data.io import read_bytes, without_mark
 from tsallis.toolkit.old_names import with_new_names
 
 LARGEST = 1 << 26  # maximum size of a JSON file in bytes; normal files have a few kB
-MOST_MISTAKES = 3  # maximum number of errors of a file in one message
+MOST_MISTAKES = 3  # maximum number of errors listed in one message
 LONGEST_KEY = 80  # maximum number of characters of a key in a message
 SIZES = ("layers", "encoder_layers", "decoder_layers", "stages", "num_basis")
 LAYERS = SIZES[:3]
@@ -86,7 +86,7 @@ class Manifest(Record):
     step: Count
     epoch: Count = 0
     metrics: dict[str, Any] = {}
-    of: list[Step] | None = None  # the averaged checkpoints
+    of: list[Step] | None = None  # names of the averaged checkpoints
     files: dict[Literal["model.safetensors", "training.pt"], Sum]
 
 
@@ -170,7 +170,7 @@ class OptimizerRecord(Record):
 class ScheduleRecord(Record):
     learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     previous: float | None = None
-    stale: Count = 0  # validations since the best score, or since the rate was lowered
+    stale: Count = 0  # number of validations since the last best score or the last reduction of the rate
 
 
 class Position(BaseModel):
@@ -179,13 +179,13 @@ class Position(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     epoch: Count = 0
-    update: Count = 0  # updates in the current epoch
-    step: Count = 0  # updates in total
-    loss: Annotated[float, Field(allow_inf_nan=False)] = 0.0  # sum over the epoch so far
-    symbols: Count = 0  # sum over the epoch so far
+    update: Count = 0  # number of updates in the current epoch
+    step: Count = 0  # number of updates in total
+    loss: Annotated[float, Field(allow_inf_nan=False)] = 0.0  # sum of the loss over the epoch so far
+    symbols: Count = 0  # number of target symbols in the epoch so far
     best_score: float = -math.inf
     best_loss: float = math.inf
-    stale: Count = 0  # validations since the best score
+    stale: Count = 0  # number of validations since the best score
 
 
 class TrainingRecord(Record):

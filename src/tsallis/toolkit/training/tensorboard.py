@@ -25,7 +25,7 @@ def open_board(folder: Path, step: int) -> Any:
 
 
 def write_scalars(board: Any, step: int, values: Mapping[str, Any]) -> None:
-    """Write numbers and lists [layers][heads] of numbers, by name; skip other values."""
+    """Write the values that are numbers or lists [layers][heads] of numbers. Skip other values."""
     for tag, value in scalars(values):
         board.add_scalar(tag, value, step)
 

@@ -1,4 +1,4 @@
-"""Training loop for any number of processes. A run that resumes from a checkpoint gives bit-identical results."""
+"""Training loop for any number of processes. A resumed run gives exactly the results of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ class Trainer:
         folder: Run folder, which all processes must share.
         settings: Settings of the training.
         watch: Function that the first process calls after every update and validation.
-        measure: Function that computes scores from search results and returns them by name. The results are those of
-            `dev` or its first rows. The first score selects the best checkpoint, unless the settings select another
-            score. "accuracy" is the share of outputs that equal the target. With None, validation does not search: the
-            scores are those of :data:`tsallis.analysis.score_names.OF_TEXT`, and the loss selects the best checkpoint.
+        measure: Function that computes scores from search results and returns them by name. Search runs on all or the
+            first rows of `dev`. The first score selects the best checkpoint, unless the settings select another score.
+            "accuracy" is the share of outputs that equal the target. With None, validation does not search: the scores
+            are those of :data:`tsallis.analysis.score_names.OF_TEXT`, and the loss selects the best checkpoint.
         world: Rank of this process and number of processes.
         lock: Lock on the folder, held by the first process. It is checked before every write.
         init: Origin of the initial parameters, for the log.
