@@ -22,8 +22,8 @@ from tsallis.toolkit.tasks.base import Task
 from tsallis.toolkit.tasks.types import Attention, Lines
 from tsallis.toolkit.training.run_folder import Run
 
-# Lists of symbols for the rows and the columns of each kind of attention. In a decoder, a step predicts one symbol of
-# the target and reads the previous symbol.
+# Names of the symbol lists for the rows and the columns of each kind of attention. In a decoder, a step predicts one
+# symbol of the target and reads the previous symbol.
 LISTS = {"encoder": ("source", "source"), "decoder": ("target", "read"), "cross": ("target", "source")}
 DIGITS = 6
 
@@ -43,7 +43,7 @@ def _heads_of_run(run: Run, names: str) -> list[Head]:
 def describe_attention(
     task: Task, run: Run, lines: Lines, heads: str | None = None, **search: Any
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the attention of each line's best output as JSON values, with the line's number from 0.
+    """Yield each line's number, counted from 0, and the attention of its best output as JSON values.
 
     All lines are searched in one batch and then read in one batch.
 
@@ -103,7 +103,7 @@ def _entries_of_task(task: Task, run: Run, batch: Batch) -> Iterator[list[dict[s
 
 
 def _entry_of_row(name: str, attention: Attention, row: int, tgt: int, src: int) -> dict[str, Any]:
-    """Return the attention of one row. It may have fewer steps than the target: a label has one step."""
+    """Return the attention of one row. The attention of a label has a single step."""
     matrix = numbers(attention.weights[row, :tgt])  # [target, source]
     more: dict[str, Any] = {}
     if attention.grid is None:
@@ -131,8 +131,8 @@ def describe_density(density: Density) -> dict[str, Any]:
         density: One-dimensional or two-dimensional density.
 
     Returns:
-        In one dimension "mean", "variance" and "support", a list of intervals or None if it is unbounded. In two
-        dimensions "mean" and "covariance".
+        In one dimension: "mean", "variance" and "support" (a list of intervals; None if the support is unbounded). In
+        two dimensions: "mean" and "covariance".
 
     Example:
         >>> from tsallis.continuous import Gaussian

@@ -31,7 +31,7 @@ from tsallis.toolkit.training.file_names import CONFIG, MODEL, TASK
 from tsallis.toolkit.training.run_folder import Run
 from tsallis.toolkit.training.schema import explain
 
-LONGEST = 1024  # smallest limit on symbols per line; lines of this length are searched within seconds
+LONGEST = 1024  # minimum value of the limit on symbols per line; lines of this length are searched within seconds
 
 
 class Task(ABC):
@@ -71,7 +71,7 @@ class Task(ABC):
         refusals: Reasons why some commands don't support this task, by command.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")  # used by `restore`
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")  # for `restore`
 
     name: ClassVar[str]
     Config: ClassVar[type[Section]]
@@ -89,7 +89,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def formats(self) -> tuple[str, str]:
-        """Columns of an input line: first without the reference output, then with it."""
+        """Formats of an input line: one without the reference output, and one with the reference output."""
 
     @property
     def separators(self) -> str:
@@ -139,7 +139,7 @@ class Task(ABC):
     def number_lines(
         self, lines: Iterable[str], gold: bool, ignored: Ignored, first: int = 0
     ) -> Iterator[tuple[int, str]]:
-        """Yield the lines of input that are neither blank nor a header, with their numbers.
+        """Yield each input line with its number; skip blank lines and headers.
 
         See :func:`tsallis.toolkit.data.io.number_lines`; `first` is the number of the first line in its file.
         """
@@ -155,7 +155,7 @@ class Task(ABC):
     def parse_lines(
         self, lines: Iterable[tuple[int, str]], name: str, run: Run, gold: bool, first: int, **options: Any
     ) -> list[tuple[int, Any]]:
-        """Parse numbered lines; return each example with its line number. Errors name the input `name`."""
+        """Parse numbered lines; return each example with its line number. `name` is the name of the input in errors."""
         return [(number, self.parse(line, f"{name}:{first + number + 1}", gold, **options)) for number, line in lines]
 
     @abstractmethod
@@ -164,7 +164,7 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
-        """Compute the scores of outputs; the first one selects the best model. `quick` skips costly scores."""
+        """Compute the scores of outputs. The first score selects the best model. `quick` skips costly scores."""
 
     def preview(self, data: Data) -> list[str]:
         """Return lines that show how the model sees some examples."""
@@ -175,7 +175,7 @@ class Task(ABC):
         return {}
 
     def measure_outputs(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-        """Return statistics of outputs that are not scores, by name."""
+        """Return statistics of outputs by name, in addition to the scores."""
         return {}
 
     def spell(self, text: str, run: Run) -> list[int]:
@@ -191,7 +191,7 @@ class Task(ABC):
         return ambiguous_text(vocabulary)
 
     def first_answer(self, reference: str) -> str:
-        """Return the first right answer of a reference, which may contain several."""
+        """Return the first right answer in a reference, which may contain several right answers."""
         return reference
 
     def input_line(self, title: str) -> str:
@@ -207,7 +207,7 @@ class Task(ABC):
         return sum(int(symbol) == UNK for symbol in source)
 
     def unknown_symbols(self, run: Run, source: Sequence[int], title: str) -> list[str]:
-        """Return the unknown symbols of a source as they are spelled in its line.
+        """Return the unknown symbols of a source, spelled as in the input line.
 
         Args:
             run: Run with the vocabulary.
@@ -225,7 +225,7 @@ class Task(ABC):
 
     @abstractmethod
     def attention(self, run: Run, batch: Batch) -> dict[str, Attention]:
-        """Return the attention to the source of a batch, by name. `tsallis look --weights` prints it."""
+        """Return the attention to the source of a batch, by name. `tsallis look --weights` prints this attention."""
 
     def attention_symbols(self, run: Run, source: Sequence[int], target: Sequence[int], title: str) -> dict[str, Any]:
         """Return lists of symbols that label the rows and columns of attention, such as "source" and "target".
@@ -253,7 +253,7 @@ class Task(ABC):
 
     @classmethod
     def restore(cls, facts: Mapping[str, Any], path: Path | str = TASK) -> Task:
-        """Create the task from the content of `task.json`, as the method `facts` returns it. Errors name `path`."""
+        """Create the task from the content of `task.json`, which `facts` returned. Errors contain `path`."""
         if facts.get("task", cls.name) != cls.name:
             raise InputError(f"{path}: expected the task {cls.name}, found {describe(facts['task'])}; restore the file")
         fields = json.dumps({key: value for key, value in facts.items() if key != "task"})
@@ -427,7 +427,7 @@ def count_columns(line: str) -> str:
 
 
 def refuse_long(corpus: Corpus, limit: int | None, origin: Callable[[int, int], str]) -> None:
-    """Raise an InputError that names the first line with too many symbols on a side.
+    """Raise an InputError if a line has too many symbols on a side. The error names the first such line.
 
     Args:
         corpus: Encoded lines.

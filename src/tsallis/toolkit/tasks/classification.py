@@ -23,7 +23,7 @@ from tsallis.toolkit.tasks.labels import LabelModel, LabelTask, label_attention
 from tsallis.toolkit.tasks.types import Attention, Data, Lines, ModelSection, Vocabularies
 from tsallis.toolkit.training.run_folder import Run
 
-FEWEST = 10  # minimum number of documents for checks that look at most labels
+FEWEST = 10  # with fewer documents than this, labels are not checked
 ENDINGS = ("", ".tsv", ".xz", ".gz", ".tsv.xz", ".tsv.gz")
 BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)  # line breaks in reviews from web pages
 WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
@@ -33,7 +33,7 @@ class LabelColumnsConfig(Section):
     """Numbers of the columns of a line, from 1. Other columns are ignored."""
 
     label: Count = 1
-    text: Count | Literal[-1] = -1  # -1: the last column
+    text: Count | Literal[-1] = -1  # -1 means the last column
 
     @model_validator(mode="after")
     def _check_different(self) -> LabelColumnsConfig:
@@ -75,7 +75,7 @@ class ClassifierConfig(LabelModel):
 
 @dataclass(frozen=True)
 class LabelColumns:
-    """Numbers of the columns with the label and the text, from 1; a text of -1 is the last column."""
+    """Numbers of the label column and the text column, counted from 1. In `text`, -1 means the last column."""
 
     label: Annotated[int, Field(ge=1)] = 1
     text: int = -1
@@ -212,7 +212,7 @@ class Classification(LabelTask):
         return {
             **symbols,
             "source": words(title)[: len(source)] or [""],
-        }  # words as spelled in the text, even if they are unknown
+        }  # unknown words keep their spelling
 
 
 class LabelledText(NamedTuple):

@@ -17,7 +17,7 @@ from tsallis.toolkit.training.run_folder import Run
 
 
 def copied_symbols(src: Any, tgt: Any) -> list[int]:
-    """Find the target symbol with the same spelling for each source symbol; -1 if there is none.
+    """Return, for each source symbol, the target symbol with the same spelling; -1 if there is none.
 
     >>> copied_symbols(Vocabulary(["<tag:V>", "a", "b"]), Vocabulary(["b", "a"]))
     [-1, -1, -1, -1, -1, 5, 4]

@@ -1,4 +1,4 @@
-"""Configurations for files of columns: guess how a file's strings are written, and choose settings by its size."""
+"""Configurations for files of columns: guess how strings are split into symbols, and choose settings by size."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tsallis.errors import InputError, shorten
 from tsallis.toolkit.data.io import read_lines
 
 EXPECTED = "source<TAB>target or source<TAB>target<TAB>features"
-READ = 10_000  # lines that are looked at
-FEW = 5_000  # examples below which a model overfits easily
+READ = 10_000  # maximum number of lines that are examined
+FEW = 5_000  # with fewer examples than this, a model overfits easily
 # Column names that mark a header.
 NAMES = {
     "source": ("source", "src", "input", "lemma", "word", "graphemes", "grapheme", "orthography", "spelling"),
@@ -21,7 +21,7 @@ NAMES = {
     "features": ("features", "feats", "tags", "msd", "morphology"),
 }
 FEATURE_SEPARATORS = ";,|"
-LONGEST_SYMBOL = 4  # mean characters of a symbol, above which parts between spaces are words
+LONGEST_SYMBOL = 4  # twice the mean length at which parts between spaces are words instead of symbols
 
 
 def is_data_file(path: Path) -> bool:

@@ -57,7 +57,7 @@ class LabelTask(Task):
 
 
 def label_attention(attention: Any, grid: Sequence[int] | None = None) -> dict[str, Attention]:
-    """Return the attention of a batch: weights as "discrete", masses and density as "continuous".
+    """Return the attention of a batch by name: "discrete" has weights, "continuous" has masses and a density.
 
     Args:
         attention: Attention of a batch, as an :class:`~tsallis.models.classifier.AttentionMap` or a

@@ -34,7 +34,7 @@ from tsallis.toolkit.training.run_folder import Run
 
 ENDINGS = ("", ".txt", ".xz", ".gz", ".txt.xz", ".txt.gz")
 CHUNK = 8192  # number of texts encoded at once
-DEV_SEED, TEST_SEED = 1 << 40, 1 << 41  # larger than every seed of training data
+DEV_SEED, TEST_SEED = 1 << 40, 1 << 41  # seeds of generated data; they are larger than every seed of training data
 Symbols = Vocabulary | Subwords
 
 
@@ -79,9 +79,9 @@ class LanguageData(Section):
     dev: FileName | None = None
     test: FileName | None = None
     texts: Literal["lines", "paragraphs"] = (
-        "lines"  # lines: each line is a text; paragraphs: blank lines separate texts
+        "lines"  # with "lines", each line is a text; with "paragraphs", blank lines separate texts
     )
-    subwords: LearningConfig | None = None  # subwords; default: symbols are characters
+    subwords: LearningConfig | None = None  # options for learning subwords; default: symbols are characters
     length: int = Field(256, ge=2, lt=2**31)  # maximum number of tokens per row
     cache: FileName | None = None  # folder for learned subwords; default: ~/.cache/tsallis
 
@@ -101,7 +101,7 @@ class LanguageConfig(SequenceModel):
     architecture: Literal["language"] = "language"
     d_model: Size = 512
     heads: Size = 8
-    kv_heads: Size | None = None  # number of heads of keys and values; default: heads
+    kv_heads: Size | None = None  # number of heads of keys and values; default: the value of `heads`
     layers: Depth = 6
     d_ff: Size = 1376
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -117,7 +117,7 @@ class LanguageConfig(SequenceModel):
 
 @dataclass(frozen=True)
 class Language(SequenceTask):
-    """Task of language modelling, one text per line: a prompt to continue, or a whole text to score."""
+    """Task of language modelling. Each line is a prompt to continue, or a complete text to score."""
 
     length: Annotated[int, Field(ge=2)] = 256
     synthetic: str | None = None  # name of the synthetic task, if any; its runs can't read lines
@@ -146,7 +146,7 @@ class Language(SequenceTask):
 
     @classmethod
     def examples(cls, config: LanguageData, split: str, length: int | None = None) -> list[tuple[str, str]]:
-        """Read the texts of a split, each with an empty prompt; `length` is used by :meth:`pack_split` only."""
+        """Read the texts of a split, each with an empty prompt. Only :meth:`pack_split` uses `length`."""
         if config.synthetic is not None:
             raise InputError(f"data.synthetic: the task {config.synthetic.name} has symbols but no texts")
         if config.embedded is not None:
@@ -169,7 +169,7 @@ class Language(SequenceTask):
     def number_lines(
         self, lines: Iterable[str], gold: bool, ignored: Ignored, first: int = 0
     ) -> Iterator[tuple[int, str]]:
-        """Yield lines with all their spaces. An empty line is an empty prompt; if `gold`, blank lines are skipped."""
+        """Yield lines with all their spaces. An empty line is an empty prompt. If `gold` is true, skip blank lines."""
         for number, line in enumerate(lines):
             if gold and not line.strip():
                 ignored.blank += 1

@@ -81,7 +81,7 @@ def _digest(config: Config, split: str) -> dict[str, Any] | None:
 
 
 def _describe_training(folder: Path) -> dict[str, Any]:
-    """Return seed, duration, updates, symbols and origins (code and machine) of a training run."""
+    """Return a training run's seed, duration, number of updates, number of symbols, and origins (code and machine)."""
     config, timing = load_config(folder / CONFIG), folder / TIMING
     events = Log(timing).events() if timing.exists() else []
     origins: list[dict[str, Any]] = []

@@ -19,7 +19,7 @@ from tsallis.toolkit.tasks.vqa import Visual
 from tsallis.toolkit.training.file_names import CONFIG, TASK
 from tsallis.toolkit.training.run_folder import Run
 
-DEFAULT = Strings.name  # task of a configuration that names none
+DEFAULT = Strings.name  # task of a configuration without the key `task`
 TASKS: dict[str, type[Task]] = {task.name: task for task in (Strings, Translation, Classification, Visual, Language)}
 
 
@@ -101,7 +101,7 @@ def _stored_config(folder: Path) -> Config | None:
     try:
         return load_config(folder / CONFIG)
     except InputError:
-        return None  # commands that need the configuration raise the error
+        return None  # commands that need the configuration read it again and raise the error
 
 
 def _find(facts: Any, origin: str) -> type[Task]:

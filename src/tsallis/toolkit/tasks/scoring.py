@@ -34,7 +34,7 @@ def evaluate_outputs(
         run: Run with the model.
         lines: Lines with reference outputs.
         options: Options of the search.
-        world: Processes that share the lines of the search; default: this one alone.
+        world: Processes that share the lines of the search; default: this process alone.
 
     Returns:
         The values by name, and the search results. The values contain "intervals", the 95 % intervals of means over
@@ -107,7 +107,7 @@ def score_texts(model: Any, corpus: Corpus) -> dict[str, Any]:
 
 
 def score_lengths(model: Any, corpus: SyntheticCorpus) -> dict[str, dict[str, float]]:
-    """Return for each length the number of examples, the accuracy per symbol and the accuracy per example."""
+    """Return three values for each length: number of examples, accuracy per symbol, and accuracy per example."""
     hits = row_hits(model, corpus.batches(BATCH))
     each: dict[str, dict[str, float]] = {}
     for number, stream in enumerate(corpus.streams):
@@ -119,7 +119,7 @@ def score_lengths(model: Any, corpus: SyntheticCorpus) -> dict[str, dict[str, fl
 
 
 def best_texts(results: Sequence[Result], vocab: Any) -> list[str]:
-    """Return the text of each best hypothesis; the empty string if there is none."""
+    """Return the text of each result's best hypothesis; an empty string if a result has no hypothesis."""
     return [vocab.decode(r.best.tokens) if r.best else "" for r in results]
 
 

@@ -30,13 +30,14 @@ class SequenceModel(ModelSection):
 
     output: Literal["softmax", "sparsemax", "entmax", "alpha_relu"] = "entmax"
     output_alpha: Alpha = 1.5
-    # Threshold of alpha_relu. "auto": mean entmax threshold of the first batch. "formula": estimate from the sizes.
+    # Threshold of alpha_relu. "auto" computes the mean entmax threshold of the first batch; "formula" estimates the
+    # threshold from sizes.
     tau: Annotated[float, Field(allow_inf_nan=False)] | Literal["auto", "formula"] = "auto"
 
     def check(self) -> None:
         """Raise if the assumptions of `tau: formula` do not hold.
 
-        Without them, the initial outputs sum to many times 1. The formula is derived for alpha 1.5, a normalised hidden
+        Otherwise, the initial outputs sum to many times 1. The formula is derived for alpha 1.5, a normalised hidden
         state and a Xavier-uniform output matrix (Tezekbayev et al. 2022, lemma 3). An output matrix shared with the
         target embedding is initialised as an embedding instead, and an LSTM does not normalise its state.
         """
@@ -118,7 +119,7 @@ class RNNConfig(EncoderDecoderModel):
     monotonic: Literal[0, 1] | None = None
     cell: Literal["lstm", "gru"] = "lstm"
     scorer: Literal["bilinear", "additive"] = "bilinear"
-    d_embedding: Size | None = None  # default: d_model
+    d_embedding: Size | None = None  # default: the value of `d_model`
     # Density of continuous attention; the discrete attention determines the moments of the density.
     density: Density | Alpha | None = None
     combine: bool = True
@@ -157,14 +158,14 @@ class TransformerConfig(EncoderDecoderModel):
     activation: Literal["relu", "gelu"] = "relu"
     attention: Map | Literal["learned"] = "entmax"
     attention_alpha: Alpha = 1.5
-    # Attention of each part; None: the same as `attention`.
+    # Attention mapping of each part; None means the same as `attention`.
     encoder_attention: Map | Literal["learned"] | None = None
     decoder_attention: Map | Literal["learned"] | None = None
     cross_attention: Map | Literal["learned"] | None = None
     tie_alphas: Literal["none", "layer", "kind", "global"] = "none"  # scope in which heads share a learned alpha
     share: Literal["none", "target", "all"] = "none"
     checkpoint_activations: bool = False
-    positions: Literal["sinusoids", "rope", "alibi", "nape", "none"] = "sinusoids"  # all but sinusoids change attention
+    positions: Literal["sinusoids", "rope", "alibi", "nape", "none"] = "sinusoids"  # kind of position information
     length_scale: Literal["input", "head", "ssmax"] | None = None  # scaling of scores by the number of keys
 
     @model_validator(mode="after")
@@ -185,7 +186,7 @@ class SequenceTask(Task):
         return {"source": Attention(run.model(*arguments, need_attention=True).attention, density)}
 
     def text_symbols(self, title: str, vocabulary: Any) -> list[str]:
-        """Return the symbols of the text in a title, without features. They are the last symbols of the source."""
+        """Return the symbols of the text in a title, without features. The source ends with these symbols."""
         return [*split_symbols(title, vocabulary.separator)]
 
     def preview(self, data: Data) -> list[str]:

@@ -31,7 +31,7 @@ from tsallis.toolkit.training.file_names import TASK
 from tsallis.toolkit.training.run_folder import Run
 
 SEPARATORS = {"characters": "", "graphemes": GRAPHEMES, "spaces": " "}  # separators between the symbols of a string
-FEWEST = 5  # minimum number of examples for checks of columns
+FEWEST = 5  # with fewer examples than this, columns are not checked
 MOST_NAMED = 5  # maximum number of features in a message
 SIMILAR = 0.3  # similarity above which two texts look like forms of one word
 SAMPLED = 1000  # maximum number of examples whose texts are compared in a check of columns
@@ -47,7 +47,7 @@ def _check_symbols(symbols: str) -> str:
 
 
 def separator_of(symbols: str) -> str:
-    """Return the separator between symbols, from the value of the settings `src_symbols` and `tgt_symbols`."""
+    """Return the separator between symbols for a value of the setting `src_symbols` or `tgt_symbols`."""
     return SEPARATORS.get(symbols, symbols)
 
 
@@ -61,7 +61,7 @@ class ColumnsConfig(Section):
 
     source: Count = 1
     target: Count = 2
-    # One column or several; auto: column 3 if the training data have it.
+    # One or several columns. "auto" means column 3, or none if the training data have no third column.
     features: Literal["auto"] | Count | list[Count] | None = "auto"
 
     @model_validator(mode="after")
@@ -96,7 +96,7 @@ class StringsData(Section):
     columns: ColumnsConfig = ColumnsConfig()
     header: bool = False  # whether the first line of each file is ignored
     comment: Separator | None = None  # prefix of lines to ignore, such as "#"
-    src_symbols: Symbols = "characters"  # characters, graphemes, spaces, or another separator
+    src_symbols: Symbols = "characters"  # "characters", "graphemes", "spaces", or another separator
     tgt_symbols: Symbols = "characters"
     feature_separator: Separator = ";"
     answer_separator: Separator | None = None  # separator of several right answers in the target column
@@ -252,10 +252,10 @@ class Strings(SequenceTask):
         return cls.of_config(config).examples_of(config, split, language)
 
     def examples_of(self, config: StringsData, split: str, language: str | None = None) -> list[StringsExample]:
-        """Read the examples of a split with the columns of this task."""
+        """Read the examples of a split from the columns that this task defines."""
         if config.embedded is not None:
             return english_verbs()[split]
-        if language is not None or config.languages == "all":  # "all": the languages at the start of the run
+        if language is not None or config.languages == "all":  # "all" means all languages when the run started
             config = config.model_copy(update={"languages": self.languages if language is None else [language]})
         languages: Sequence[str | None] = find_languages(config) or [None]
         examples: list[StringsExample] = []
@@ -365,7 +365,7 @@ class Strings(SequenceTask):
         """Return the examples on numbered lines.
 
         Raises:
-            InputError: If no feature of a line, or less than half of all target symbols, are in the run's vocabularies.
+            InputError: If the run's vocabularies contain no feature of a line, or less than half of all target symbols.
         """
         columns, examples = self.columns, []
         src: Any = run.src_vocab
@@ -492,7 +492,7 @@ class Strings(SequenceTask):
             )
 
     def encode(self, examples: Sequence[StringsExample], vocabularies: Vocabularies) -> Lines:
-        """Encode examples as numbers. If there are several right answers, the corpus contains the first."""
+        """Encode examples as numbers. If there are several right answers, the corpus contains the first answer."""
         joiner, count = self.feature_separator, len(examples)
         titles = [f"{e.source} + {joiner.join(e.features)}" if e.features else e.source for e in examples]
         references = [self._reference(e.target or "") for e in examples]
@@ -570,7 +570,7 @@ def encode_examples(examples: Sequence[StringsExample], src: Vocabulary, tgt: Vo
 
 
 def normalize(text: str, form: Normalization | None) -> str:
-    """Return a text in a Unicode normalization form; None: unchanged."""
+    """Return a text in a Unicode normalization form; with None, return the text unchanged."""
     return text if form is None else unicodedata.normalize(form, text)
 
 
@@ -606,7 +606,7 @@ def _outside_brackets(text: str, separator: str) -> list[str]:
 
 
 def similarity(a: str, b: str) -> float:
-    """Return the number of distinct character pairs in both texts, relative to the text with fewer pairs.
+    """Return the number of distinct character pairs that two texts share, divided by the smaller number of pairs.
 
     >>> similarity("walk", "walked"), similarity("walk", "V;PST")
     (1.0, 0.0)

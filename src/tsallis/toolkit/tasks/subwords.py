@@ -15,7 +15,7 @@ class LearningConfig(Section):
     """Options for learning subwords."""
 
     size: int = Field(8000, ge=8, lt=2**31)  # number of symbols in the vocabulary
-    kind: Literal["bpe", "unigram", "word"] = "bpe"  # kind of model; word: symbols are words between white space
+    kind: Literal["bpe", "unigram", "word"] = "bpe"  # kind of model; with "word", symbols are words
     coverage: float = Field(1.0, ge=0.98, le=1)  # share of characters to cover; below 1 for large scripts
     split_digits: bool = False  # whether every digit is a separate symbol
 

@@ -46,7 +46,7 @@ class SubwordsConfig(LearningConfig):
     src_model: FileName | None = None  # existing sentencepiece model of the source; needs tgt_model
     tgt_model: FileName | None = None
     joint: bool = True  # whether both languages share one vocabulary
-    sample: float = Field(0.0, ge=0, lt=1)  # strength of subword regularisation, usually 0.1; 0: off
+    sample: float = Field(0.0, ge=0, lt=1)  # strength of subword regularisation, usually 0.1; 0 means off
 
     @property
     def models(self) -> tuple[str, str] | None:
@@ -87,7 +87,7 @@ class TranslationData(Section):
     subwords: SubwordsConfig = SubwordsConfig()
     lowercase: bool = False  # whether subwords and scores ignore case
     tokenized: bool = False  # whether the text is tokenized already: BLEU then splits at white space only
-    joiner: str | None = Field(None, min_length=1, max_length=10)  # mark after an unfinished word, such as @@
+    joiner: str | None = Field(None, min_length=1, max_length=10)  # mark inside a split word, such as @@
     max_length: Count = 256  # maximum number of symbols per side; longer training pairs are left out
     cache: FileName | None = None  # folder for subwords and encoded text; default: ~/.cache/tsallis
 
@@ -189,7 +189,7 @@ class Translation(SequenceTask):
         return Lines(corpus, references, titles, numbers, len(examples))
 
     def pairs(self, examples: Sequence[Pair], vocabularies: Vocabularies, name: str) -> Lines:
-        """Encode the pairs that have no empty side; `name` names the files in errors.
+        """Encode the pairs that have no empty side; `name` is the name of the files in errors.
 
         Raises:
             InputError: If no pair is left.

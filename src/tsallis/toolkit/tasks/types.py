@@ -40,7 +40,7 @@ class Lines:
 
     corpus: Corpus
     references: list[str]
-    titles: list[str]  # short description of each row's input, for people
+    titles: list[str]  # readable description of each row's input
     numbers: list[int]  # line number of each row, from 0; lines without symbols have no row
     count: int  # number of lines, including those without a row
     languages: list[str] | None = None  # language of each row, if lines have one
@@ -64,8 +64,8 @@ class Data:
     train: Corpus
     dev: Lines
     vocabularies: Vocabularies
-    # For a model that copies: the target vocabulary of the development data, and the target symbol of each unknown
-    # source symbol in these data.
+    # If the model copies, two values for the development data: the target vocabulary, and the target symbol of each
+    # unknown source symbol in these data.
     wide: tuple[Any, list[int]] | None = None
 
 
@@ -117,6 +117,6 @@ class ModelSection(Section):
 class Attention(NamedTuple):
     """Attention to the source in a batch."""
 
-    weights: Tensor  # [batch, target, source]: weights of discrete attention, masses of continuous attention
+    weights: Tensor  # [batch, target, source] Weights of discrete attention, or masses of continuous attention
     density: Density | None = None  # density with batch shape [batch, ..., target] or [batch]
     grid: Sequence[int] | None = None  # height and width, if the source is an image

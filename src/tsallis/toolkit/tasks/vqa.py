@@ -57,7 +57,7 @@ class VisualData(Section):
     held_out: float = Field(0.1, gt=0, lt=1)  # share of train's images to hold out as dev, if dev is not set
     max_length: Count = 32  # maximum number of words per question; the rest is ignored
     min_count: Count = 1  # minimum number of occurrences of a word in train; rarer words are unknown
-    answers: Count | None = None  # maximum number of possible answers, most frequent in train first; default: all
+    answers: Count | None = None  # number of possible answers, which are the most frequent ones in train; default: all
 
 
 class AnswererConfig(LabelModel):
@@ -102,7 +102,7 @@ class Visual(LabelTask):
     A line is `image<TAB>question`, or `image<TAB>question<TAB>answer` with a reference.
     """
 
-    images: Annotated[str, Field(pattern=r"^[^\x00]+$")] | None = None  # default path of the images that lines name
+    images: Annotated[str, Field(pattern=r"^[^\x00]+$")] | None = None  # default path of images
     # Height and width to which images are resized.
     size: Annotated[list[Annotated[int, Field(ge=1, lt=2**31)]], Field(min_length=2, max_length=2)] | None = None
     max_length: Annotated[int, Field(ge=1)] | None = None
@@ -199,7 +199,7 @@ class Visual(LabelTask):
         return Lines(corpus, answers, titles, list(range(count)), count)
 
     def count_unknown(self, source: Sequence[int] | NDArray[Any]) -> int:
-        return super().count_unknown(source[1:])  # without the image's number
+        return super().count_unknown(source[1:])  # skip the image's number
 
     def unknown_symbols(self, run: Run, source: Sequence[int], title: str) -> list[str]:
         return [s for s, n in zip(question_words(title.partition(": ")[2]), source[1:], strict=False) if n == UNK]
