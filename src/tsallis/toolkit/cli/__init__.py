@@ -77,11 +77,11 @@ Version = typer.Option("--version", is_eager=True, callback=print_version, help=
 
 @app.callback()
 def options(version: Annotated[bool, Version] = False) -> None:
-    del version  # its callback has printed it
+    del version  # the callback of this option has printed the version
 
 
 def help_text(command: Callable[..., None]) -> str:
-    """Convert a docstring to help text. Typer would keep its line breaks and read brackets as markup."""
+    """Convert a docstring to help text. Typer itself would keep line breaks and interpret brackets as markup."""
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs).replace("[", r"\[")
 
@@ -97,11 +97,11 @@ for command in (
 def main(command: Callable[[], object] = app) -> None:
     """Run a command; bad input prints one line on standard error and exits with status 2."""
     if sys.stderr is None:
-        # Otherwise the next file that is opened would become standard error.
+        # Without this, the next file to be opened would become standard error.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     with contextlib.redirect_stderr(cast(Any, OptionalOutput(sys.stderr))), _collect_notes() as notes:
         status = _status(command)
-        for note in () if status else notes:  # an error prints one line only
+        for note in () if status else notes:  # after an error, print only the error
             print(note, file=sys.stderr)
     distributed = sys.modules.get("tsallis.toolkit.training.distributed")
     if distributed is not None:
@@ -170,7 +170,7 @@ def _run(command: Callable[[], object]) -> object:
 
 
 def _explain_usage(error: Any) -> str:
-    """Return the message for a wrong argument. If it must be a number, name the value and the valid range."""
+    """Return the message for a wrong argument. For a numeric argument, include the value and the valid range."""
     text: str = error.format_message().removesuffix(".").replace("Value error, ", "")
     descriptor: Any = getattr(getattr(error, "param", None), "type_descriptor", None)
     kind = _number_kind(getattr(descriptor, "annotation", None))
@@ -207,6 +207,6 @@ def _discard_output() -> None:
 
 
 def _known_to_all(error: Exception) -> bool:
-    """Return whether every process raised this error; then only the first process prints it."""
+    """Return whether every process raised this error. In this case, only the first process prints the error."""
     world = sys.modules.get("tsallis.toolkit.training.distributed")
     return world is not None and isinstance(error, world.CommonError)

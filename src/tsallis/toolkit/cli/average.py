@@ -26,7 +26,7 @@ def average(
 
     if not (run / MODEL).exists():
         raise InputError(f"{run}: not a run folder (it has no {MODEL})")
-    with locked(run):  # a training in progress would overwrite the index
+    with locked(run):  # without a lock, a training in progress could overwrite the index
         names = Checkpoints(run / CHECKPOINTS).average(last)
     if as_json:
         print_json({"checkpoint": "average", "of": names})

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 SEARCH = SearchOptions(beam_size=5)
 SOFTMAX = ("model.output=softmax", "model.attention=softmax")
 COMPARISON = ("accuracy", "output_support", "attention_support", "single", "complete", "optimal")
-MOST_ANSWERS = 4  # answers printed per word; the others are only counted
-REPORT_EXAMPLES = 200  # verb forms that the report analyses
+MOST_ANSWERS = 4  # maximum number of answers printed per word; further answers are only counted
+REPORT_EXAMPLES = 200  # number of verb forms that the report analyses
 BLOCKS = "░▒▓█"  # characters for weights, from small to 1
 
 
@@ -166,7 +166,7 @@ def _print_answers(question: Question, sparse: Result, softmax: Result, *runs: R
 
 
 def _hypotheses(question: Question, result: Result, run: Run) -> list[str]:
-    """Return the lines of a model's column: its best outputs, the number of others, and the sum of probabilities."""
+    """Return the lines of a model's column: best outputs, number of further outputs, and sum of probabilities."""
     texts = [(run.tgt_vocab.decode(hypothesis.tokens), hypothesis.prob) for hypothesis in result.hypotheses]
     rows = [f"  {text:<14}{prob:.6f}{'  correct' * (text in question.right)}" for text, prob in texts[:MOST_ANSWERS]]
     if others := texts[MOST_ANSWERS:]:

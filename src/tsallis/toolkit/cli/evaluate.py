@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 MOST_WRONG = 10  # maximum number of wrong outputs to show
-WIDEST = 60  # maximum number of characters to show of a source
+WIDEST = 60  # maximum number of characters shown per source
 OF_SEARCH = ("mode", "beam_size", "budget", "length_penalty", "end_rule")
 
 
@@ -183,7 +183,7 @@ class Evaluated(NamedTuple):
 
     @property
     def texts(self) -> list[str]:
-        """Best outputs."""
+        """Texts of the best outputs."""
         from tsallis.toolkit.tasks.scoring import best_texts
 
         return best_texts(self.results, self.opened.run.tgt_vocab)
@@ -213,7 +213,7 @@ def _print_comparison(first: Evaluated, second: Evaluated, data: str | None, hea
 
 
 def _split_inputs(inputs: Sequence[Path]) -> tuple[Path | None, Path | None]:
-    """Return the input file and the second run among the arguments after the first run."""
+    """Return the input file and the second run, each None if it is not among the arguments."""
     runs = [path for path in inputs if path.is_dir()]
     files = [path for path in inputs if not path.is_dir()]
     if len(runs) > 1 or len(files) > 1:

@@ -69,7 +69,7 @@ class UnknownSymbols:
     def __init__(self, run: Run, task: Task) -> None:
         self.run, self.task = run, task
         self.total = 0
-        self.first_lines: dict[str, int] = {}  # first line of each symbol, for slightly more symbols than are named
+        self.first_lines: dict[str, int] = {}  # line number of each symbol, at least for the named symbols
 
     def add(self, block: Block) -> None:
         """Count the unknown symbols of a block."""
@@ -93,7 +93,7 @@ class UnknownSymbols:
 
 
 class SkippedLines:
-    """Print the error of each bad line, and count them."""
+    """Counter of bad lines, which prints the error of each bad line."""
 
     count = 0
 
@@ -162,13 +162,13 @@ def line_blocks(
         raise typer.Exit(BAD_LINES)
 
 
-LOST = "the printed lines are correct, the remaining lines are missing"  # if a process ends that answers lines
+LOST = "the printed lines are correct, the remaining lines are missing"  # end of the error if a process is lost
 
 
 def share_blocks(blocks: Iterator[Block], world: World, file: Path | None) -> Iterator[Block]:
-    """Yield the blocks that this process answers; the first process prints the answers of all in order.
+    """Yield the blocks that this process answers; the first process prints all answers in order.
 
-    Every process reads all lines. Of each group of blocks, one for each process, each process answers its own.
+    Every process reads all lines. The processes take turns in answering blocks.
     """
     from tsallis.toolkit.training.distributed import CommonError
 
@@ -185,7 +185,7 @@ def share_blocks(blocks: Iterator[Block], world: World, file: Path | None) -> It
             try:
                 while len(group) < world.size:
                     group.append(next(blocks))
-            except (InputError, StopIteration, typer.Exit) as error:  # the same on all processes
+            except (InputError, StopIteration, typer.Exit) as error:  # all processes raise the same error
                 failure = error
         answers = io.StringIO()
         if world.rank < len(group):

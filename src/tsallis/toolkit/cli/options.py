@@ -116,7 +116,7 @@ def _parameter(name: str, help: str, modes: Sequence[Mode], default: Any) -> ins
         choices: Any = Literal
         kind = choices[tuple(modes)]
     span = {}
-    if kind in (int, float) and not info.inside:  # typer's ranges include their ends
+    if kind in (int, float) and not info.inside:  # ranges in typer always include their limits
         span["min"] = kind(info.least)
     if span and math.isfinite(info.most):
         span["max"] = kind(info.most)

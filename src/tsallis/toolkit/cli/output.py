@@ -19,7 +19,7 @@ WHERE_ANY = ("unknown_symbols",)  # rows that are omitted if the number is 0
 
 
 def print_fields(*fields: str) -> None:
-    """Print tab-separated fields. Escape control characters, because a terminal would obey them."""
+    """Print tab-separated fields. Escape control characters, because a terminal would execute them."""
     print("\t".join(map(without_controls, fields)))
 
 
@@ -51,7 +51,7 @@ def check_folder(folder: Path) -> None:
 
 
 def print_json(content: Any) -> None:
-    """Print a JSON object on one line. Escape control characters, because a terminal would obey them."""
+    """Print a JSON object on one line. Escape control characters, because a terminal would execute them."""
     text = json.dumps(content, ensure_ascii=False)
     # JSON does not escape these control characters and lone surrogates.
     print(re.sub("[\x7f-\x9f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text))

@@ -117,7 +117,8 @@ def summarize_all(
 ) -> tuple[list[RunSummary], list[ComparisonSummary]]:
     """Summarize sequence models on the first run's data or on a text, with a progress bar.
 
-    `values` are options of the task. If `count_training`, count the training data for the scores of rare tokens.
+    `values` are options of the task. If `count_training` is true, count pieces in the training data, for the scores of
+    rare tokens.
     """
     _check_one_task(runs)
     inputs, answers = [], None
@@ -216,7 +217,7 @@ def _count_training(run: Run, task: Task) -> TrainingCounts | None:
 
 
 def _read_text(run: Run, task: Task, text: Text, values: Mapping[str, Any], limit: int) -> tuple[Lines, bool]:
-    """Read lines with or without outputs; return also whether all needed targets are there."""
+    """Read lines with or without outputs. Also return whether all needed targets exist."""
     has_outputs = _has_outputs(task, text.lines)
     read = task.read(text.lines[:limit], text.name, run, has_outputs, **task.check_options(run, values))
     read.ignored.warn(text.name)
@@ -233,7 +234,7 @@ def _search_answers(run: Run, name: str, corpus: Corpus, options: Options) -> _A
 def _with_answers(run: Run, task: Task, corpus: Corpus, answers: _Answers) -> Corpus:
     """Replace the targets of a corpus by the answers of another run, encoded for this run."""
     vocabulary = answers.run.tgt_vocab
-    if run.tgt_vocab == vocabulary:  # encoding the text again could split it differently
+    if run.tgt_vocab == vocabulary:  # keep the symbols: encoding the text again could split it differently
         return Corpus(corpus.src, answers.rows)
     texts = [vocabulary.decode(row) for row in answers.rows]
     return Corpus(corpus.src, [task.spell(text, run) if text else [] for text in texts])

@@ -14,7 +14,7 @@ import tsallis
 from tsallis.ops import choice, registry
 from tsallis.ops.protocol import Capabilities
 
-Case = tuple[str, Callable[..., Any], dict[str, Any]]  # name, function, arguments; floating-point tensors get gradients
+Case = tuple[str, Callable[..., Any], dict[str, Any]]  # name, function, arguments; float arguments also need gradients
 
 
 class Row(NamedTuple):
@@ -28,7 +28,7 @@ class Row(NamedTuple):
     error: float
     limit: float
     message: str
-    seconds: float  # including the time to compile
+    seconds: float  # duration, including the time to compile
 
     @property
     def agrees(self) -> bool:
@@ -41,7 +41,7 @@ def _alphas(can: Capabilities) -> Tensor:
 
 
 def _rows(can: Capabilities, long: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield short rows, many rows too long for a GPU's on-chip memory, and one long row for several programs."""
+    """Yield short rows, many rows that exceed a GPU's on-chip memory, and one row that several programs share."""
     alphas = _alphas(can)
     scores = 2 * torch.randn(6, 65)
     scores[5] = -math.inf  # a row with all scores masked
@@ -83,7 +83,7 @@ def _output_layer(can: Capabilities) -> Iterator[Case]:
 
 
 def _attention(can: Capabilities) -> Iterator[Case]:
-    """Yield attention to few keys, attention to so many keys that kernels select blocks, and decoding."""
+    """Yield three kinds of attention: few keys; so many keys that kernels select blocks; decoding."""
     alphas, few, many = _alphas(can), 37, 1100
     head = int(min(256, can.largest_head))
     pair, behind = {"alpha": alphas[1:3]}, {"slopes": torch.tensor([0.25, 0.0078125]), "query_offset": many - 40}
@@ -130,7 +130,7 @@ def _devices(name: str) -> list[torch.device]:
     if name == "eager" or request not in ("auto", name):
         return []
     has_gpu, for_gpu = torch.cuda.is_available(), "cuda" in registry.BACKENDS[name].devices
-    if request == "auto" and for_gpu and not has_gpu:  # Triton's interpreter is slow
+    if request == "auto" and for_gpu and not has_gpu:  # skip Triton's interpreter, which is slow
         return []
     if not registry.load(name).status().available:
         return []

@@ -95,7 +95,7 @@ def prepare_training(loaded: Config, folder: Path, world: World) -> TrainingStar
 
 
 def _write_run(run: PreparedRun, blob: bytes | None, folder: Path, lock: Lock | None = None, dry: bool = False) -> bool:
-    """Write the run folder without logs and checkpoints, or only check it if `dry`; return whether it existed."""
+    """Write a run's first files, or only check them if `dry` is true. Return whether the run existed."""
     from tsallis.toolkit.training.run_folder import start_run
 
     return start_run(

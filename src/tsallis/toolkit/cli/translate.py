@@ -104,7 +104,7 @@ def translate(
 
 
 def _print(answer: Answer, options: SearchOptions, lists: bool, alignment: bool) -> None:
-    """Print the best output of a line, its list with a certificate, or its draws."""
+    """Print an answer: the best output, the list of outputs with its certificate, or the draws."""
     draws, certificate = options.mode == "sample" and not options.min_risk, answer.certificate
     for output in (answer.outputs or (None,)) if draws or lists else (answer.best,):
         fields = ["" if output is None else output.text]
@@ -113,7 +113,7 @@ def _print(answer: Answer, options: SearchOptions, lists: bool, alignment: bool)
             fields = [str(answer.line), *fields, prob]
         if lists:
             fields.append(certificate)
-            certificate = ""  # only the first row has it: it covers the whole list
+            certificate = ""  # only the first row has the certificate, which covers the whole list
         if alignment:
             fields.append("" if output is None else pharaoh(output.alignment or ()))
         print_fields(*fields)
