@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tsallis.toolkit.training import Run
 
 Links = Literal["largest", "support"]
-Pairs = tuple[tuple[int, int], ...]  # source position, target position
+Pairs = tuple[tuple[int, int], ...]  # pairs of a source position and a target position
 LINKS: tuple[Links, ...] = ("largest", "support")
 
 
@@ -76,7 +76,7 @@ def links_of(weights: Tensor, links: Links) -> Pairs:
     """
     chosen = weights > 0
     if links == "largest":
-        # A row of zeros has no link. Among equal weights, keep the first weight: its cumulative count is 1.
+        # A row of zeros has no link. Among several largest weights, keep the first, whose cumulative count is 1.
         chosen &= weights == weights.amax(-1, keepdim=True)
         chosen &= chosen.cumsum(-1) == 1
     return tuple((source, target) for target, source in chosen.nonzero().tolist())

@@ -239,7 +239,7 @@ class TextScore:
 
     @property
     def possible(self) -> bool | None:
-        """Return whether the output is possible; None if no segmentation was found, but the search was incomplete."""
+        """Return whether the output is possible; None if an incomplete search found no segmentation."""
         if self.text is not None:
             return self.text.possible
         return self.scores is not None and self.scores.exclusion is None

@@ -108,7 +108,7 @@ def choose(
     weights, missing = [1.0] * len(candidates), 0.0
     if result is not None:
         weights = [output.prob for output in candidates]
-        # If the certificate failed for some reason, the sum of the probabilities proves nothing either.
+        # If the certificate has a reason why it proves nothing, the sum of the probabilities proves nothing either.
         bounded = run.model.output.normalized and result.certificate.reason is None
         complete = result.certificate.kind == "complete"
         missing = 0.0 if complete else max(0.0, 1 - result.mass) if bounded else float("inf")
