@@ -21,7 +21,7 @@ from tsallis.toolkit.datasets.download import Part, SourceFile, check, fetch, kn
 
 LONGEST = 1 << 20  # maximum bytes of a line or a small file; larger input is rejected as a wrong file
 LARGEST = 1 << 26  # maximum bytes of content that can't be read line by line
-MANY = 20  # maximum number of archives that are reported one by one
+MANY = 20  # maximum number of archives with separate reports; more archives share one report
 PNG = b"\x89PNG\r\n\x1a\n"  # first bytes of a PNG file
 # Errors of unpacking. An encrypted zip file, or a zip file with an unknown compression, raises a RuntimeError.
 DAMAGE_ERRORS = (
@@ -64,7 +64,7 @@ def fetch_text(file: SourceFile, path: Path, packed: Path, report: Report | None
         except ValueError as error:
             beside.unlink(missing_ok=True)
             for archive in {source for part in file.parts for source in part.needs}:
-                if not archive.has_digest:  # a wrong archive would fail every time
+                if not archive.has_digest:  # delete the archive: if it is wrong, every later attempt would fail, too
                     (packed / archive.name).unlink(missing_ok=True)
                     record_of(packed / archive.name).unlink(missing_ok=True)
             raise InputError(f"{error}; the download was deleted") from error
@@ -138,7 +138,7 @@ def _write_images(part: Part, path: Path, archive: Path) -> None:
 
 
 def _write_files(file: SourceFile, path: Path, packed: Path) -> None:
-    """Write files unchanged into a tar file. Its bytes depend only on the names and contents of the files."""
+    """Write files unchanged into a tar file, whose bytes depend only on the names and contents of the files."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for part in file.parts:
             with (packed / part.archive.name).open("rb") as stream:
@@ -223,7 +223,7 @@ def _open_part(part: Part, path: Path) -> Iterator[Stream]:
     if part.packing == "tar":
         with _open_tar(path) as packed, tarfile.open(fileobj=packed, mode="r|") as tar:
             for member in tar:
-                # Ignore links and devices of that name.
+                # Ignore links and devices, even if they have the right name.
                 content = tar.extractfile(member) if member.name == part.member and member.isreg() else None
                 if content is not None:
                     yield BoundedStream(content, packed, path)

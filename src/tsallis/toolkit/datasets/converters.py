@@ -26,7 +26,7 @@ def parse(pattern: str, line: str) -> re.Match[str]:
 
 
 def segments(lines: Iterator[bytes], part: Part) -> Iterator[bytes]:
-    """Yield the sentences of an SGML test set, with white space as in sacrebleu, so that references are equal."""
+    """Yield the sentences of an SGML test set. White space is the same as in the references of sacrebleu."""
     for line in lines:
         if line.lstrip().startswith(b"<seg"):
             yield " ".join(parse(r"\s*<seg[^>]*>(.*)</seg>\s*", line.decode())[1].split()).encode()
@@ -40,7 +40,7 @@ def talks(lines: Iterator[bytes], part: Part) -> Iterator[bytes]:
 
 
 def clusters(lines: Iterator[bytes], part: Part) -> Iterator[bytes]:
-    """Split tab-separated pairs, and yield one side of one split; columns after the second are ignored."""
+    """Split tab-separated pairs into train, dev and test, and yield one side of one split. Ignore further columns."""
     matches = (parse(r"([^\t]*)\t([^\t]*)(?:\t.*)?", line.decode()) for line in lines)
     for pair in split_pairs((match[1], match[2]) for match in matches)[part.split]:
         yield pair[part.column].encode()

@@ -28,10 +28,10 @@ class SourceFile:
     urls: tuple[str, ...] = ()  # addresses, tried in order
     size: int | None = None
     sha256: str | None = None
-    md5: str | None = None  # for files whose publishers give no better digest
+    md5: str | None = None  # digest for files whose publishers give no SHA-256
     lines: int | None = None
     parts: tuple[Part, ...] = ()  # parts to concatenate, for files without an address
-    holds: Literal["lines", "images", "files"] = "lines"  # images: in a NumPy array; files: in a tar file
+    holds: Literal["lines", "images", "files"] = "lines"  # images are stored in a NumPy array, files in a tar file
     header: str = ""  # first line, added by this package
 
     @property
@@ -50,10 +50,10 @@ class Part:
     form: Literal["lines", "segments", "talks", "clusters", "labelled", "pairs", "questions", "reviews", "patients"] = (
         "lines"
     )
-    every: int = 0  # n: every nth line; -n: all lines except every nth
-    split: str = ""  # for clusters: train, dev or test
-    column: int = 0  # for clusters: side of the pairs, 0 or 1
-    count: int | None = None  # for a tar-folder: expected number of members
+    every: int = 0  # n selects every nth line, -n selects all other lines, 0 selects all lines
+    split: str = ""  # split to read if the form is "clusters": train, dev or test
+    column: int = 0  # side of the pairs to read if the form is "clusters": 0 or 1
+    count: int | None = None  # expected number of members of a tar-folder
     listed: SourceFile | None = None  # file with the names of the required images
 
     @property
@@ -88,7 +88,7 @@ def fetch(file: SourceFile, path: Path) -> Path:
 
 
 def check(file: SourceFile, path: Path) -> None:
-    """Check the digest of an existing file; if none is known, check the number of lines and record the digest.
+    """Check the digest of an existing file. If no digest is known, check the number of lines and record the digest.
 
     Raises:
         InputError: If the digest or the number of lines differs.

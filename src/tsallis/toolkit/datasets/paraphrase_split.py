@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 Pair = tuple[str, str]
 HELD_OUT = 4000  # minimum number of pairs in dev and in test
-LARGEST = 20  # maximum number of pairs of a cluster outside train
+LARGEST = 20  # maximum number of pairs in a cluster of dev or test
 
 
 def split_pairs(pairs: Iterable[Pair], held_out: int = HELD_OUT) -> dict[str, list[Pair]]:
