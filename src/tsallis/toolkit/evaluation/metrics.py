@@ -16,7 +16,7 @@ from tsallis.toolkit.evaluation.empty_output import compare_empty, empty_log_pro
 from tsallis.toolkit.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_sums
 from tsallis.toolkit.evaluation.text_probabilities import score_outputs
 
-BATCH = 128  # batch size
+BATCH = 128  # number of rows per batch
 WHOLE = 1 - 1e-6  # minimum probability that counts as 1, because of rounding
 
 

@@ -77,7 +77,8 @@ def describe_text(scores: TokenScores, text: TextProbability, tgt_vocab: Any) ->
 def describe_hypothesis(hypothesis: Hypothesis, tgt_vocab: Any, length_penalty: float = 0.0) -> dict[str, Any]:
     """Return an output of a search or a sample as JSON values.
 
-    A text also has "segmentations". Its "prob" and "log_prob" sum over them; its supports belong to the first one.
+    A text also has "segmentations". Its "prob" and "log_prob" sum over all segmentations; its supports belong to the
+    first segmentation.
 
     Args:
         hypothesis: Output to describe.

@@ -57,7 +57,7 @@ def cpu_name() -> str:
 
 @cache
 def find_commit() -> str | None:
-    """Return the git commit of the package, with "+changes" if files differ; None outside a checkout."""
+    """Return the git commit of the package, plus "+changes" if files were changed; None outside a checkout."""
     root = PACKAGE.resolve().parents[1]
     if not (root / ".git").exists():
         return None

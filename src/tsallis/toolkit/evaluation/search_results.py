@@ -1,4 +1,4 @@
-"""Searches over a corpus."""
+"""Search for the outputs of a corpus."""
 
 from __future__ import annotations
 

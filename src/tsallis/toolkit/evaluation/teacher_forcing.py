@@ -96,7 +96,7 @@ def teacher_forced_scores(model: Decoder, corpus: Corpus, batch_size: int = 128)
 
 
 def counted_symbols(model: object, tgt_out: Tensor) -> Tensor:
-    """Return a mask of the target symbols that count: padding does not, nor does the certain end symbol of classifiers.
+    """Return a mask of all target symbols except padding and the certain end symbol of classifiers.
 
     >>> from tsallis.models import RNNSeq2Seq
     >>> counted_symbols(RNNSeq2Seq(6, 6, d_model=8), torch.tensor([[5, 2, IGNORE_INDEX]])).tolist()

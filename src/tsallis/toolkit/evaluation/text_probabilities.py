@@ -101,7 +101,7 @@ def complete_results(model: Decoder, batch: Batch, results: Sequence[Result], vo
 def join_draws(
     model: Decoder, batch: Batch, rows: Sequence[Sequence[Hypothesis | None]], vocabulary: Any
 ) -> list[list[Hypothesis | None]]:
-    """Return samples of texts: the probability of a sample becomes that of its text, summed over all segmentations."""
+    """Replace each sample's probability by the probability of its text, summed over all segmentations."""
     texts = [[vocabulary.decode(draw.tokens) for draw in row if draw is not None] for row in rows]
     found = text_probabilities(model, batch, texts, vocabulary)
     joined: list[list[Hypothesis | None]] = []

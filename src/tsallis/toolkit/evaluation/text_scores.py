@@ -139,7 +139,7 @@ def translation_scores(
     factories: dict[str, Any] = {
         "bleu": lambda: BLEU(lowercase=lowercase, **_tokenizer(tgt_lang, tokenized)),
         "chrf": lambda: CHRF(lowercase=lowercase),
-        "ter": TER,  # always ignores case
+        "ter": TER,  # TER always ignores case
     }
     scores = []
     for name in names:
