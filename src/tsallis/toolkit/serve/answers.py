@@ -276,7 +276,7 @@ class ServedRun:
         return served, self._batch([[*lines.corpus.src[0]]]) if lines.numbers else None
 
     def _output(self, request: OutputRequest, source: Batch, model: Any) -> list[int]:
-        """Return the symbols of the output in a request, or of the best output.
+        """Return the symbols of the output that a request contains; by default, those of the best output.
 
         Raises:
             Refusal: If a number is not a symbol, or the search found no output.
@@ -292,7 +292,7 @@ class ServedRun:
             if len(tokens) > self.limits.longest:
                 raise Refusal(400, f"output must have at most {self.limits.longest} symbols, got {len(tokens)}")
             scored = self._score_text(tokens, request.output, source, model)
-            # Show the most probable spelling of a text.
+            # Show the most probable segmentation of a text.
             return [*scored[1].segmentations[0].tokens] if scored and scored[1].segmentations else tokens
         options = SearchOptions(n_best=1).with_defaults(self.search)
         (result,) = search(replace(self.run, model=model), self.task, source, options)
@@ -384,7 +384,7 @@ class ServedRun:
         assert self._reader is not None
         layer, weights = self._reader.layers[number], sentence.weights[number].head(head)
         queries, keys = sentence.text.sides(layer.kind)
-        if layer.kind == "cross":  # a row belongs to the symbol that the step predicts, not to the symbol read
+        if layer.kind == "cross":  # a row belongs to the symbol that the step predicts, not to the symbol that it reads
             queries = (*queries[1:], self._name(EOS))
         cells = list(zip(weights.columns.tolist(), weights.values.tolist(), strict=True))
         rows = [cells[first:last] for first, last in itertools.pairwise(weights.offsets.tolist())]

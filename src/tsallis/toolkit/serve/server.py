@@ -14,8 +14,8 @@ from starlette.applications import Starlette
 
 from tsallis.errors import InputError
 
-CONNECTIONS = 900  # maximum number of open connections; a process can usually open 1,024 files, and needs some others
-GRACE = 5  # seconds that running answers get at shutdown
+CONNECTIONS = 900  # maximum number of open connections; the usual limit is 1,024 for connections and files together
+GRACE = 5  # maximum number of seconds to finish running answers at shutdown
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -35,11 +35,11 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(opened: socket.socket) -> str:
-    """Return the URL of the page. If the socket listens on all addresses, the URL works on other machines, too."""
+    """Return the URL of the page. If the socket listens on all addresses, the URL also works on other machines."""
     host, port = opened.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            host = "127.0.0.1"  # kept if there is no network
+            host = "127.0.0.1"  # used if there is no network
             probe.connect(("192.0.2.1", 9))  # selects the local address without sending anything
             host = probe.getsockname()[0]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
@@ -51,7 +51,7 @@ def is_loopback(opened: socket.socket) -> bool:
 
 
 class Server(uvicorn.Server):
-    """Server that shuts down cleanly on signals; the server of uvicorn raises the signal again."""
+    """Server that shuts down cleanly on signals. The base class would raise the signal again."""
 
     def __init__(self, app: Starlette) -> None:
         config = uvicorn.Config(

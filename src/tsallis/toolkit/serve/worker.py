@@ -43,7 +43,7 @@ class InterruptibleModel:
         self._model, self._check = model, check
 
     def __getattr__(self, name: str) -> Any:
-        if name == "run_beams":  # it runs all steps in one call, without checks between them
+        if name == "run_beams":  # hide this method, because it runs all steps in one call, without checks
             raise AttributeError(name)
         value = getattr(self._model, name)
         if name not in ("step", "step_best"):
