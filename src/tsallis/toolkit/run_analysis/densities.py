@@ -48,7 +48,7 @@ class _Sums:
         self.hits: list[float] = []
 
     def add(self, weights: Tensor | None, masses: Tensor | None, density: Density | None, row: int) -> None:
-        """Add the attention to one example; weights and masses must be without padding."""
+        """Add the attention of one example. Weights and masses must not include padding."""
         if weights is not None:
             self.zeros.append(float((weights == 0).double().mean()))
         if density is None or masses is None:
@@ -92,7 +92,8 @@ def summarize_densities(
     r"""Summarise a classifier's attention over words or images: densities, supports and exact zeros.
 
     A document of any length is mapped to the interval [0, 1], and an image to the unit square (Martins et al. 2020,
-    sec. 4 and fig. 2 and 3). The size of a support is its length or area there. The support of a Gaussian has size 1.
+    sec. 4 and fig. 2 and 3). The size of a support is its length in this interval or its area in this square. The
+    support of a Gaussian has size 1.
 
     Args:
         run: Run of the classification or the visual task.
@@ -161,7 +162,7 @@ def _read(run: Run, corpus: Corpus, count: int, advance: Callable[[int, str, int
 
 
 def _batches(run: Run, corpus: Corpus, count: int) -> Iterator[tuple[Sequence[int], Any, list[tuple[str, float]]]]:
-    """Yield the rows of each batch, the attention to them, and the answers with their probabilities."""
+    """Yield three values per batch: its rows, the attention, and the answers with their probabilities."""
     for batch in corpus.batches(BATCH, count):
         device = device_of(run.model)
         sources, text = (batch.src.to(device), batch.src_lengths.to(device)), ambiguous_text(run.tgt_vocab)
@@ -235,7 +236,7 @@ def _picture(pixels: Tensor) -> str | None:
     height, width, _ = rgb.shape
     rows = np.concatenate(
         [np.zeros((height, 1), np.uint8), rgb.reshape(height, -1)], 1
-    )  # PNG rows begin with their filter type, 0
+    )  # each row of a PNG begins with its filter type, which is 0
 
     def chunk(name: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))

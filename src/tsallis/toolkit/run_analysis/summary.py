@@ -42,7 +42,7 @@ from tsallis.toolkit.training.schema import ModelRecord, read_record
 BATCH = 32  # number of sentences in a batch
 WORDS = 12  # maximum number of words listed per teacher-forced step
 SEARCH_BATCH = 8  # number of sentences in a batch of the search
-Advance = Callable[[int, str, int, int], None]  # number of the run, current stage, amount done, total
+Advance = Callable[[int, str, int, int], None]  # arguments: number of the run, current stage, amount done, total
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class TrainingCounts:
     """Number of pairs and counts of pieces in a run's training data."""
 
     pairs: int  # number of pairs of source and target
-    pieces: PieceCounts  # by side, from `count_pieces`
+    pieces: PieceCounts  # counts of pieces by side, as `count_pieces` returns them
 
 
 def count_pieces(corpus: Corpus, src_vocab: Symbols, tgt_vocab: Symbols) -> PieceCounts:
@@ -306,7 +306,7 @@ def _history(run: Run, read: Callable[..., Any]) -> Any:
 def _search(
     run: Run, corpus: Corpus, rows: Sequence[int], options: Options, advance: Callable[..., None]
 ) -> dict[int, Result]:
-    """Search each row with beam search; results contain the whole beam. Empty for language models."""
+    """Run beam search on each row and return the whole beams. Return no results for language models."""
     results: dict[int, Result] = {}
     if isinstance(run.model, LanguageModel):
         return results
@@ -323,7 +323,7 @@ def _search(
 
 
 def _choose_example(results: dict[int, Result]) -> int | None:
-    """Return the row with the best example of a search: several outputs, then complete, then a likely second output."""
+    """Return the best example row. Prefer several outputs, then a complete list, then a likely second output."""
 
     def score(row: int) -> tuple[bool, bool, float]:
         found = results[row].hypotheses

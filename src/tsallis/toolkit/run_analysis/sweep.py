@@ -11,7 +11,7 @@ from tsallis.analysis.score_names import rank_score
 from tsallis.errors import InputError
 from tsallis.nn.output import MAP_ALPHAS
 
-SEEDS = ("training.seed", "run_dir")  # settings that may differ between the runs of a point
+SEEDS = ("training.seed", "run_dir")  # settings that may differ between runs with the same value
 OUTPUT, ATTENTION, TAU = "model.output", "model.attention", "model.tau"
 BOTH = "model.attention_alpha and model.output_alpha"
 
@@ -74,7 +74,7 @@ def sweep(runs: Sequence[SweepRun]) -> Sweep:
 def _swept(runs: Sequence[SweepRun]) -> tuple[str, list[float]]:
     """Return the one setting in which runs differ, and its value in each run."""
     columns = [_effective(run) for run in runs]
-    # If all runs use "auto", it counts as the same value, although the estimates of tau differ.
+    # If tau is "auto" in all runs, its values count as equal, although the estimates differ.
     if len({column.get(TAU) for column in columns}) > 1:
         for column, run in zip(columns, runs, strict=True):
             if isinstance(column.get(TAU), str):
@@ -106,7 +106,7 @@ def _effective(run: SweepRun) -> dict[str, Any]:
 
 
 def score_name(run: SweepRun) -> str:
-    """Return the score that selects the best validation; if the log has no selection, the first except the loss."""
+    """Return the logged score that selects the best validation; default: the first score except the loss."""
     if run.history.select is not None:
         return ON_DEV + run.history.select
     names = [name for name in run.history.values if name.startswith(ON_DEV) and name != f"{ON_DEV}loss"]
