@@ -71,7 +71,7 @@ class Task(ABC):
         refusals: Reasons why some commands don't support this task, by command.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")  # for `restore`
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")  # used by `restore`
 
     name: ClassVar[str]
     Config: ClassVar[type[Section]]

@@ -23,7 +23,7 @@ from tsallis.toolkit.tasks.labels import LabelModel, LabelTask, label_attention
 from tsallis.toolkit.tasks.types import Attention, Data, Lines, ModelSection, Vocabularies
 from tsallis.toolkit.training.run_folder import Run
 
-FEWEST = 10  # with fewer documents than this, labels are not checked
+FEWEST = 10  # with fewer documents than this, the checks of labels are weaker
 ENDINGS = ("", ".tsv", ".xz", ".gz", ".tsv.xz", ".tsv.gz")
 BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)  # line breaks in reviews from web pages
 WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")

@@ -34,7 +34,7 @@ from tsallis.toolkit.training.run_folder import Run
 
 ENDINGS = ("", ".txt", ".xz", ".gz", ".txt.xz", ".txt.gz")
 CHUNK = 8192  # number of texts encoded at once
-DEV_SEED, TEST_SEED = 1 << 40, 1 << 41  # seeds of generated data; they are larger than every seed of training data
+DEV_SEED, TEST_SEED = 1 << 40, 1 << 41  # seeds of dev and test data; they are larger than every seed of training data
 Symbols = Vocabulary | Subwords
 
 
