@@ -23,7 +23,7 @@ from tsallis.toolkit.data.io import read_text
 from tsallis.toolkit.data.yaml_text import LARGEST_FILE, LONGEST_KEY, parse_yaml
 from tsallis.toolkit.old_names import with_new_names
 
-# Each setting below has an effect only if another setting of its section has one of the given values.
+# Each of these settings has an effect only if another setting of its section has one of the listed values.
 NEEDS = {
     "training.warmup": ("schedule", ("inverse-square-root", "linear")),
     "training.plateau_patience": ("schedule", ("plateau",)),
@@ -31,7 +31,7 @@ NEEDS = {
     "training.lowest_learning_rate": ("schedule", ("plateau",)),
     "model.output_alpha": ("output", ("entmax", "alpha_relu")),
 }
-ON_RESUME = "may change when a run is resumed"  # marks these settings in the schemas
+ON_RESUME = "may change when a run is resumed"  # description that marks such settings in the schemas
 MOST_MISTAKES = 20  # maximum number of errors in one message
 ARCHITECTURE = ("model", "architecture")
 
@@ -55,7 +55,7 @@ class Section(BaseModel):
 class EmbeddingsConfig(Section):
     """Word vectors that initialise the embeddings. A configuration may give just the file name instead of a section."""
 
-    file: FileName  # text, or .safetensors
+    file: FileName  # text file or .safetensors file
     words: FileName | None = None  # file with the word of each row, one per line; default: row i is symbol i
     tensor: str | None = Field(None, max_length=1000)  # name of the tensor to read from a file with several matrices
     freeze: bool = False
@@ -110,7 +110,7 @@ class Settings(Section):
         patience: Number of validations without a better score before the run ends; default: no limit.
         checkpoint_every: Number of updates between checkpoints. Each validation also saves a checkpoint.
         keep: Number of validated checkpoints kept for averaging.
-        tensorboard: Whether to write the log for TensorBoard, too (extra `tensorboard`).
+        tensorboard: Whether to also write the log for TensorBoard (extra `tensorboard`).
         seed: Random seed of the batch order and of dropout.
 
     Raises:
@@ -394,7 +394,7 @@ def _explain(mistakes: Mapping[str, str], name: str, overrides: Sequence[str]) -
         keys = {override: override.partition("=")[0] for override in overrides}
         origins = [_name(override) for override, key in keys.items() if f"{path}.".startswith(f"{key}.")]
         inner = [_name(override) for override, key in keys.items() if key.startswith(f"{path}.")]
-        # Overrides inside a section are named if the section as a whole has an error, such as a contradiction.
+        # If a section as a whole has an error, such as a contradiction, name the overrides inside the section.
         origin = origins[0] if origins else " with ".join([name, *inner])
         texts.setdefault(origin, []).append(f"{truncate(path, LONGEST_KEY)}: {mistake}")
     return "; ".join(f"{origin}: {'; '.join(lines)}" for origin, lines in texts.items())
@@ -436,7 +436,7 @@ def _path(detail: ErrorDetails, content: Any) -> tuple[int | str, ...]:
 
 
 def describe_mistake(detail: ErrorDetails) -> tuple[str, str]:
-    """Return the error message for a wrong value in a file in two parts: the message, and its end with the value."""
+    """Return two parts of the error message for a wrong value in a file. The second part contains the value."""
     if detail["type"] in ("missing", "extra_forbidden", "unexpected_keyword_argument"):
         return "missing" if detail["type"] == "missing" else "unknown key", ""
     message = detail["msg"].removeprefix("Value error, ")

@@ -1,4 +1,4 @@
-"""Standard output that its reader may close. Commands that write their results to files then continue without it."""
+"""Standard output that its reader may close. Commands that write results to files then continue."""
 
 from __future__ import annotations
 
