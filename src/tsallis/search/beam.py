@@ -52,7 +52,7 @@ def beam_search(
         model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
         src, src_lengths: Symbols of the sources [batch, src], and number of symbols per source [batch].
         beam_size: Number of prefixes kept per source.
-        n_best: Number of outputs returned per source; None: all that were finished.
+        n_best: Number of outputs returned per source; None returns all finished outputs.
         prefixes: Tokens that all outputs of a source start with.
         min_length: Minimum length of an output, without its end.
         max_length: Maximum length of an output, without its end; None: the prefix's length, plus twice the source's
@@ -93,7 +93,8 @@ def beam_search(
     options = BeamOptions(
         size=beam_size,
         n_best=max(beam_size, n_best or 1) if text is not None else n_best or beam_size,
-        # Record one output more than is returned: it bounds the outputs that are cut. Texts need every segmentation.
+        # Record one more output than is returned, because this output bounds the discarded ones. Texts need all
+        # segmentations.
         num_recorded=0 if n_best is None or text is not None else n_best + 1,
         length_penalty=float(length_penalty),
         competing_ends=end_rule == "competing",
@@ -127,7 +128,8 @@ def _search(model: Decoder, state: Any, beams: Any, keep_attention: bool, device
         while searching:
             only = beams.forced()
             only = only if only is None else only.to(device)
-            # Request one symbol more than the beam can hold: it bounds the probabilities of all dropped prefixes.
+            # Request one more symbol than the beam can hold, because this symbol bounds the probabilities of dropped
+            # prefixes.
             step = _advance(model, state, beams.tokens().to(device), beams.size + 1, only, keep_attention)
             if keep_attention and step.attention is not None:
                 weights.append(step.attention)
@@ -145,7 +147,7 @@ def _advance(model: Decoder, state: Any, token: Tensor, count: int, only: Tensor
         model: Model; its method `step_best` is used if it exists, else `step`.
         state, token: Decoder state and last tokens of the rows.
         count: Number of symbols per row.
-        only: Required symbol per row [rows], negative for any; None: any symbol in every row.
+        only: Required symbol per row [rows]; negative numbers allow any symbol. None allows any symbol in every row.
         keep: Whether attention weights are needed.
 
     Raises:
@@ -174,7 +176,7 @@ def copy_to_cpu(best: BestSymbols, num_attended: Tensor) -> tuple[BestSymbols, T
 
 
 def _best_ends(ends: list[tuple[float, int]], n_best: int | None, length_penalty: float) -> list[tuple[float, int]]:
-    """Return the `n_best` best outputs, and the next best with its ties, which bounds all others."""
+    """Return the `n_best` best outputs, then the next output and its ties, which bound all remaining outputs."""
     if n_best is None or length_penalty or len(ends) <= n_best + 1:
         return ends
     least = heapq.nlargest(n_best + 1, (log_prob for log_prob, _ in ends))[-1]
@@ -190,7 +192,7 @@ def _hypothesis(outcome: BeamOutcome, end: tuple[float, int], attention: Tensor 
         row = outcome.parents[row]
     rows.reverse()
     return Hypothesis(
-        tokens=tuple([outcome.tokens[row] for row in rows[1:]]),  # without the start
+        tokens=tuple([outcome.tokens[row] for row in rows[1:]]),  # skip the start symbol
         log_prob=log_prob,
         support=tuple([outcome.support[row] for row in rows]),
         num_attended=tuple([outcome.num_attended[row] for row in rows]),

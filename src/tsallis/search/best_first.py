@@ -21,8 +21,8 @@ from tsallis.search.options import EXPANSIONS
 from tsallis.search.step import Expansion, Limits, Prefix, Search, checked_log_probs, eval_mode, make_limits
 from tsallis.search.texts import Text, missing_probability
 
-CHUNK = 16  # prefixes to expand together per source; constant, so that results don't depend on the batch
-WINDOW = 16  # sources to search together; few, because each may store the states of `budget` prefixes
+CHUNK = 16  # number of prefixes expanded together per source; it is fixed, so that results don't depend on the batch
+WINDOW = 16  # number of sources searched together; it is small, because each source stores up to `budget` states
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Goal:
         normalized: Whether continuations are at most as probable as their prefix.
         budget: Maximum number of prefixes to expand.
         deadline: Time of the monotonic clock at which the search ends; None: no limit.
-        mass: The search ends once the outputs that no open prefix can beat have this probability; None: no limit.
+        mass: The search ends once the outputs that no open prefix can beat have this total probability; None means no
+            limit.
         n_best: Number of outputs to prove; None: all.
         text: Function that spells outputs, for a search for texts; None: the search is for sequences.
     """
@@ -47,7 +48,7 @@ class Goal:
 
 
 class _QueueEntry(NamedTuple):
-    """Prefix in a queue with its row in a decoder state; queues compare only the first two fields."""
+    """Prefix in a queue, with its row in a decoder state. Queues compare only the first two fields."""
 
     cost: float
     number: int  # breaks ties in the order of discovery
@@ -62,7 +63,7 @@ class _Queue(Search):
 
     source: int
     goal: Goal
-    budget: int  # remaining expansions
+    budget: int  # number of prefixes that may still be expanded
     heap: list[_QueueEntry]
     known: set[tuple[int, ...]]  # outputs that are known from another search
     mass: float  # total probability of finished outputs
@@ -90,7 +91,7 @@ class _Queue(Search):
 
     def threshold(self) -> float:
         """Return the score that an output must exceed to be useful."""
-        # Improbable sequences also add to a text's probability.
+        # To prove texts, every sequence is useful: improbable sequences also add to a text's probability.
         if not self.goal.n_best or not self.goal.normalized or self.proves_texts:
             return -math.inf
         return self.nth_score(self.goal.n_best)
@@ -115,7 +116,7 @@ class _Queue(Search):
         return math.fsum(ahead) >= self.goal.mass
 
     def has_texts(self) -> bool:
-        """Return whether the best texts are proved: each leads the next one by the missing probability."""
+        """Return whether the best texts are proved: each text leads the next one by the missing probability."""
         if self.goal.n_best is None or not self.sums or not self.proves_texts:
             return False
         missing = missing_probability(self.mass)
@@ -148,7 +149,7 @@ class _Queue(Search):
     def finish(self, hypothesis: Hypothesis) -> None:
         if hypothesis.tokens not in self.known:
             self.finished.append(hypothesis)
-            self.mass += hypothesis.prob if self.goal.normalized else 0  # other values may overflow
+            self.mass += hypothesis.prob if self.goal.normalized else 0  # unnormalized values may overflow
             self.count(hypothesis)
 
     def count(self, hypothesis: Hypothesis) -> None:
@@ -308,7 +309,7 @@ def _push(
     state: Any,
     numbers: itertools.count[int],
 ) -> None:
-    """Add prefixes with one more token to the queue; `totals` [prefixes, d_vocab] are their log-probabilities."""
+    """Extend prefixes by one token and queue the results, whose log-probabilities are `totals` [prefixes, d_vocab]."""
     for parent, prefix in enumerate(prefixes):
         if prefix.length + 2 > queue.limits.steps and totals[parent].max() > -math.inf:
             queue.cut(float(totals[parent].max()))  # one more token would leave no room for the end
@@ -364,11 +365,11 @@ def exact_search(
     text: Text | None = None,
     **limits: Any,
 ) -> list[Result]:
-    r"""Find the `n_best` most probable outputs of every source with a proof, also for softmax.
+    r"""Find and prove the `n_best` most probable outputs of every source, also for softmax.
 
     A beam search runs first. If its certificate does not prove the outputs, a second search expands the prefixes that
     could beat them (Stahlberg and Byrne 2019), most probable first (Peters et al. 2019, sec. 4.1). With a normalized
-    model, it ends when no prefix is more probable than the best output
+    model, the second search ends when no prefix is more probable than the best output
 
     .. math:: \hat y = \arg\max_y \, p(y \mid x)
 
@@ -402,7 +403,7 @@ def exact_search(
     make_limits(check_sources(model, src, src_lengths), prefixes, **limits)
     beam_size, options = max(beam_size, n_best), {"text": text, **limits}
     results: list[Result] = []
-    width = len(src) if time_limit is None else 1  # each source has its own clock
+    width = len(src) if time_limit is None else 1  # with a time limit, search one source at a time
     for first in range(0, len(src), max(width, 1)):
         began, rows = time.monotonic(), slice(first, first + width)
         sources, starts = (src[rows], src_lengths[rows]), None if prefixes is None else prefixes[rows]

@@ -46,7 +46,7 @@ class Hypothesis:
 
     @property
     def prob(self) -> float:
-        """Return the probability; larger unnormalized values are limited to the largest float."""
+        """Return the probability. Unnormalized values above the largest float become the largest float."""
         return math.exp(min(self.log_prob, LARGEST_LOG))
 
     def score(self, length_penalty: float = 0.0) -> float:
@@ -174,7 +174,7 @@ def total_mass(probs: Iterable[float], normalized: bool) -> float:
     """
     try:
         total = math.fsum(probs)
-    except OverflowError:  # the values are not probabilities
+    except OverflowError:  # the sum of unnormalized values is too large
         total = sys.float_info.max
     return min(total, 1.0) if normalized else total
 
@@ -205,7 +205,7 @@ def certify(
     elif not gave_up:
         kind = "complete"
     else:
-        # Sums of the same logarithms differ by rounding, so a tie with a prefix still proves the best.
+        # A tie with a prefix also proves the best output. Rounded sums of equal value may differ slightly.
         kind = "optimal" if ranked[0].score(length_penalty) >= bound - ROUNDING else "bounded"
     certificate = Certificate(kind, bound, LARGE_SCORES if unclear else None)
     return Result(ranked, certificate, length_penalty, scope=scope, normalized=normalized)

@@ -13,7 +13,7 @@ from tsallis.nn import OutputLayer
 from tsallis.search.options import OPTIONS, PENALTY
 from tsallis.symbols import BOS, EOS, IGNORE_INDEX, PAD
 
-LARGEST_SIZE = 2**53  # largest beam, list or length; kernels count in 64 bits
+LARGEST_SIZE = 2**53  # maximum size of a beam, list or length; kernels count in 64 bits
 LARGEST_SEED = 2**64 - 1
 
 

@@ -79,7 +79,7 @@ class _Node(NamedTuple):
 
     cost: float  # negative log-probability, given the typed text and the certain tokens
     number: int
-    tokens: tuple[int, ...]  # tokens after the last certain one
+    tokens: tuple[int, ...]  # tokens after the last certain token
     state: Any  # state before the last token is read
     last: int
 
@@ -109,9 +109,9 @@ def complete(
     """Find the possible continuations of a partly typed output, and the tokens that are certain.
 
     A sparse model often leaves a single continuation, which is then certain (Peters et al. 2019, fig. 2). Every choice
-    includes the tokens that are certain after it. The search covers all spellings of the typed text, also spellings
-    whose last token extends beyond the text. Probabilities are conditional on the typed text. Choices with the same
-    text are merged.
+    includes the tokens that are certain after it. The search covers all spellings of the typed text, including
+    spellings whose last token extends beyond the text. Probabilities are conditional on the typed text. Choices with
+    the same text are merged.
 
     Args:
         model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
@@ -165,7 +165,8 @@ def complete(
         for node in nodes:
             groups.setdefault((text([*certain, *node.spelled]), node.ends), []).append(node)
         ranked = sorted(groups.values(), key=_total, reverse=True)[:n_best]
-        # Follow only choices with a single spelling: tokens that are certain after one may not be after another.
+        # Follow only choices with a single spelling: a token that is certain after one spelling may be uncertain after
+        # another.
         alone = iter(steps.follow([group[0] for group in ranked if len(group) == 1], longest))
     choices: dict[tuple[str, bool], Choice] = {}
     for group in ranked:

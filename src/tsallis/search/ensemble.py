@@ -24,7 +24,7 @@ class EnsembleOutput(NamedTuple):
     """Results of an ensemble for all steps, with teacher forcing."""
 
     hidden: Tensor  # [batch, tgt, size]: hidden states of the models, concatenated
-    attention: Tensor | None  # [batch, tgt, src]: mean of the models; None if a model returns no weights
+    attention: Tensor | None  # [batch, tgt, src]: mean weights of the models; None if a model returns no weights
     parts: tuple[DecoderOutput, ...]  # results of each model
 
 
@@ -52,7 +52,7 @@ class AveragedOutput:
         return [output.d_model for output in self.outputs]
 
     def scores(self, hidden: Tensor) -> Tensor:
-        """Return log-probabilities [..., d_vocab] of the mean, from concatenated hidden states [..., size]."""
+        """Return the logarithms [..., d_vocab] of mean probabilities, from concatenated hidden states [..., size]."""
         parts = zip(self.outputs, hidden.split(self._sizes(), -1), strict=True)
         return mean_log_probs([output.log_probs(output.scores(part)) for output, part in parts])
 
@@ -80,7 +80,8 @@ def mean_log_probs(each: Sequence[Tensor]) -> Tensor:
     members = torch.stack(list(each))
     largest = members.amax(0)
     finite = torch.where(largest == -torch.inf, 0, largest)
-    # Average differences from the largest: this is accurate near probability 1, and never exceeds the largest.
+    # Average the differences from the largest value: the result is accurate near probability 1 and not above this
+    # value.
     return largest + (members - finite).expm1().mean(0).log1p()
 
 
@@ -104,8 +105,8 @@ class Ensemble(nn.Module):
             not in their vocabularies.
 
     Raises:
-        ValueError: There are no models. The first step raises it if the models differ in their numbers of symbols, or
-            in their numbers of attended positions, for example because of different image grids.
+        ValueError: There are no models. The first step raises this error if the models differ in their numbers of
+            symbols, or in their numbers of attended positions, for example because of different image grids.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -152,7 +153,7 @@ class Ensemble(nn.Module):
         return _States(tuple(model.start(part) for model, part in zip(self.models, memory, strict=True)))
 
     def step(self, state: _States, token: Tensor) -> Step:
-        """Run one step; scores [batch, d_vocab] are logarithms of mean probabilities, attention is also averaged."""
+        """Run one step. Scores [batch, d_vocab] are logarithms of mean probabilities; attention weights are means."""
         steps = [model.step(part, token) for model, part in zip(self.models, state.parts, strict=True)]
         each = [model.output.log_probs(step.scores) for model, step in zip(self.models, steps, strict=True)]
         attention = _mean_attention([step.attention for step in steps])

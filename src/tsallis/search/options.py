@@ -50,7 +50,7 @@ class OptionInfo:
 
 
 def _option(help: str, *modes: Mode, unset: Any = None, **details: Any) -> Any:
-    """Return the field of an option; `unset` is its value if it is not given."""
+    """Return the field of an option. `unset` is the value of an option that is not given."""
     return field(default=unset, metadata={"info": OptionInfo(help, modes or MODES, **details)})
 
 
@@ -198,7 +198,7 @@ class SearchOptions:
     def arguments(self) -> dict[str, Any]:
         """Return the given options that a search of this mode takes as keyword arguments.
 
-        The toolkit itself handles the others: the mode, the seed, the prefix and the choice of least risk.
+        The toolkit itself handles the remaining options: the mode, the seed, the prefix and the choice of least risk.
         """
         return {name: value for name, value in self.given.items() if name not in OF_TEXTS}
 
@@ -241,7 +241,7 @@ class SearchOptions:
         return replace(self, **filled)
 
 
-# Options that only the toolkit uses, options that limit outputs, and options that rank outputs.
+# Three groups: options that only the toolkit uses; options that limit outputs; options that rank outputs.
 OF_TEXTS = frozenset({"mode", "seed", "prefix", "min_risk"})
 LIMITS = frozenset({"min_length", "max_length", "length_penalty"})
 OF_RANKS = frozenset({"n_best", "length_penalty"})

@@ -16,7 +16,7 @@ class RiskChoice:
     Args:
         index: Index of the text.
         expected_utility: Weighted mean of the text's utility over all references.
-        proved: Whether no other text could be better if the missing references were known.
+        proved: Whether the choice would stay the best for any missing references.
 
     Example:
         >>> RiskChoice(0, expected_utility=0.8, proved=True).index

@@ -37,7 +37,7 @@ def sample(
 
     Values that don't sum to 1 (alpha-ReLU) are normalized at every step. A temperature T divides the scores,
     :math:`p = \mathrm{entmax}_\alpha(z / T)`. Below 1, probable tokens become more probable and the support shrinks;
-    above 1, it grows. Hypotheses have the log-probabilities and supports at this temperature.
+    above 1, the support grows. Hypotheses have the log-probabilities and supports at this temperature.
 
     Args:
         model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
@@ -103,7 +103,7 @@ def draw_outputs(
 
 @dataclass
 class Draw:
-    """One output and the symbols drawn for it so far."""
+    """State of one draw: the symbols drawn so far."""
 
     limits: Limits
     src_length: int
@@ -136,7 +136,7 @@ def _draw_step(draws: list[Draw], log_probs: Tensor, normalized: bool, uniform: 
 
 
 def line_seed(seed: int, line: int) -> int:
-    """Return the seed of a line from its number and a common seed."""
+    """Compute the seed of a line from the line number and a common seed."""
     digest = hashlib.sha256(f"{seed} {line}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
@@ -156,7 +156,7 @@ def make_generators(sources: int, seeds: Sequence[int] | None) -> list[torch.Gen
 def dead_share(log_probs: Tensor, normalized: bool) -> Tensor:
     """Return the probability [rows] that no symbol can follow: 1 minus the sum of a row if `normalized`, else 0.
 
-    It is positive if a member of an ensemble is at a dead end. The result is on the CPU.
+    This probability is positive if a member of an ensemble is at a dead end. The result is on the CPU.
     """
     missing = 1 - log_probs.exp().sum(-1).cpu()
     return torch.where(missing > ROUNDED, missing, 0) if normalized else torch.zeros_like(missing)
@@ -175,11 +175,11 @@ def draw_tokens(log_probs: Tensor, uniform: Tensor, dead: Tensor) -> tuple[Tenso
     """
     weights = (log_probs - log_probs.amax(-1, keepdim=True)).exp().nan_to_num(0)  # rows of -inf get weight 0
     sums = weights.cumsum(-1)  # [rows, d_vocab]
-    # The first sum above the number belongs to a token with non-zero weight.
+    # Draw the first token whose sum exceeds the random number. Its weight is never zero.
     share = uniform / (1 - dead).clamp(min=ROUNDED)
     token = torch.searchsorted(sums, (share * sums[:, -1]).unsqueeze(-1), right=True)
     last = log_probs.shape[-1] - 1 - (weights.flip(-1) > 0).int().argmax(-1, keepdim=True)
-    token = token.minimum(last).squeeze(-1)  # uniform times the total may round up to the total
+    token = token.minimum(last).squeeze(-1)  # if `uniform` times the total rounds up to the total, draw the last token
     log_prob = log_probs.gather(-1, token.unsqueeze(-1)).squeeze(-1)
     return token, log_prob.masked_fill((dead > 0) & (uniform >= 1 - dead), -torch.inf)
 
@@ -206,7 +206,7 @@ class GeneratedText:
 
     @property
     def prob(self) -> float:
-        """Return the probability; larger unnormalized values are limited to the largest float."""
+        """Return the probability. Unnormalized values above the largest float become the largest float."""
         return math.exp(min(self.log_prob, LARGEST_LOG))
 
 
@@ -223,7 +223,7 @@ def generate(
 ) -> list[list[GeneratedText]]:
     """Sample `num_samples` texts after every prompt, each token from its whole support.
 
-    Unlike :func:`tsallis.search.sample` it also returns texts that are cut at the maximum length.
+    Unlike :func:`tsallis.search.sample`, this function also returns texts that are cut at the maximum length.
 
     Args:
         model: Model with the decoder protocol whose sources may be prompts.

@@ -104,7 +104,7 @@ class TokenScores:
     @property
     def log_prob(self) -> float:
         """Return the log-probability of the output, -inf if it is impossible."""
-        return sum(self.log_probs)  # same order as in `score`
+        return sum(self.log_probs)  # sum in the same order as `score`
 
 
 @torch.no_grad()
@@ -167,7 +167,7 @@ def score_tokens(
 
 
 def _gap(model: Any, scores: Tensor, token: int) -> float | None:
-    """Return the distance of a token's score below the threshold of a step's scores [d_vocab].
+    """Return how far a token's score is below the threshold of a step's scores [d_vocab].
 
     In units of scores, the threshold is :math:`\\tau / (\\alpha - 1)`.
     """
@@ -179,5 +179,5 @@ def _gap(model: Any, scores: Tensor, token: int) -> float | None:
     threshold = output.thresholds(scores, output.log_probs(scores).exp())
     if scores[token] == -torch.inf or threshold is None:
         return math.inf
-    # Zero if a score equals the threshold up to rounding.
+    # The gap is zero if a score equals the threshold up to rounding.
     return max(float(threshold) / (output.alpha - 1) - float(scores[token]), 0.0)

@@ -20,8 +20,8 @@ from tsallis.search.texts import ROUNDING, TextProbability, join_segmentations
 from tsallis.symbols import EOS
 
 SPELLED = 2_000  # maximum number of prefixes to follow for the segmentations of a text
-ROWS = 64  # prefixes of a text per step
-WINDOW = 16  # texts per batch
+ROWS = 64  # maximum number of prefixes of a text per step
+WINDOW = 16  # number of texts per batch
 # Minimum probabilities of prefixes, as shares of the best prefix's probability at the same position. Less probable
 # prefixes are postponed; if they matter, they are followed later, with the next smaller share.
 PARTS = tuple(math.log(part) for part in (1e-6, 1e-9, 1e-12, 1e-15))
@@ -62,7 +62,7 @@ class _Lattice:
     spellings: Spellings
     complete: bool  # whether `spellings` contains every spelling of the text
     budget: int
-    beginnings: list[Beginning] | None = None  # found sequences; None: outputs end after the text
+    beginnings: list[Beginning] | None = None  # found sequences; None if outputs must end after the text
     waiting: dict[int, list[_Item]] = field(default_factory=dict)  # prefixes by position
     best: dict[int, float] = field(default_factory=dict)  # largest log-probability at each position
     found: list[Hypothesis] = field(default_factory=list)
@@ -78,7 +78,7 @@ class _Lattice:
         self.waiting.setdefault(position, []).append(item)
 
     def pop(self) -> list[_Item]:
-        """Remove and return the best prefixes at the first position; drop those beyond the budget."""
+        """Remove and return the best prefixes at the first position. Drop prefixes beyond the budget."""
         kept: list[_Item] = []
         while not kept and (self.waiting or self._resume()):
             kept = self._pop(min(self.waiting))
@@ -148,9 +148,9 @@ def score_texts(
 
     .. math:: p(t \mid x) = \sum_{y: \mathrm{text}(y) = t} p(y \mid x)
 
-    Prefixes are followed in the order of their length in the text. A sparse model excludes most of them, so all others
-    can be followed. Beyond the budget, only the most probable prefixes are followed, and `missing` bounds the
-    probability of the others.
+    Prefixes are followed in the order of their length in the text. A sparse model excludes most prefixes, so all
+    possible ones can be followed. Beyond the budget, only the most probable prefixes are followed, and `missing` bounds
+    the probability of the remaining prefixes.
 
     Args:
         model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.

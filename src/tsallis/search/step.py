@@ -28,7 +28,7 @@ class Prefix:
     token: int = BOS
     log_prob: float = 0.0
     length: int = 0  # number of tokens
-    support: int = 0  # support size of the last step
+    support: int = 0  # number of possible symbols at the last step
     num_attended: int = 0
     attention: Tensor | None = None  # [src]
 
@@ -60,7 +60,7 @@ class Limits:
 
     @property
     def free_from(self) -> int:
-        """Return the minimum length at which a prefix may end; from there on, any symbol may follow."""
+        """Return the minimum length at which a prefix may end; from this length on, any symbol may follow."""
         return max(len(self.prefix), self.min_length)
 
     @property
@@ -125,7 +125,7 @@ class Expansion:
         self.attention = attention if keep else None
 
     def totals(self, prefixes: Sequence[Prefix], limits: Sequence[Limits]) -> tuple[Tensor, list[float]]:
-        """Return log-probabilities of prefixes with one more token [rows, d_vocab], and of prefixes that end.
+        """Return two log-probabilities: of prefixes with one more token [rows, d_vocab], and of prefixes that end.
 
         The first result is -inf for the end, and for symbols that the limits exclude.
         """
@@ -156,7 +156,7 @@ class Expansion:
 
 
 def advance(model: Decoder, state: Any, token: Tensor, sources: Sequence[int]) -> tuple[Tensor, Tensor, Any]:
-    """Run one step; return log-probabilities [rows, d_vocab] in float64, attention [rows, src] and the new state.
+    """Run one step; return float64 log-probabilities [rows, d_vocab], attention [rows, src], and the new state.
 
     Raises:
         ValueError: Probabilities are NaN.

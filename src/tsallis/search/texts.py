@@ -21,8 +21,9 @@ def merge_texts(result: Result, text: Text, normalized: bool, limited: bool = Fa
 
     .. math:: p(t_1) \ge \max(p(t_2), 0) + m, \qquad m = 1 - \sum_y p(y)
 
-    A certificate about texts may be weaker than the one about sequences, because probabilities of sequences add up. It
-    is "none" with a length penalty and for values that are not normalized, unless the list is complete.
+    A certificate about texts may be weaker than the one about sequences, because probabilities of sequences add up. A
+    certificate about texts is "none" with a length penalty and for values that are not normalized, unless the list is
+    complete.
 
     Args:
         result: Result of a search with all its hypotheses.
@@ -108,7 +109,7 @@ class TextProbability:
 
     Args:
         segmentations: Possible sequences that spell the text, the most probable first.
-        missing: Upper bound on the probability of sequences that were not followed; 0 if all were followed.
+        missing: Upper bound on the probability of sequences that were not followed; 0 if all sequences were followed.
 
     Example:
         >>> both = [Hypothesis((number,), math.log(prob), (2, 1), (1, 1)) for number, prob in ((5, 0.5), (6, 0.25))]
@@ -131,7 +132,7 @@ class TextProbability:
 
     @property
     def possible(self) -> bool | None:
-        """Return whether the text is possible; None if no sequence was found and not all were followed."""
+        """Return whether the text is possible; None if unknown: no sequence was found, but some were not followed."""
         return True if self.segmentations else None if self.missing else False
 
     def including(self, sequence: Hypothesis) -> TextProbability:
@@ -148,7 +149,7 @@ def missing_probability(mass: float) -> float:
 
 
 def join_segmentations(sequences: Iterable[Hypothesis]) -> Hypothesis:
-    """Merge sequences that spell one text: return the most probable, with the sum of all probabilities."""
+    """Merge sequences that spell one text: return the most probable sequence, with the sum of all probabilities."""
     ranked = tuple(sorted(sequences, key=lambda h: (-h.log_prob, h.tokens)))
     best = ranked[0]
     total = best.log_prob
