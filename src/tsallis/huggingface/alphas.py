@@ -16,7 +16,7 @@ from tsallis.nn.alpha import PerHeadAlpha
 from tsallis.ops.transforms import exporting_to_onnx, traced, without_numbers
 
 ALPHA = "tsallis_alpha"  # name of the module with the alphas inside an attention
-COMPILED = "_orig_mod"  # name of the original module inside one that `torch.compile` returns
+COMPILED = "_orig_mod"  # name of the original module inside a module that `torch.compile` returned
 
 
 class AttentionAlpha(nn.Module):
@@ -35,10 +35,10 @@ class AttentionAlpha(nn.Module):
 
 
 class FixedAlpha(AttentionAlpha):
-    """Fixed alpha for all heads of an attention, or one per head.
+    """Fixed alpha for all heads of an attention, or one fixed alpha per head.
 
-    The buffer `value` saves it with the model. A state dict without this buffer, such as that of the original model,
-    can be loaded; the buffer then keeps its value.
+    The buffer `value` saves the alphas with the model. A state dict without this buffer, such as that of the original
+    model, can be loaded; the buffer then keeps its value.
 
     Args:
         value: Alpha, or one alpha per head, at least 1.
@@ -55,7 +55,7 @@ class FixedAlpha(AttentionAlpha):
     """
 
     value: Tensor
-    # The buffer, its version and its value: without a change, the buffer is not read again.
+    # Cache of the buffer, its version and its value. The buffer is read again only after a change.
     _number: tuple[Tensor, int, float] | None = None
 
     def __init__(self, value: float | Sequence[float] | Tensor, device: Any = None) -> None:
@@ -70,11 +70,11 @@ class FixedAlpha(AttentionAlpha):
         export gets the number, which needs fewer operations.
         """
         if exporting_to_onnx() and self._number is not None and self._number[0]._version == self._number[1]:
-            return self._number[2]  # the buffer is a fake tensor during an export
+            return self._number[2]  # during an export, the buffer is a fake tensor without a value
         return self.value if traced() else self.read()
 
     def read(self) -> float | Tensor:
-        """Return the alpha as a number if there is only one; a GPU is read only after a change."""
+        """Return the alphas, or a number if there is only one alpha. Read a GPU only after a change."""
         value, state = self.value, self._number
         if value.dim() or without_numbers(value) or value.is_inference():
             return value

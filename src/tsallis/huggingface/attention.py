@@ -16,7 +16,7 @@ from tsallis.huggingface.alphas import ALPHA
 from tsallis.ops.transforms import traced
 
 NAME = "tsallis"
-FULL_MASKS = "tsallis_full_masks"  # implementation for models that need explicit masks, like eager attention
+FULL_MASKS = "tsallis_full_masks"  # name of the implementation that gets explicit masks, as eager attention does
 # Options of Transformers that change the scores in ways that entmax_attention does not support.
 UNSUPPORTED = {
     "softcap": "a soft cap of the scores",
@@ -60,14 +60,14 @@ def attention_forward(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention with the alphas of a module, or with softmax if it has none.
+    """Compute attention with the alphas of a module, or with softmax if the module has no alphas.
 
     Args:
         module: Calling attention module; its attribute `tsallis_alpha` returns the alphas.
         query: Queries [batch, heads, queries, size].
         key, value: Keys and values [batch, key heads, keys, size], not repeated for grouped queries.
         attention_mask: Mask [batch, 1 or heads, queries, keys]: boolean (True: visible), or numbers that are added to
-            the scores. The lowest number of the dtype hides a key like -inf. Without a mask, a causal module with
+            the scores. The lowest number of the dtype hides a key, as -inf does. Without a mask, a causal module with
             several queries hides later keys.
         dropout: Dropout probability of weights, 0 outside training.
         scaling: Factor of the scores.
@@ -94,7 +94,7 @@ def attention_forward(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = bool(query.shape[2] > 1 and attention_mask is None and causal)
     mask = _add_bias(_hide_lowest(attention_mask), position_bias)
-    if not query.dtype == key.dtype == value.dtype:  # norms of queries and keys return float32 under autocast
+    if not query.dtype == key.dtype == value.dtype:  # under autocast, norms of queries and keys return float32
         query, key = query.to(value.dtype), key.to(value.dtype)
     alpha = 1.0 if alpha_module is None else alpha_module(query)
     options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout, "need_weights": need_weights}
@@ -107,7 +107,7 @@ def attention_forward(
 
 
 def _hide_lowest(mask: Tensor | None) -> Tensor | None:
-    """Replace the lowest numbers of a mask by -inf; Transformers hides keys with them."""
+    """Replace the lowest number of the dtype by -inf, because Transformers uses this number to hide keys."""
     if mask is None or not mask.is_floating_point():
         return mask
     return mask.masked_fill(mask < torch.finfo(mask.dtype).min / 2, -torch.inf)
@@ -125,5 +125,5 @@ def _weights_requested() -> bool:
 
     Some models, such as GPT-2, do not pass `output_attentions` to their attention.
     """
-    outputs = output_capturing._active_collector.get()  # private, because no public function exists
+    outputs = output_capturing._active_collector.get()  # a private name, because there is no public function
     return outputs is not None and any(name.endswith("attentions") for name in outputs)

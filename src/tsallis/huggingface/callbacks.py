@@ -106,7 +106,7 @@ class AttentionLog(TrainerCallback):
         self._log(state, control, kwargs["model"])
 
     def _log(self, state: Any, control: Any, model: nn.Module) -> None:
-        if not control.should_log or state.global_step == self._last_step:  # once per step, like Trainer
+        if not control.should_log or state.global_step == self._last_step:  # log once per step, as Trainer does
             return
         self._last_step = state.global_step
         entries: dict[str, float] = {}

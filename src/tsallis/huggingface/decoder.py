@@ -214,7 +214,7 @@ class TransformersDecoder(nn.Module):
         return tgt_in.to(device), tgt_out.to(device)
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> list[tuple[list[int], _Memory]]:
-        """Encode ids [batch, src] with their counts [batch]; return memories and their rows of the batch.
+        """Encode ids [batch, src] with counts [batch]. Return pairs: rows that are read together, and their memory.
 
         Raises:
             ValueError: A source is longer than the model's limit.
@@ -247,13 +247,13 @@ class TransformersDecoder(nn.Module):
         read: dict[int, tuple[_Block, int]] = {}
         for numbers, part in memory:
             rows = torch.arange(len(part.mask), device=part.mask.device)
-            start = rows.new_tensor(self.start_ids).expand(len(rows), -1)  # [batch, 0] for a causal model
+            start = rows.new_tensor(self.start_ids).expand(len(rows), -1)  # shape [batch, 0] for a causal model
             block, step = self._run(part, rows, start, None)
             read.update({number: (replace(block, step=step), row) for row, number in enumerate(numbers)})
         return _State([read[number] for number in range(len(read))])
 
     def step(self, state: _State, token: Tensor) -> Step:
-        """Read one token [rows] and return the scores of the next."""
+        """Read one token per row [rows], and return the scores of the next token."""
         groups: dict[Any, list[int]] = {}
         for i, (block, _) in enumerate(state.rows):
             key = id(block.memory), block.ids.shape[1], block.step is not None, block.pairs is None
@@ -264,7 +264,7 @@ class TransformersDecoder(nn.Module):
         for members in groups.values():
             index = torch.tensor(members, device=token.device)
             block = _gather([state.rows[i] for i in members], token.device)
-            if block.step is not None:  # the start has been read
+            if block.step is not None:  # the start has already been read
                 step, block = block.step, replace(block, step=None)
             else:
                 ids = torch.cat([block.ids, (token[index] - RESERVED).clamp(min=0).unsqueeze(1)], 1)
@@ -376,7 +376,7 @@ class TransformersOutput:
         """Return scores [rows, d_vocab + 3] of symbols from logits [rows, d_vocab].
 
         The symbols that searches reserve are impossible. However, the end of the search gets the score of the model's
-        end if the model has only one. Several ends keep their scores.
+        end if the model has only one end. Several ends keep their scores.
 
         Example:
             >>> TransformersOutput(2.0, ends=[1]).scores(torch.tensor([[0.5, 1.5, -3.0]]))
@@ -414,11 +414,11 @@ class _Memory:
     mask: Tensor  # boolean [batch, src]
     width: int  # width of the batch, including sources that are read separately
     outputs: Any = None  # output of the encoder
-    cross: Pairs | None = None  # keys and values of the encoder's states, computed by the start
+    cross: Pairs | None = None  # keys and values for cross-attention, computed while the start is read
     _last: tuple[list[int], Pairs] | None = field(default=None, repr=False)
 
     def outputs_of(self, sources: Tensor) -> Any:
-        """Return the encoder's outputs of rows, in the class that the model expects."""
+        """Return the encoder's outputs for some sources, in the class that the model expects."""
         outputs = copy.copy(self.outputs)
         for name, value in self.outputs.items():
             if isinstance(value, Tensor) and len(value) == len(self.mask):
@@ -426,7 +426,7 @@ class _Memory:
         return outputs
 
     def cross_of(self, sources: Tensor) -> Pairs:
-        """Return keys and values of rows; reuse the result of the last step if the sources are the same."""
+        """Return cross-attention keys and values; reuse the result of the last step if the sources are the same."""
         assert self.cross is not None
         numbers = sources.tolist()
         if self._last is None or self._last[0] != numbers:
@@ -436,7 +436,7 @@ class _Memory:
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Prefixes of one length, read together."""
+    """Prefixes of equal length, which are read together."""
 
     memory: _Memory
     sources: Tensor  # [rows]
@@ -446,7 +446,7 @@ class _Block:
 
 
 class _State:
-    """State of a search: rows of blocks, which may have different lengths. The next step copies them."""
+    """State of a search: rows of blocks, which may have different lengths. The next step copies these rows."""
 
     def __init__(self, rows: list[tuple[_Block, int]]) -> None:
         self.rows = rows

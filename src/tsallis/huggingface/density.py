@@ -75,7 +75,7 @@ class DensityMeter:
 
 
 class _Counts:
-    """Sums over forward passes per head."""
+    """Sums per head over all forward passes."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind

@@ -13,8 +13,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogits
 from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number
 
-# Processors that `generate` runs after those of its caller, with the settings that disable them. A temperature needs no
-# setting, because it is undone.
+# Processors that `generate` runs after the caller's processors, each with the settings that disable it. A temperature
+# needs no such setting, because its effect is undone.
 NEUTRAL = {
     "TopHLogitsWarper": "top_h=None",
     "TopKLogitsWarper": "top_k=0",
@@ -44,7 +44,7 @@ class EntmaxLogitsProcessor(LogitsProcessor):
 
     Args:
         alpha: Alpha, at least 1; larger values are sparser, 1 is softmax.
-        temperature: Divides the scores; below 1 fewer tokens are possible.
+        temperature: Divisor of the scores; below 1, fewer tokens are possible.
 
     Raises:
         ValueError: The alpha is below 1, or the temperature is not above 0.

@@ -1,4 +1,4 @@
-"""Set the attention function that a Transformers model calls, restore it, and find out why it can't be set."""
+"""Set or restore the attention function that a Transformers model calls, and find out why it can't be set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tsallis.huggingface.alphas import unwrap
 from tsallis.huggingface.attention import FULL_MASKS, NAME
 from tsallis.huggingface.modules import attention_modules, other_attentions, score_obstacle
 
-# Attribute of a model with its configurations, each with the name of the original attention function.
+# Name of a model attribute that stores configurations, each with the name of the original attention function.
 DENSE = "_tsallis_dense_attention"
 # Functions to restore in a model that was created from the configuration of a sparsified model.
 DEFAULTS = {NAME: "sdpa", FULL_MASKS: "eager"}
@@ -40,7 +40,7 @@ def _mentions_sdpa(module_name: str) -> bool:
     """Return whether a model's Python module treats the name "sdpa" specially."""
     try:
         source = inspect.getsource(sys.modules[module_name])
-    except (KeyError, OSError, TypeError):  # defined in a notebook
+    except (KeyError, OSError, TypeError):  # the class was defined in a notebook
         return False
     return re.search(r"""_attn_implementation\s*==\s*["']sdpa["']""", source) is not None
 
@@ -119,7 +119,7 @@ def _dense_implementation(model: nn.Module, config: Any) -> str | None:
 
 
 def _copy_configurations(owner: nn.Module, configs: Iterable[Any]) -> dict[int, tuple[Any, Any]]:
-    """Copy configurations, also those of modules; return each original with its copy, by the original's id."""
+    """Copy the configurations of a model and its modules. Return each original and its copy, by the original's id."""
     of_modules = [x for module in owner.modules() for x in vars(module).values() if isinstance(x, PreTrainedConfig)]
     memo: dict[int, Any] = {}
     return {id(config): (config, copy.deepcopy(config, memo)) for config in (*configs, *of_modules)}
@@ -133,7 +133,7 @@ def _replace_configurations(owner: nn.Module, copies: Mapping[int, Any]) -> None
 
 
 def find_obstacles(model: nn.Module) -> dict[str, str]:
-    """Return why each attention of a model can't become sparse, without changing the model.
+    """Return, for each attention, the reason why it can't become sparse. The model is not changed.
 
     :func:`sparsify` skips attentions that compute their function themselves, and raises for other obstacles. Attention
     sinks and key selections that appear only at run time are not found.
@@ -174,7 +174,7 @@ def _own_way(attention: nn.Module) -> str:
 
 
 def _function_obstacle(base: Any, attention: nn.Module) -> str:
-    """Return why Transformers does not allow replacing an attention's function, or ""."""
+    """Return why Transformers does not allow replacing an attention's function; "" if it does."""
     config = getattr(attention, "config", base.config)
     if calls_ours(attention, base):
         return ""

@@ -14,7 +14,7 @@ from tsallis.huggingface.sparsify import install_alphas
 
 # Options of `from_pretrained` that locate a model.
 LOCATION = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
-# Options of `from_pretrained` that do not belong to the configuration, although it has attributes with these names.
+# Options of `from_pretrained` that are not settings, although the configuration has attributes with these names.
 NOT_OF_CONFIG = ("attn_implementation", "dtype", "torch_dtype")
 
 
@@ -59,7 +59,7 @@ def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
         )
     wants_info = options.pop("output_loading_info", False)
     cls = model_class
-    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):  # an Auto class
+    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):  # `cls` is an Auto class
         with torch.device("meta"):
             cls = type(model_class.from_config(config))
 

@@ -132,7 +132,7 @@ def _shifts(lm: Any) -> bool:
     """Return whether a model compares a position with the next label.
 
     Raises:
-        ValueError: It is unknown.
+        ValueError: It is unknown whether the model does this.
     """
     if lm.config.is_encoder_decoder or lm.loss_type == "ForMaskedLM":
         return False

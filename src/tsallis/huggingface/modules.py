@@ -30,8 +30,8 @@ def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def other_attentions(model: nn.Module) -> Iterator[str]:
     """Yield the names of attentions that do not use Transformers' `AttentionInterface`.
 
-    Attentions are recognized by their class names; of nested attentions, only the innermost is returned. Attentions
-    that `nn.sparsify_module` has replaced are skipped.
+    Attentions are recognized by their class names; if attentions are nested, only the innermost attention is returned.
+    Attentions that `nn.sparsify_module` has replaced are skipped.
     """
     own = [name for name, _ in attention_modules(model)]
     own += [name for name, x in model.named_modules() if isinstance(x, MultiheadAttention)]
@@ -106,7 +106,7 @@ def _matches(name: str, layer: Layer) -> bool:
 
 
 def layer_number(name: str) -> int | None:
-    """Return the layer number of an attention, the first number in its name: T5 also numbers parts of layers."""
+    """Return the layer number of an attention: the first number in its name. T5 also numbers parts of layers."""
     number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
     return None if number is None else int(number[1])
 
@@ -131,7 +131,7 @@ def count_heads(module: nn.Module) -> int:
 
 
 def score_obstacle(module: nn.Module) -> str:
-    """Return how an attention changes its scores in an unsupported way, or ""."""
+    """Return how an attention changes its scores in an unsupported way; "" if it does not."""
     config = getattr(module, "config", None)
     cap = getattr(module, "attn_logit_softcapping", None) or getattr(config, "attn_logit_softcapping", None)
     if cap is not None:

@@ -117,7 +117,7 @@ class Reading:
         return own and isinstance(value, Tensor)
 
     def caches(self, ids: Tensor, length: int) -> bool:
-        """Return whether reading ids with a cache gives the same result as without.
+        """Return whether reading ids with a cache gives the same result as reading them without a cache.
 
         Args:
             ids: Ids [rows, length], including prompts.

@@ -12,7 +12,7 @@ from tsallis.huggingface.alphas import COMPILED, FixedAlpha, LearnedAlpha, alpha
 from tsallis.huggingface.modules import choose_attentions, count_heads
 
 SETTINGS = "tsallis"  # name of the attribute of a configuration
-# Kinds of fixed alphas, whose numbers are saved with the weights. The setting of learned alphas is their two bounds.
+# Kinds of fixed alphas, whose numbers are saved with the weights. For learned alphas, the setting contains two bounds.
 FIXED, FIXED_PER_HEAD = "fixed", "fixed per head"
 Setting = str | list[float]
 

@@ -1,4 +1,4 @@
-"""Replace the attention of a Transformers model by sparse attention, and undo it."""
+"""Replace the attention of a Transformers model by sparse attention, and restore the original attention."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ def sparsify(
     .. math:: p_i = \mathrm{entmax}_{\alpha_h}\big(\mathrm{scale} \cdot Q_i K^\top + \mathrm{mask}_i\big)
 
     replaces softmax (Correia et al. 2019, eq. 8). At alpha 1 the outputs don't change. Masks, caches and `generate`
-    keep working. `save_pretrained` saves the alphas, and :func:`from_pretrained` loads them. They are the attributes
-    `tsallis_alpha` of the attentions. A second call changes only the attentions that it selects; `sparsify(model,
-    alphas(model))` fixes learned alphas. A warning names attentions that can't be changed; see :func:`find_obstacles`.
+    keep working. `save_pretrained` saves the alphas, and :func:`from_pretrained` loads them. The alphas are the
+    attributes `tsallis_alpha` of the attentions. A second call changes only the attentions that it selects;
+    `sparsify(model, alphas(model))` fixes learned alphas. A warning names attentions that can't be changed; see
+    :func:`find_obstacles`.
 
     Args:
         model: Transformers model whose attentions use `AttentionInterface`, also inside PEFT or `torch.compile`. It is
             changed in place, and gets its own configuration.
         alpha: Alpha of at least 1: a number, a list or tensor with one alpha per head, "learned" for a learned alpha
-            per head, or a mapping from `layers` to any of them.
+            per head, or a mapping from `layers` to any of these.
         layers: Layer numbers from 0 (separately in encoder and decoder), or patterns such as "*.decoder.*"; None: all.
         kind: "self", or "cross" for attention to an encoder's output; None: both.
-        initial: Initial learned alpha, between `low` and `high`; 1.1 is near softmax. None draws it at random, see
+        initial: Initial learned alpha, between `low` and `high`; 1.1 is near softmax. None draws a random value, see
             :class:`tsallis.nn.PerHeadAlpha`.
         low, high: Bounds of learned alphas.
 
@@ -102,7 +103,7 @@ def densify(model: Model) -> Model:
     """Restore the softmax attention of a sparsified model, and remove its alphas.
 
     Args:
-        model: Model that :func:`sparsify` has changed, also in parts; it is changed in place.
+        model: Model that :func:`sparsify` has changed, completely or in parts. It is changed in place.
 
     Returns:
         The model.
@@ -131,7 +132,7 @@ def densify(model: Model) -> Model:
 
 
 def set_alpha(model: nn.Module, alpha: float) -> None:
-    """Set all fixed alphas of a sparsified model, also alphas per head; learned alphas don't change.
+    """Set all fixed alphas of a sparsified model, including alphas per head. Learned alphas don't change.
 
     Args:
         model: Model that :func:`sparsify` has changed.

@@ -13,7 +13,7 @@ from tsallis.errors import InputError
 from tsallis.huggingface.alphas import unwrap
 
 BATCH = 32  # number of texts per batch
-ENDLESS = 10**9  # tokenizers without a limit report a larger number
+ENDLESS = 10**9  # tokenizers without a length limit report a limit above this number
 
 
 def text_batches(
@@ -79,14 +79,14 @@ def count_positions(model: Any) -> int | None:
     positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if positions is None:
         return None
-    # RoBERTa and similar models count positions from the one after padding.
+    # In RoBERTa and similar models, positions start after the position of padding.
     tables = [x for name, x in model.named_modules() if name.endswith("position_embeddings")]
     offsets = [x.padding_idx + 1 for x in tables if getattr(x, "padding_idx", None) is not None]
     return positions - max(offsets, default=0)
 
 
 def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
-    """Return the decoder inputs [batch, length]: the start, then the labels without the last.
+    """Return the decoder inputs [batch, length]: the start, then the labels without the last label.
 
     Args:
         model: Encoder-decoder of Transformers.
