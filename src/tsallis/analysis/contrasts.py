@@ -25,7 +25,7 @@ NAMED_KEYS = 5  # number of keys to list per word: those with the largest weight
 
 @dataclass(frozen=True)
 class DensityContrast(Record):
-    """Two sentences with the same number of keys: one head is sparse on the first, dense on the second.
+    """Two sentences with the same number of keys. One head is sparse on the first sentence and dense on the second.
 
     The scores of the examples are densities.
 
@@ -117,7 +117,7 @@ class Contrasts(Statistic[tuple[DensityContrast, ...]]):
 def density_contrasts(
     recording: Recording, count: int = EXAMPLES, shortest: int = SHORTEST
 ) -> tuple[DensityContrast, ...]:
-    """Find heads that are sparse on one sentence and dense on another of the same length.
+    """Find heads that are sparse on one sentence and dense on another sentence of the same length.
 
     Such a head is confident on the first sentence, but not on the second (Correia et al. 2019, fig. 10).
 
@@ -199,7 +199,7 @@ class Comparison:
         first: Attention modules of the first model.
         second: Attention modules of the second model.
         count: Number of words per list.
-        kinds: Kinds of attention; default: all that both models have.
+        kinds: Kinds of attention; default: all kinds that both models have.
 
     Raises:
         InputError: A model has no attention of a requested kind, or the models have no kind in common.

@@ -1,4 +1,4 @@
-"""Prepare densities of continuous attention for drawing, also densities over time (Martins et al. 2020)."""
+"""Prepare densities of continuous attention, including densities over time, for drawing (Martins et al. 2020)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def length_of(density: Density) -> float:
 
 @dataclass(frozen=True)
 class SignalDensity(Record):
-    """Density over time: how one head reads the signal of one channel. It is the same for all series."""
+    """Density over time: how one head reads the signal of one channel. The density is the same for all series."""
 
     channel: str  # name of the channel
     head: int  # number of the head, from 0

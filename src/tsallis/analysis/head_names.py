@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tsallis.analysis.weights import AttentionLayer
 from tsallis.errors import InputError, describe
 
-Head = tuple[AttentionLayer, int]  # layer, and number of the head, from 0
+Head = tuple[AttentionLayer, int]  # layer, and number of the head in this layer, from 0
 
 
 def head_name(layer: AttentionLayer, head: int) -> str:

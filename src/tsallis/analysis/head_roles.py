@@ -36,7 +36,7 @@ class Role(NamedTuple):
     phrase: str
 
 
-# The only definition of roles and their thresholds.
+# Roles and their thresholds are defined only here.
 ROLES = {
     "previous": Role(0.7, "attends to the previous token"),
     "self": Role(0.7, "attends to the token itself"),
@@ -52,7 +52,7 @@ ROLES = {
 # LIFT: minimum score of a head that has a role or tends to it, as a multiple of the score of equal weights.
 TENDENCY, LIFT = 0.6, 2.0
 OFFSETS = {"previous": -1, "self": 0, "next": 1}
-# Scores without a role.
+# Scores that do not belong to a role.
 MEASURES = ("clusters", "within_word")
 
 
@@ -128,7 +128,7 @@ class _Total:
         self.best: list[list[tuple[float, Example]]] = [[] for _ in range(heads)]
 
     def add(self, masses: Floats, uniform: Floats, text: Text) -> None:
-        """Add the weights of a sentence on its targets [heads, counted], and the equal weights [1, counted]."""
+        """Add a sentence: the weights on its targets [heads, counted], and those of equal weights [1, counted]."""
         count = masses.shape[1]
         if count == 0:
             return
@@ -137,7 +137,7 @@ class _Total:
         self.uniform += float(uniform.sum())
         self.count += count
         for head, total in enumerate(sums.tolist()):
-            rank = total / (count + 1)  # prefers longer sentences with the same mean
+            rank = total / (count + 1)  # among sentences with the same mean, prefer longer ones
             if len(self.best[head]) < self.size or rank > self.best[head][-1][0]:
                 self._keep(head, [(rank, Example(text, total / count))])
 
@@ -203,7 +203,7 @@ class Roles(Statistic[HeadRoles]):
         self._totals = [{name: _Total(layer.heads, examples) for name in names} for layer in self.layers]
 
     def _update(self, sentence: Sentence) -> None:
-        targets: dict[tuple[str, bool], _Targets] = {}  # by kind and causality; layers of a kind share them
+        targets: dict[tuple[str, bool], _Targets] = {}  # shared by all layers of one kind and causality
         for layer, weights, totals in zip(self.layers, sentence.weights, self._totals, strict=True):
             key = (layer.kind, layer.causal)
             if key not in targets:
@@ -295,7 +295,7 @@ def head_roles(
 
 
 def rarest(pieces: Sequence[str], counts: Mapping[str, int]) -> list[bool]:
-    """Return for each piece whether it is the rarest in a corpus; the start and end of a sentence never are.
+    """Return for each piece whether it is the rarest piece of the sentence. The start and the end never count.
 
     >>> rarest(["<s>", "▁the", "▁lamp", "▁of"], {"▁the": 9, "▁of": 5, "▁lamp": 1})
     [False, False, True, False]
@@ -305,7 +305,7 @@ def rarest(pieces: Sequence[str], counts: Mapping[str, int]) -> list[bool]:
 
 
 def merging_masses(weights: Floats, clusters: Sequence[range]) -> tuple[Floats, Floats]:
-    """Return the merging scores [heads, words] of words of one piece, and of words of several pieces.
+    """Return two merging scores [heads, words]: for words of one piece, and for words of several pieces.
 
     Args:
         weights: Weights [heads, pieces, pieces].
@@ -327,11 +327,12 @@ def _head_role(layer: AttentionLayer, totals: Mapping[str, _Total], head: int) -
     scores = {name: float(t.sums[head] / t.count) if t.count else None for name, t in totals.items()}
     uniform = {name: t.uniform / t.count if t.count else None for name, t in totals.items()}
     shares = {name: score / role.threshold for name, role in ROLES.items() if (score := scores[name]) is not None}
-    # If equal weights nearly reach a score, it describes the text: without spaces, all pieces belong to one word.
+    # If equal weights nearly reach a score, the score describes the text, not the head. For example, without spaces all
+    # pieces belong to one word.
     lifts = {name: (scores[name] or 0.0) / (uniform[name] or 1.0) for name in shares}
     candidates = {name: share for name, share in shares.items() if share >= 1 and lifts[name] >= LIFT}
     if candidates.keys() & OFFSETS.keys():
-        candidates.pop("merging", None)  # in a word of two pieces, the other piece is the previous or the next one
+        candidates.pop("merging", None)  # in words of two pieces, positional heads also merge
     role = max(candidates, key=lambda name: candidates[name], default=None)
     tendency = None if role else _tendency(shares, lifts)
     example_of = role or tendency
@@ -342,7 +343,7 @@ def _head_role(layer: AttentionLayer, totals: Mapping[str, _Total], head: int) -
 
 
 def _tendency(shares: Mapping[str, float], lifts: Mapping[str, float]) -> str | None:
-    """Return the role that exceeds equal weights most, among roles with nearly enough weight, or None."""
+    """Return the closest role, or None: the role with nearly enough weight that exceeds equal weights most."""
     near = [name for name, share in shares.items() if share >= TENDENCY]
     best = max(near, key=lambda name: lifts[name], default=None)
     return best if best and lifts[best] >= LIFT else None

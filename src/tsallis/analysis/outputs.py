@@ -29,7 +29,7 @@ class Steps(NamedTuple):
     support: Tensor  # number of symbols with a value above zero
     total: Tensor  # sum of the values
     norm: Tensor  # Euclidean norm of the finite scores
-    threshold: Tensor | None  # None for softmax, which has no threshold
+    threshold: Tensor | None  # threshold of the step; None for softmax
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def output_steps(output: OutputLayer, scores: Tensor) -> Steps:
         [2.0, 1.0, 2.291, 0.25]
     """
     z = scores.double()
-    log_probs = output.log_probs(scores)  # as in searches: probabilities that underflow to 0 are still possible
+    log_probs = output.log_probs(scores)  # logarithms, because symbols whose probability underflows are possible
     values = log_probs.exp()
     norm = z.masked_fill(z == -torch.inf, 0).norm(dim=-1)
     return Steps((log_probs > -torch.inf).sum(-1), values.sum(-1), norm, output.thresholds(z, values))
@@ -110,7 +110,7 @@ def output_statistics(model: Any, batches: Iterable[Batch]) -> OutputStatistics:
 
     for the values :math:`p` and the scores :math:`z` of a step, see :func:`output_steps`. Peters et al. 2019 report
     `num_attended` and `support` in table 3. Tezekbayev et al. 2022 report the distributions of zeros (fig. 5 and 6), of
-    the logit norm and the threshold (fig. 7, of which this is one point), and of sums (fig. 9).
+    the logit norm and the threshold (fig. 7; this function computes one point of it), and of sums (fig. 9).
 
     Args:
         model: Encoder-decoder of this package.
@@ -138,7 +138,7 @@ def output_statistics(model: Any, batches: Iterable[Batch]) -> OutputStatistics:
 
 
 class Outputs:
-    """Accumulator for :class:`OutputStatistics`, updated with the results of passes that run anyway.
+    """Accumulator for :class:`OutputStatistics`, which uses the results of passes that run anyway.
 
     Args:
         model: Encoder-decoder of this package.
@@ -334,6 +334,6 @@ class EmptyRate(Record):
     outputs: tuple[EmptyOutput, ...]
 
     def of_rows(self, rows: Sequence[int]) -> EmptyRate:
-        """Return a copy in which the sentences have their indices in a larger corpus, from `rows`."""
+        """Return a copy in which sentence i has the index `rows[i]`, its index in a larger corpus."""
         outputs = tuple(replace(output, index=rows[output.index]) for output in self.outputs)
         return replace(self, outputs=outputs)

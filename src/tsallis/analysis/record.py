@@ -117,7 +117,7 @@ def record(reader: AttentionReader, batches: Iterable[Any]) -> Recording:
 
 
 class RecordedBatch(NamedTuple):
-    """A batch, its sentences with their weights, and the result of the model's pass over it."""
+    """A batch, its sentences with their weights, and the result of the model's pass over the batch."""
 
     batch: Any
     sentences: list[Sentence]  # in the order of the batch
@@ -339,7 +339,7 @@ class LanguageReader(TransformerReader):
 
 
 def _alpha_of(attention: Any) -> float:
-    """Return the alpha of a recurrent model's attention; for continuous attention, that of its density."""
+    """Return the alpha of a recurrent model's attention; for continuous attention, the alpha of its density."""
     if isinstance(attention, GlobalAttention):
         return float(attention.alpha)
     kind = attention.attention.kind

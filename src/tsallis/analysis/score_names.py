@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class ScoreFormat(NamedTuple):
-    """Title and format of a score, and which value is better.
+    """Title and format of a score, and whether lower values are better.
 
     Args:
         title: Name in logs, tables and figures.

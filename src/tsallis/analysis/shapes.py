@@ -12,7 +12,7 @@ from tsallis.continuous import Density, Ellipse, Elliptical, Interval, Mixture
 from tsallis.continuous.densities.beta_gaussian import BetaGaussian
 
 Index = int | tuple[int, ...]
-FAR = 6.0  # an unbounded density has a fine curve within this number of standard deviations
+FAR = 6.0  # the curve of an unbounded density is fine within this number of standard deviations
 FINE, COARSE = 201, 401  # number of points of a curve: around each part, and along the whole line
 
 
@@ -55,7 +55,7 @@ def _select(density: Density, index: tuple[int, ...]) -> Density:
 
 
 def parts_of(density: Density) -> list[Density]:
-    """Return the parts of a mixture with non-zero weight, or the density itself."""
+    """Return the parts of a mixture that have non-zero weight; for other densities, return the density itself."""
     if not isinstance(density, Mixture):
         return [density]
     members = density.weights.tolist()

@@ -21,7 +21,7 @@ class HeadExample(Record):
 
     text: Text
     score: float
-    weights: SparseWeights  # of one head
+    weights: SparseWeights  # weights of one head
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class HeadSummary(Record):
     kind: str
     layer: int
     head: int
-    alpha: float  # NaN if it is unknown
+    alpha: float  # NaN if the alpha is unknown
     density: float
     histogram: Histogram  # histogram of the densities of sentences
     role: str | None
@@ -47,7 +47,7 @@ class HeadSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class ContrastSummary(Record):
-    """Two sentences with the same number of keys: a head is sparse on the first, dense on the second."""
+    """Two sentences with the same number of keys. A head is sparse on the first sentence and dense on the second."""
 
     kind: str
     layer: int
@@ -62,9 +62,9 @@ class SentenceSummary(Record):
     """Sentence with the weights of all heads, the steps of its target, and the outputs of a search."""
 
     text: Text
-    weights: tuple[SparseWeights, ...]  # in the order of the layers
+    weights: tuple[SparseWeights, ...]  # weights of each layer, in order
     steps: tuple[TeacherForcedStep, ...] = ()
-    answer: str | None = None  # the best output
+    answer: str | None = None  # best output of a search
     tree: BeamTree | None = None  # None if no search was run
 
 
@@ -73,9 +73,9 @@ class SearchedAnswer(Record):
     """Best output of a search, and the reference."""
 
     index: int  # index of the sentence in its corpus, from 0
-    source: tuple[str, ...]  # pieces
+    source: tuple[str, ...]  # pieces of the source
     reference: str
-    answer: str | None  # None if the search found nothing
+    answer: str | None  # best output; None if the search found no output
     prob: float | None
     certificate: str
 
@@ -90,7 +90,7 @@ class CorpusSummary(Record):
     src_symbols: int
     tgt_symbols: int
     unknown: int  # number of symbols that are missing from the vocabularies
-    target_run: str | None = None  # run whose answers serve as targets; None: the targets are references
+    target_run: str | None = None  # run whose answers serve as targets; None if the targets are references
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -106,12 +106,12 @@ class RunSummary(Record):
     metrics: dict[str, float] = field(default_factory=dict)  # scores of the checkpoint
     corpus: CorpusSummary  # the analysed sentences
     layers: tuple[AttentionLayer, ...]  # every attention module
-    heads: tuple[HeadSummary, ...]  # in the order of the layers
-    diversity: tuple[LayerDiversity, ...]  # in the order of the layers
-    outputs: OutputStatistics | None = None  # with teacher forcing; None if only attention was analysed
-    empty: EmptyRate | None = None  # statistics of the searched sentences, or None
+    heads: tuple[HeadSummary, ...]  # summary of each head, in the order of the layers
+    diversity: tuple[LayerDiversity, ...]  # diversity of each layer, in order
+    outputs: OutputStatistics | None = None  # statistics with teacher forcing; None if only attention was analysed
+    empty: EmptyRate | None = None  # rate of empty outputs among the searched sentences, or None
     training_pairs: int | None = None  # number of pairs in which pieces were counted for the role "rare"
-    contrasts: tuple[ContrastSummary, ...]  # largest difference of density first
+    contrasts: tuple[ContrastSummary, ...]  # pairs of sentences, largest difference of density first
     values: ValueHistory | None = None  # None if the log has no validation
     alphas: HeadHistory | None = None  # None if the log has no alphas
     densities: HeadHistory | None = None  # None if the log has no densities

@@ -147,7 +147,7 @@ def beam_tree(model: Decoder, src: Tensor, result: Result, tgt_vocab: Symbols) -
 def _grow(
     level: _Level, outputs: Sequence[tuple[int, ...]], log_probs: Tensor, edges: list[Edge], vocab: Symbols
 ) -> tuple[_Level, list[tuple[int, ...]]]:
-    """Add the edges to prefixes with one more symbol; return these prefixes, and the outputs that continue."""
+    """Add edges to prefixes with one more symbol. Return these prefixes, and the outputs that continue after them."""
     longer = _Level([], [], [], [])
     length = len(level.prefixes[0])
     rows = {prefix: row for row, prefix in enumerate(level.prefixes)}

@@ -11,7 +11,7 @@ from torch import Tensor
 from tsallis.analysis.spelling import spell_tokens
 from tsallis.errors import describe
 
-Layers = Sequence[Tensor | None]  # [sentences, heads, queries, keys] per layer; None: the layer is left out
+Layers = Sequence[Tensor | None]  # [sentences, heads, queries, keys] per layer; None for a layer that is left out
 Tokens = Sequence[str] | Sequence[Sequence[str]]  # tokens of one sentence, or of each sentence
 Pieces = list[tuple[str, ...]]  # pieces of each sentence
 
@@ -143,7 +143,7 @@ def check_values(layers: Sequence[LayerWeights], causal: bool, tolerance: float)
         tolerance: Maximum difference between a sum and 1.
 
     Raises:
-        ValueError: A weight or a sum is wrong; the error names the first one.
+        ValueError: A weight or a sum is wrong; the error names the first wrong value.
     """
     for layer in layers:
         for row, weights in enumerate(layer.sentences):

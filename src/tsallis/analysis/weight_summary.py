@@ -112,7 +112,7 @@ def summarize_weights(
 
 
 def _read_sides(kinds: Collection[str], source: Tokens | None, target: Tokens | None) -> dict[str, Pieces]:
-    """Return the pieces by side that some kinds of attention need; check that sides have as many sentences."""
+    """Return the pieces of each side that these kinds need; check that sides have equal numbers of sentences."""
     arguments = {"source": ("encoder_tokens", source), "target": ("decoder_tokens", target)}
     needs = {side for kind in kinds for side in SIDES[kind]}
     texts = {side: read_tokens(*argument) for side, argument in arguments.items() if side in needs}

@@ -57,7 +57,7 @@ class AttentionLayer:
 
     @property
     def name(self) -> str:
-        """Return the name of the module for people; layers count from 1."""
+        """Return a readable name of the module, in which layers count from 1."""
         return f"{self.kind} layer {self.layer + 1}"
 
     @property
@@ -67,7 +67,7 @@ class AttentionLayer:
         return one == other
 
     def visible(self, queries: int, keys: int) -> NDArray[np.int64]:
-        """Return the number of keys that each query can attend to [queries], counted from the first key."""
+        """Return the number n of keys that each query can attend to [queries]. These are the first n keys."""
         return np.minimum(np.arange(1, queries + 1), keys) if self.causal else np.full(queries, keys)
 
 
