@@ -35,7 +35,7 @@ from tsallis.analysis.tree import BeamTree
 from tsallis.analysis.weights import SIDES, SparseWeights
 from tsallis.errors import InputError
 
-UNITS = 1000  # resolution of weights on the page; positive weights have at least one unit
+UNITS = 1000  # number of units of a weight of 1 on the page; positive weights have at least one unit
 EVENTS = 500  # largest number of points of a curve on the page
 NON_ZEROS = 1 << 24  # largest number of weights on the page, about 20 megabytes
 VIEWS = ("overview", "heads", "sentences", "wrong", "contrasts", "training", "outputs", "densities", "sweep")
@@ -82,7 +82,7 @@ def build_page(
 
     Args:
         runs: Summaries of the same sentences. The page shows the first `sentences_that_fit(runs)` of them.
-        comparisons: Comparisons of the first run with others.
+        comparisons: Comparisons of the first run with other runs.
         sweep: Scores of a sweep; without `runs` the page shows only the sweep.
         densities: Summaries of classifiers on the same examples.
         signals: Densities over time, from a classifier of time series.

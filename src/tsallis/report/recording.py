@@ -155,7 +155,7 @@ def _slow_path() -> Iterator[None]:
 
 
 class _CapturedFunction(TorchFunctionMode):
-    """Call `receive(weights)` at each call of PyTorch's attention function."""
+    """Mode in which each call of PyTorch's attention function also calls `receive(weights)`."""
 
     def __init__(self, receive: Callable[[Tensor], None]) -> None:
         super().__init__()
