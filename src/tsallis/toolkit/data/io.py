@@ -92,7 +92,7 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
             os.unlink(temporary)
         if (
             isinstance(error, OSError) and error.errno is not None and error.filename is None
-        ):  # for example, if the disk is full
+        ):  # the error lacks the path, for example if the disk is full
             error.filename = str(path)
         raise
     sync_folder(path.parent)
@@ -166,7 +166,7 @@ def is_leftover(path: Path, names: Iterable[str]) -> bool:
 
 
 def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
-    """Remove the temporary files in a folder that killed writes left for the files in `names`."""
+    """Remove temporary files that killed writes of the files in `names` left in a folder."""
     for path in list(folder.iterdir()):
         if is_leftover(path, names):
             path.unlink()

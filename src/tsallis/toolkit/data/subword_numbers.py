@@ -60,7 +60,7 @@ def renumber(model: bytes) -> bytes:
         if content.get(TYPE) == UNKNOWN:
             special["unk"] = piece
         elif name is not None:
-            special[name] = piece + _number(TYPE, CONTROL)  # if a field occurs twice, the last one counts
+            special[name] = piece + _number(TYPE, CONTROL)  # if a field occurs twice, the last value counts
         else:
             rest.append(piece)
     for name, text in spellings.items():

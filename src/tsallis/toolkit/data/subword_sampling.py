@@ -46,7 +46,7 @@ class Sampler:
         spelled = [(i, p) for i, p in enumerate(pieces) if p.type in (NORMAL, USER_DEFINED)]
         self.numbers = {p.text: i for i, p in spelled}
         self.scores = {p.text: p.score for _, p in spelled}
-        self.bytes = {int(p.text[3:5], 16): i for i, p in enumerate(pieces) if p.type == BYTE}  # byte 65 is <0x41>
+        self.bytes = {int(p.text[3:5], 16): i for i, p in enumerate(pieces) if p.type == BYTE}  # such as <0x41>
         self._joints = {pair for _, p in spelled for pair in map("".join, zip(p.text, p.text[1:], strict=False))}
         fixed = sorted((p.text for _, p in spelled if p.type == USER_DEFINED), key=len, reverse=True)
         self._fixed = re.compile(f"({'|'.join(map(re.escape, fixed))})") if fixed else None
@@ -76,7 +76,7 @@ class Sampler:
     def _stretches(self, text: str) -> Iterator[str]:
         parts = self._fixed.split(text) if self._fixed else [text]
         for position, part in enumerate(parts):
-            if position % 2:  # a user-defined piece, which is never split
+            if position % 2:  # odd parts are user-defined pieces, which are never split
                 yield part
                 continue
             start = 0

@@ -8,7 +8,7 @@ import yaml
 
 from tsallis.errors import InputError, truncate
 
-LARGEST_FILE = 1 << 18  # maximum size in bytes
+LARGEST_FILE = 1 << 18  # maximum file size in bytes
 MOST_ALIASES = 20  # maximum number of aliases per file; nested aliases could otherwise fill the memory
 LONGEST_KEY = 60  # maximum number of characters of a key in a message
 # PyYAML raises YAMLError, but also other errors: for impossible dates, invalid numbers and excessive nesting.
