@@ -60,7 +60,7 @@ class Changes:
 
 
 def find_changes(text: str, before: Config, now: Config) -> Changes | None:
-    """Return the changed settings, or None if any of them must not change when a run is resumed.
+    """Return the changed settings, or None if one of these settings must not change when a run is resumed.
 
     Args:
         text: Text of the configuration in the run folder.

@@ -79,7 +79,7 @@ class Checkpoints:
         return Index(finished=False)
 
     def check(self) -> Index:
-        """Compare the index with the folders and return it, without writing.
+        """Compare the index with the folders, and return the index. Nothing is written.
 
         Raises:
             InputError: If the index names a missing checkpoint, or omits a checkpoint that is later than its last one.
@@ -177,7 +177,7 @@ class Checkpoints:
             raise self._unnamed_error(target)
 
     def _replace(self, before: Index, index: Index) -> Index:
-        """Write `index` in place of `before`. Checkpoints that only `before` names are listed under "discard"."""
+        """Write `index` in place of `before`. List checkpoints under "discard" if only `before` contains them."""
         discard = {*before.names, *index.discard} - index.names
         folders = {name for name in discard if name not in before.discard or os.path.lexists(self.folder / name)}
         index = Index.model_validate({**dict(index), "discard": tuple(sorted(folders))})

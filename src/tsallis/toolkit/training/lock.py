@@ -86,7 +86,7 @@ def _lock(folder: Path) -> Iterator[Lock]:
     except (InputError, KeyboardInterrupt):
         with contextlib.suppress(OSError, InputError):
             if removable:
-                Lock(folder, handle).check()  # raises if another folder is now at this path; its lock file is kept
+                Lock(folder, handle).check()  # if another folder is now at this path, raise and keep its lock file
                 path.unlink()
         raise
     finally:

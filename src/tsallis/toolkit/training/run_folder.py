@@ -47,7 +47,8 @@ from tsallis.toolkit.training.schema import (
 __all__ = ["Run", "build_model", "load_run", "locked", "start_run"]
 
 Symbols = Vocabulary | Subwords
-SYMBOLS: dict[str, type[Vocabulary] | type[Subwords]] = {"vocab.json": Vocabulary, "model": Subwords}  # by file ending
+# Classes of vocabularies by the ending of their files.
+SYMBOLS: dict[str, type[Vocabulary] | type[Subwords]] = {"vocab.json": Vocabulary, "model": Subwords}
 # Errors that model constructors raise for arguments of a wrong type or size.
 REFUSALS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError, MemoryError)
 

@@ -412,7 +412,7 @@ class Trainer:
         self._start_clock()
 
     def _write_timing(self, event: str) -> None:
-        """Log the duration and the number of symbols of this epoch's updates; a resumed run continues both sums."""
+        """Log two sums over this epoch's updates: duration and number of symbols. A resumed run continues both sums."""
         where = {"epoch": self.position.epoch, "step": self.position.step}
         self.timing.write(event, **where, seconds=self.elapsed, symbols=self.position.symbols, **environment())
 
