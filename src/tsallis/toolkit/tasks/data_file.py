@@ -21,7 +21,7 @@ NAMES = {
     "features": ("features", "feats", "tags", "msd", "morphology"),
 }
 FEATURE_SEPARATORS = ";,|"
-LONGEST_SYMBOL = 4  # twice the mean length at which parts between spaces are words instead of symbols
+LONGEST_SYMBOL = 4  # parts between spaces are words if their mean length is at least half of this number
 
 
 def is_data_file(path: Path) -> bool:

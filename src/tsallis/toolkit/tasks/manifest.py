@@ -18,7 +18,7 @@ from tsallis.toolkit.training.log import Log, totals
 from tsallis.toolkit.training.run_folder import Run
 
 FORMAT = 2  # version of the manifest format
-PLACES = ("event", "epoch", "step", "seconds", "symbols")  # keys of timing.jsonl that do not describe code or machine
+PLACES = ("event", "epoch", "step", "seconds", "symbols")  # keys of timing.jsonl other than code and machine
 
 
 def describe_result(

@@ -339,7 +339,7 @@ class Strings(SequenceTask):
     def number_lines(
         self, lines: Iterable[str], gold: bool, ignored: Ignored, first: int = 0
     ) -> Iterator[tuple[int, str]]:
-        """Yield the lines that are neither blank, nor a comment, nor a header, with their numbers."""
+        """Yield lines with their numbers; skip blank lines, comments and headers."""
         for number, line in super().number_lines(lines, gold, ignored, first):
             if self.comment is None or not line.startswith(self.comment):
                 yield number, line

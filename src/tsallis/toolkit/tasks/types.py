@@ -47,7 +47,7 @@ class Lines:
     ignored: Ignored = field(default_factory=Ignored)
 
     def select(self, rows: Sequence[int]) -> Lines:
-        """Return some of the rows; the number of lines stays the same."""
+        """Return these lines with only some of the rows; `count` stays the same."""
 
         def chosen(column: Any) -> Any:
             return None if column is None else [column[row] for row in rows]
@@ -86,7 +86,7 @@ class ModelSection(Section):
         return self
 
     def check(self) -> None:
-        """Raise if settings contradict each other; called before any data is read.
+        """Raise if settings contradict each other. This check runs before any data is read.
 
         Raises:
             InputError: If settings contradict each other.
@@ -110,7 +110,7 @@ class ModelSection(Section):
         return data
 
     def sizes(self, data: Data) -> dict[str, Any]:
-        """Return the arguments with the sizes of vocabularies."""
+        """Return the model arguments that depend on the vocabularies, such as their sizes."""
         return {"src_vocab": len(data.vocabularies.src), "tgt_vocab": len(data.vocabularies.tgt)}
 
 

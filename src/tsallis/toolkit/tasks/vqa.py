@@ -144,7 +144,7 @@ class Visual(LabelTask):
 
     @classmethod
     def files(cls, config: VisualData, split: str) -> list[Path]:
-        """Return the file of questions and the image files: one file, or all files of a folder."""
+        """Return the file with questions and all files with images."""
         path, held_out = _find_questions(config, split)
         source = Path(_find_images(config, "train" if held_out else split) or path)
         images = sorted(file for file in source.iterdir() if file.is_file()) if source.is_dir() else [source]
@@ -152,7 +152,7 @@ class Visual(LabelTask):
 
     @classmethod
     def config_facts(cls, config: VisualData) -> dict[str, Any]:
-        return {"size": config.size, "max_length": config.max_length}  # not images: their files may have been moved
+        return {"size": config.size, "max_length": config.max_length}  # without `images`, whose files may have moved
 
     def vocabularies(self, run: Run) -> Vocabularies:
         if run.model.image_store is None:
