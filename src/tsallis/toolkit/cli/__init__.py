@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Commands(TyperGroup):
-    """Group of all commands. Errors about an option name its flag."""
+    """Group of all commands. Error messages about an option contain the flag of this option."""
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -246,7 +246,7 @@ def _split(block: list[str], columns: int, message: str, first: int, optional: b
 
 
 def _blocks(lines: Iterator[str], ready: Callable[[], bool]) -> Iterator[list[str]]:
-    """Yield blocks: the next line, and up to 63 more lines if they are available. Errors come after the last block."""
+    """Yield blocks: the next line and up to 63 more available lines. Raise an error after the last block."""
     stop: Exception | None = None
     while stop is None:
         block: list[str] = []

@@ -206,7 +206,7 @@ def _progress(runs: Sequence[Run]) -> Iterator[Callable[[int, str, int, int], No
 
 
 def _count_training(run: Run, task: Task) -> TrainingCounts | None:
-    """Count the pieces of a run's training data, or return None if it can't be read."""
+    """Count the pieces of a run's training data, or return None if the data can't be read."""
     try:
         examples = task.read_split(load_config(run.folder / CONFIG).data, "train")[:COUNT_LIMIT]
     except InputError as error:

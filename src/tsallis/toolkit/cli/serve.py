@@ -119,7 +119,7 @@ def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, exa
 
 
 def _dev_lines(run: Run, task: Task) -> list[str]:
-    """Return some inputs of a run's development set, or none if its files can't be read."""
+    """Return some inputs of a run's development set; an empty list if files can't be read."""
     from tsallis.toolkit.tasks.registry import load_config
     from tsallis.toolkit.training.file_names import CONFIG
 

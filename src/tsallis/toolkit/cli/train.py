@@ -90,7 +90,7 @@ def prepare_training(loaded: Config, folder: Path, world: World) -> TrainingStar
 
     run = prepare(loaded, folder)
     parameters = run.initialize(run.build())
-    blob = parameters.blob()  # before the parameters are moved to a device or sharded
+    blob = parameters.blob()  # copy parameters before they are moved to a device or sharded
     return TrainingStart(run, parameters, blob, world.main and _write_run(run, blob, folder, dry=True))
 
 
