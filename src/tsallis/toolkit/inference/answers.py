@@ -63,7 +63,7 @@ class Output:
 
     @property
     def prob(self) -> float:
-        """Return the probability; values of unnormalised models are at most the largest float."""
+        """Return the probability. Unnormalised values above the largest float become the largest float."""
         return self.hypothesis.prob
 
 

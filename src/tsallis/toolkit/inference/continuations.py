@@ -156,7 +156,7 @@ def continue_prompt(run: Run, prompt: str, symbols: Sequence[int], output: Gener
     vocabulary: Any = run.tgt_vocab
     before, whole = (str(vocabulary.decode(part)) for part in (symbols, [*symbols, *output.tokens]))
     following = whole.removeprefix(before)
-    if before[-1:] != " " == prompt[-1:]:  # the prompt already has the space of the next subword
+    if before[-1:] != " " == prompt[-1:]:  # the prompt already ends with the space before the next subword
         following = following.removeprefix(" ")
     tokens = tuple(vocabulary.name(symbol) for symbol in output.tokens)
     ended = getattr(output, "ended", True)  # a search returns only texts that ended

@@ -460,7 +460,7 @@ class TextRun:
         return answers
 
     def for_run(self, run: Run) -> TextRun:
-        """Return the same object for `run`, whose vocabulary was extended to copy the unknown symbols of some lines."""
+        """Return the same object for a run with an extended vocabulary, which copies unknown symbols of some lines."""
         return self if run is self.run else replace(self, run=run)
 
     def _blocks(

@@ -39,7 +39,7 @@ class Suggestion:
     ends: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `tsallis suggest --json` lists."""
+        """Return the object that `tsallis suggest --json` lists for this continuation."""
         return {**vars(self), "symbols": list(self.symbols)}
 
 
