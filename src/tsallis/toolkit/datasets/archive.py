@@ -191,7 +191,7 @@ def _part_lines(part: Part, path: Path) -> Iterator[bytes]:
 
 
 def _members(part: Part, path: Path) -> Iterator[tuple[tuple[int | str, ...], re.Match[str], bytes]]:
-    """Yield the sort key, the name and the content of each member that matches. Numbers in keys are integers."""
+    """Yield the sort key, the name and the content of each member that matches. Numbers in sort keys are integers."""
     pattern = re.compile(part.member or "")
     keys = set()
     with _open_tar(path) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:

@@ -47,7 +47,7 @@ def clusters(lines: Iterator[bytes], part: Part) -> Iterator[bytes]:
 
 
 def labelled(lines: Iterator[bytes], part: Part) -> Iterator[bytes]:
-    """Yield `label<TAB>text` from lines of a number, a space and a text. A text may be in UTF-8 or Latin-1."""
+    """Yield `label<TAB>text` from lines with a number, a space and a text. A text may be in UTF-8 or Latin-1."""
     for line in lines:
         content = line.translate(CONTROLS).rstrip()
         try:

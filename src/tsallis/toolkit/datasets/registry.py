@@ -171,7 +171,7 @@ def get(
     files = [f for f in source.files if languages is None or source.language_of(f.name) in languages]
     packed = folder / PACKED_FILE
     present = [file for file in files if (folder / file.name).exists()]
-    for file in present:  # check before the first write
+    for file in present:  # check existing files before the first write
         check(file, folder / file.name)
     if source.parallel:
         check_sides([folder / file.name for file in present])
