@@ -24,7 +24,7 @@ LEAST = 250  # minimum search budget per text, in expanded prefixes
 def score_outputs(
     model: Decoder, batch: Batch, references: Sequence[str], vocabulary: Any
 ) -> list[tuple[TokenScores, TextProbability]]:
-    """Return two values per row: the scores of the most probable segmentation of its text, and the text's probability.
+    """Return two values per row: the scores of the most probable segmentation, and the probability of the text.
 
     If no segmentation is possible, the scores are those of the usual segmentation, up to its impossible symbol. A text
     that the vocabulary can't spell is scored in its normalised form, for example in lower case.
@@ -66,7 +66,7 @@ def score_outputs(
 def text_probabilities(
     model: Decoder, batch: Batch, rows: Sequence[Sequence[str]], vocabulary: Any
 ) -> list[dict[str, TextProbability]]:
-    """Return the probabilities of the first distinct texts of each row. These texts share the budget of one text."""
+    """Return the probabilities of the first distinct texts of each row. These texts share one search budget."""
     texts = [list(dict.fromkeys(row))[:LISTED] for row in rows]
     found: list[dict[str, TextProbability]] = [{} for _ in texts]
     for size in sorted({len(row) for row in texts} - {0}):
