@@ -231,7 +231,7 @@ class ServedRun:
         results = [result.truncated(self.limits.outputs) for result in results]
         if (
             options.mode == "beam" and task.ambiguous_text(run.tgt_vocab) is not None
-        ):  # exact searches have no time left for this
+        ):  # exact searches have already used up the time
             results = complete_results(model, batch, results, run.tgt_vocab)
         contents = [describe(row, result.hypotheses, result) for row, result in enumerate(results)]
         if tree:

@@ -84,7 +84,7 @@ class _Api:
         )
 
     def answer(self, name: str, schema: type[Query]) -> Callable[[Request], Any]:
-        """Return a handler that parses a request by `schema` and passes it to the method `name` of the run."""
+        """Return a handler that parses a request by `schema` and passes the result to the method `name` of the run."""
 
         async def answer(request: Request) -> Response:
             query = parse_request(await self._body(request), schema, self.limits)

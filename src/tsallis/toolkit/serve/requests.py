@@ -84,7 +84,7 @@ class SuggestRequest(SourceRequest):
     """Request for the continuations of a partly typed output."""
 
     typed: str = ""
-    n_best: Positive | None = None  # LISTED, or the server's limit if it is lower
+    n_best: Positive | None = None  # default: LISTED, or the server's limit if that is lower
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
@@ -113,7 +113,7 @@ class OutputRequest(SourceRequest):
 class StepsRequest(OutputRequest):
     """Request for the possible symbols at each step of an output."""
 
-    n_best: Positive | None = None  # LISTED, or the server's limit if it is lower
+    n_best: Positive | None = None  # default: LISTED, or the server's limit if that is lower
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
