@@ -192,7 +192,7 @@ def summarize_runs(
 def _read_together(
     passes: Sequence[CorpusPass], inputs: Sequence[RunInput], count: int, advance: Advance
 ) -> list[ComparisonSummary]:
-    """Run all passes in step, batch by batch, and compare the first run with each compatible run."""
+    """Run all passes together, batch by batch, and compare the first run with each compatible run."""
     comparisons: dict[int, Comparison] = {}
     for number, other in enumerate(passes[1:], 1):
         kinds = [{layer.kind for layer in x.reader.layers} for x in (passes[0], other)]
