@@ -51,7 +51,7 @@ class _QueueEntry(NamedTuple):
     """Prefix in a queue, with its row in a decoder state. Queues compare only the first two fields."""
 
     cost: float
-    number: int  # breaks ties in the order of discovery
+    number: int  # number in the order of discovery, which breaks ties
     prefix: Prefix
     state: Any  # state before the prefix's last token is read
     row: int
@@ -97,7 +97,7 @@ class _Queue(Search):
         return self.nth_score(self.goal.n_best)
 
     def stop(self) -> Stop | None:
-        """Return why the search must stop even if the queue is not empty, or None."""
+        """Return the reason why the search must stop although the queue is not empty, or None."""
         if not self.budget:
             return "budget"
         if self.has_mass():
@@ -320,7 +320,7 @@ def _push(
     if hopeless > -math.inf:
         queue.give_up(hopeless)
     index = chance.nonzero().squeeze(-1)
-    if len(index) > queue.budget:  # more prefixes than the remaining budget
+    if len(index) > queue.budget:  # keep only the best prefixes that the budget allows
         index = index[flat[index].sort(descending=True, stable=True).indices]
         queue.give_up_for_budget(float(flat[index[queue.budget]]))
         index = index[: queue.budget]

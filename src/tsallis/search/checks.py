@@ -115,7 +115,7 @@ def check_sources(model: Any, src: Any, src_lengths: Any) -> list[int]:
     for member in getattr(model, "models", (model,)):
         table = getattr(member, "src_embedding", None) or getattr(member, "embedding", None)
         if (size := getattr(table, "num_embeddings", None)) is not None:
-            size += len(getattr(member.output, "unknown", ()))  # symbols that can only be copied from the source
+            size += len(getattr(member.output, "unknown", ()))  # add symbols that can only be copied from the source
             _check_symbols("src", src, size)
     return lengths
 

@@ -191,7 +191,7 @@ class SearchOptions:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Return the options that are set, by name: their values differ from the values of `SearchOptions()`."""
+        """Return the options, by name, whose values differ from the values of `SearchOptions()`."""
         return {x.name: value for x in fields(self) if (value := getattr(self, x.name)) != x.default}
 
     @property
@@ -204,7 +204,7 @@ class SearchOptions:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """Return the given `min_length`, `max_length` and `length_penalty`; certificates hold within them."""
+        """Return the given `min_length`, `max_length` and `length_penalty`; certificates hold within these limits."""
         return {name: value for name, value in self.given.items() if name in LIMITS}
 
     @property
@@ -262,7 +262,7 @@ TYPES: Mapping[str, Any] = MappingProxyType(
 
 
 def _checked(name: str, value: Any) -> Any:
-    """Return the value of an option in its type.
+    """Return the value of an option, converted to the option's type.
 
     Raises:
         OptionError: The value has another type or is out of range.

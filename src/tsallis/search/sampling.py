@@ -116,7 +116,7 @@ class Draw:
         return self.prefix.length < len(self.limits.prefix)
 
     def append(self, expansion: Expansion, row: int, token: int, log_prob: float) -> bool:
-        """Append the symbol drawn in a row; return whether another symbol follows."""
+        """Append the symbol that was drawn for one row; return whether another symbol follows."""
         total = self.prefix.log_prob + log_prob
         if log_prob == -torch.inf or (token != EOS and self.prefix.length + 2 > self.limits.steps):
             return False
@@ -142,7 +142,7 @@ def line_seed(seed: int, line: int) -> int:
 
 
 def draw_uniform(n: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw `n` numbers between 0 and 1 from each generator: [generators * n] on the CPU, the same on every machine."""
+    """Draw `n` numbers between 0 and 1 from each generator. The result [generators * n] is equal on every machine."""
     return torch.cat([torch.rand(n, generator=g, dtype=torch.float64, device="cpu") for g in generators])
 
 

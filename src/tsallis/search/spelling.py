@@ -66,7 +66,7 @@ class _Lattice:
     waiting: dict[int, list[_Item]] = field(default_factory=dict)  # prefixes by position
     best: dict[int, float] = field(default_factory=dict)  # largest log-probability at each position
     found: list[Hypothesis] = field(default_factory=list)
-    dropped: list[_Item] = field(default_factory=list)  # prefixes that were not followed, or not yet
+    dropped: list[_Item] = field(default_factory=list)  # prefixes that were not followed so far
     passes: int = 1
 
     def push(self, item: _Item) -> None:

@@ -30,7 +30,7 @@ class Prefix:
     length: int = 0  # number of tokens
     support: int = 0  # number of possible symbols at the last step
     num_attended: int = 0
-    attention: Tensor | None = None  # [src]
+    attention: Tensor | None = None  # attention weights [src] of the last step
 
     def chain(self) -> list[Prefix]:
         """Return the prefixes of length one, two and so on, up to this one."""
@@ -221,7 +221,7 @@ def make_limits(
 
 
 def _parts(model: Any) -> list[nn.Module]:
-    """Return all modules of a model; shared modules may occur twice. Reading dictionaries is fast."""
+    """Return all modules of a model; shared modules may occur twice. Direct access to dictionaries saves time."""
     modules = [model] if isinstance(model, nn.Module) else []
     for module in modules:
         modules += [part for part in module.__dict__["_modules"].values() if part is not None]

@@ -61,7 +61,7 @@ def merge_texts(result: Result, text: Text, normalized: bool, limited: bool = Fa
 
 
 def _certify_texts(texts: Sequence[Hypothesis], missing: Sequence[float], unlisted: float) -> Certificate:
-    """Return the certificate of texts, best first.
+    """Return the certificate of texts, which are sorted best first.
 
     Args:
         texts: Listed texts.
@@ -70,7 +70,7 @@ def _certify_texts(texts: Sequence[Hypothesis], missing: Sequence[float], unlist
     """
     probs = [text.prob for text in texts]
     most = [prob + rest for prob, rest in zip(probs, missing, strict=True)]
-    # If a text may be more probable than the one before it, no later rank is certain.
+    # If a text may be more probable than the text before it, no later rank is certain.
     bound = max([unlisted, *(after for before, after in zip(probs, most[1:], strict=False) if after > before)])
     if probs[0] >= bound:
         return Certificate("optimal", math.log(bound))
@@ -132,7 +132,7 @@ class TextProbability:
 
     @property
     def possible(self) -> bool | None:
-        """Return whether the text is possible; None if unknown: no sequence was found, but some were not followed."""
+        """Return whether the text is possible; None if an incomplete search found no sequence."""
         return True if self.segmentations else None if self.missing else False
 
     def including(self, sequence: Hypothesis) -> TextProbability:
