@@ -94,7 +94,7 @@ class AttentionLog(TrainerCallback):
             self._meter = DensityMeter(kwargs["model"]).__enter__()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop measuring, and log if the Trainer does."""
+        """Stop measuring, and log if the Trainer logs."""
         meter, self._meter = self._meter, None
         if meter is not None:
             meter.__exit__(None, None, None)
@@ -102,7 +102,7 @@ class AttentionLog(TrainerCallback):
         self._log(state, control, kwargs["model"])
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Log if the Trainer does."""
+        """Log if the Trainer logs."""
         self._log(state, control, kwargs["model"])
 
     def _log(self, state: Any, control: Any, model: nn.Module) -> None:

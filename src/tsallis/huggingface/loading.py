@@ -75,7 +75,7 @@ def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
     _check_alphas(model, path, settings, info["missing_keys"], info["unexpected_keys"])
     for _, alpha in alpha_modules(model):
         if isinstance(alpha, FixedAlpha):
-            alpha.read()  # read the alpha now, because an export can't
+            alpha.read()  # read the alpha now, because an export can't read it
     return (model, info) if wants_info else model
 
 

@@ -118,7 +118,7 @@ def lm_loss(
 
 def _language_model(model: Any) -> tuple[Any, nn.Linear]:
     """Return the Transformers model inside PEFT or torch.compile, and its head."""
-    lm = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
+    lm = model.get_base_model() if hasattr(model, "get_base_model") else model  # unwrap PEFT
     lm = getattr(lm, COMPILED, lm)
     if not isinstance(lm, PreTrainedModel):  # such as DistributedDataParallel, which must be called itself
         raise TypeError(f"model must be a Transformers model, got {type(lm).__name__}")

@@ -40,7 +40,7 @@ def find_obstacle(model: Any, base: Any) -> str:
         return f"is not supported: it {reason}"
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         return "is not supported with an adapter that learns a prompt"
-    if base.config.return_dict is False:  # inner calls of some models then fail
+    if base.config.return_dict is False:  # without return_dict, inner calls of some models fail
         return "returns tuples: set config.return_dict to True"
     config = base.config.get_text_config()
     bidirectional = (
