@@ -343,7 +343,7 @@ def _head_role(layer: AttentionLayer, totals: Mapping[str, _Total], head: int) -
 
 
 def _tendency(shares: Mapping[str, float], lifts: Mapping[str, float]) -> str | None:
-    """Return the closest role, or None: the role with nearly enough weight that exceeds equal weights most."""
+    """Return the role with nearly enough weight whose score exceeds equal weights most, or None."""
     near = [name for name, share in shares.items() if share >= TENDENCY]
     best = max(near, key=lambda name: lifts[name], default=None)
     return best if best and lifts[best] >= LIFT else None

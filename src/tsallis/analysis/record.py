@@ -120,8 +120,8 @@ class RecordedBatch(NamedTuple):
     """A batch, its sentences with their weights, and the result of the model's pass over the batch."""
 
     batch: Any
-    sentences: list[Sentence]  # in the order of the batch
-    result: Any  # what the adapter's `run` returned
+    sentences: list[Sentence]  # sentences in the order of the batch
+    result: Any  # result of the adapter's `run`
 
 
 def record_batches(reader: AttentionReader, batches: Iterable[Any]) -> Iterator[RecordedBatch]:

@@ -127,7 +127,7 @@ class ComparisonSummary(Record):
 
     first: str  # name of the first run
     second: str  # name of the second run
-    kinds: tuple[ModelContrast, ...]  # one per kind of attention that both models have
+    kinds: tuple[ModelContrast, ...]  # contrast for each kind of attention that both models have
 
 
 @dataclass(frozen=True)
