@@ -1,4 +1,4 @@
-"""Search with certificates: beam, exhaustive and exact search, scores, samples, completion and ensembles.
+"""Search with certificates: beam, exhaustive and exact search, scores, samples, completion, ensembles and patterns.
 
 Names are loaded at first use: most of them need torch, but the help of the commands needs only
 `tsallis.search.options`.
@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from tsallis.search.certificate import Certificate, Hypothesis, Result
     from tsallis.search.completion import Choice, Completions, complete
     from tsallis.search.ensemble import Ensemble
+    from tsallis.search.matching import Match, match
     from tsallis.search.options import SearchOptions
+    from tsallis.search.patterns import Pattern, restrict
     from tsallis.search.risk import RiskChoice, minimum_risk
     from tsallis.search.sampling import GeneratedText, generate, sample
     from tsallis.search.scoring import Exclusion, TokenScores, score, score_tokens
+    from tsallis.search.temperature import with_top_p
 
 __all__ = [
     "Certificate",
@@ -27,6 +30,8 @@ __all__ = [
     "Exclusion",
     "GeneratedText",
     "Hypothesis",
+    "Match",
+    "Pattern",
     "Result",
     "RiskChoice",
     "SearchOptions",
@@ -36,10 +41,13 @@ __all__ = [
     "exact_search",
     "exhaustive",
     "generate",
+    "match",
     "minimum_risk",
+    "restrict",
     "sample",
     "score",
     "score_tokens",
+    "with_top_p",
 ]
 
 
@@ -49,7 +57,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'tsallis.search' has no attribute {name!r}")
     import importlib
 
-    names = "beam best_first certificate completion ensemble options risk sampling scoring"
+    names = (
+        "beam best_first certificate completion ensemble matching options patterns risk sampling scoring temperature"
+    )
     modules = [importlib.import_module(f"tsallis.search.{module}") for module in names.split()]
     for public in __all__:
         globals()[public] = next(getattr(module, public) for module in modules if hasattr(module, public))

@@ -16,6 +16,7 @@ from tsallis.ops.choice import choose_beams
 from tsallis.search.certificate import Hypothesis, Result
 from tsallis.search.checks import check_at_least_one, check_sources
 from tsallis.search.options import END_RULES, EndRule
+from tsallis.search.patterns import RestrictedModel
 from tsallis.search.step import Search, eval_mode, make_limits, refuse_nan
 from tsallis.search.texts import Text
 from tsallis.symbols import BOS, EOS
@@ -109,7 +110,7 @@ def beam_search(
     for source, (length, own) in enumerate(zip(lengths, limits, strict=True)):
         ends = _best_ends(outcome.ends[source], None if text is not None else n_best, length_penalty)
         finished = [_hypothesis(outcome, end, attention, length) for end in ends]
-        search = Search(src_length=length, limits=own, finished=finished)
+        search = Search(src_length=length, limits=own, finished=finished, restricted=isinstance(model, RestrictedModel))
         search.bound, search.gave_up = outcome.bounds[source], outcome.gave_up[source]
         search.unclear = outcome.unclear[source]
         results.append(search.result(model.output.normalized, n_best, text))

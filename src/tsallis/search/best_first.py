@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,11 +18,13 @@ from tsallis.search.beam import beam_search
 from tsallis.search.certificate import ROUNDING, Hypothesis, Result, Stop
 from tsallis.search.checks import check_at_least_one, check_goal, check_sources
 from tsallis.search.options import EXPANSIONS
+from tsallis.search.patterns import RestrictedModel
 from tsallis.search.step import Expansion, Limits, Prefix, Search, checked_log_probs, eval_mode, make_limits
 from tsallis.search.texts import Text, missing_probability
 
 CHUNK = 16  # number of prefixes expanded together per source; it is fixed, so that results don't depend on the batch
 WINDOW = 16  # number of sources searched together; it is small, because each source stores up to `budget` states
+Entry = TypeVar("Entry", bound=Any)  # prefix with the state before its last token, and its row in this state
 
 
 @dataclass(frozen=True)
@@ -244,6 +246,8 @@ def exhaustive(
                 _open_queue(goal, first + i, n, limits[first + i], start, i, known[first + i] if known else None)
                 for i, n in enumerate(lengths[window])
             ]
+            for queue in opened:
+                queue.restricted = isinstance(model, RestrictedModel)
             _search(model, opened, keep_attention, src.device)
             queues += opened
     return [queue.result(normalized, n_best, text) for queue in queues]
@@ -276,11 +280,11 @@ def _search(model: Decoder, queues: list[_Queue], keep: bool, device: torch.devi
     numbers = itertools.count(1)
     while True:
         chunks = [(queue, queue.pop()) for queue in queues]
-        chunks = [(queue, _by_state(chunk)) for queue, chunk in chunks if chunk]
+        chunks = [(queue, by_state(chunk)) for queue, chunk in chunks if chunk]
         if not chunks:
             return
         rows = [item for _, chunk in chunks for item in chunk]
-        state = _states(rows, device)
+        state = join_rows(rows, device)
         tokens = torch.tensor([item.prefix.token for item in rows], device=device)
         sources = [queue.source for queue, chunk in chunks for _ in chunk]
         step = model.step(state, tokens)
@@ -336,15 +340,15 @@ def _push(
         queue.push(_QueueEntry(-total, next(numbers), longer, state, rows[parent]))
 
 
-def _by_state(chunk: list[_QueueEntry]) -> list[_QueueEntry]:
+def by_state(chunk: list[Entry]) -> list[Entry]:
     """Sort prefixes by their state."""
-    groups: dict[int, list[_QueueEntry]] = {}
+    groups: dict[int, list[Entry]] = {}
     for item in chunk:
         groups.setdefault(id(item.state), []).append(item)
     return [item for group in groups.values() for item in group]
 
 
-def _states(rows: list[_QueueEntry], device: torch.device) -> Any:
+def join_rows(rows: Sequence[Any], device: torch.device) -> Any:
     """Gather rows of several states into one state."""
     groups = [list(group) for _, group in itertools.groupby(rows, key=lambda item: id(item.state))]
     return join([group[0].state.select(torch.tensor([i.row for i in group], device=device)) for group in groups])

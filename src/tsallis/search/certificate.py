@@ -109,8 +109,8 @@ class Result:
         stopped_by: Why an exhaustive search ended without the requested proof: "budget", "time", "mass" or "length";
             None: the proof was found, or the search was not exhaustive.
         expanded: Number of prefixes that an exhaustive search expanded.
-        scope: "all" if the certificate is about all outputs; "limited" if the search required a prefix, or a minimum
-            length of at least two symbols.
+        scope: "all" if the certificate is about all outputs; "limited" if the search required a prefix, a pattern, or a
+            minimum length of at least two symbols.
         normalized: Whether the probabilities of all outputs sum to at most 1.
         missing: For texts, an upper bound on the total probability of the sequences that were not found. It also bounds
             the missing probability of each text.

@@ -14,6 +14,7 @@ from types import MappingProxyType, NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tsallis.errors import OptionError, choice_fault, describe, real_fault, whole_fault
+from tsallis.search.regex import parse
 
 Mode = Literal["beam", "exact", "all", "sample"]
 EndRule = Literal["every", "competing"]
@@ -125,6 +126,9 @@ class SearchOptions:
         default=1.0,
     )
     prefix: str | None = _option("Text that every output starts with.")
+    pattern: str | None = _option(
+        "Regular expression that every output matches as a whole; certificates are about these outputs."
+    )
     min_length: int | None = _option(
         "Minimum number of symbols per output (default: the run's).",
         *("beam", "exact", "all"),
@@ -183,6 +187,12 @@ class SearchOptions:
                     f"{spell('n_best')} 1 and {spell('mode')} exact"
                 )
             )
+        if self.pattern is not None:
+            try:
+                parse(self.pattern)
+            except ValueError as error:
+                fault = str(error)
+                raise OptionError(lambda spell: f"{spell('pattern')}: {fault}") from None
         least, most = self.min_length, self.max_length
         if least is not None and most is not None and least > most:
             raise OptionError(
@@ -198,7 +208,8 @@ class SearchOptions:
     def arguments(self) -> dict[str, Any]:
         """Return the given options that a search of this mode takes as keyword arguments.
 
-        The toolkit itself handles the remaining options: the mode, the seed, the prefix and the choice of least risk.
+        The toolkit itself handles the remaining options: the mode, the seed, the prefix, the pattern and the choice of
+        least risk.
         """
         return {name: value for name, value in self.given.items() if name not in OF_TEXTS}
 
@@ -242,7 +253,7 @@ class SearchOptions:
 
 
 # Three groups: options that only the toolkit uses; options that limit outputs; options that rank outputs.
-OF_TEXTS = frozenset({"mode", "seed", "prefix", "min_risk"})
+OF_TEXTS = frozenset({"mode", "seed", "prefix", "pattern", "min_risk"})
 LIMITS = frozenset({"min_length", "max_length", "length_penalty"})
 OF_RANKS = frozenset({"n_best", "length_penalty"})
 

@@ -95,6 +95,7 @@ class Search:
     known_bound: float = math.inf  # bound of another search, as a score
     gave_up: bool = False
     unclear: bool = False  # whether scores were too large to be distinguished
+    restricted: bool = False  # whether the model's outputs match a pattern
 
     def give_up(self, log_prob: float) -> None:
         """Record that a prefix is dropped."""
@@ -109,7 +110,8 @@ class Search:
 
     def result(self, normalized: bool, n_best: int | None, text: Text | None = None) -> Result:
         bound, penalty = min(self.limits.score_bound(self.bound), self.known_bound), self.limits.length_penalty
-        result = certify(self.finished, bound, self.gave_up, normalized, penalty, self.limits.scope, self.unclear)
+        scope: Scope = "limited" if self.restricted else self.limits.scope
+        result = certify(self.finished, bound, self.gave_up, normalized, penalty, scope, self.unclear)
         if text is not None:
             result = merge_texts(result, text, normalized, limited=self.limits.free_from > 0)
         return result.truncated(n_best)

@@ -1,4 +1,4 @@
-"""Apply a temperature to a model's scores, for sampling."""
+"""Apply a temperature to a model's scores, or restrict its probabilities to a nucleus (top-p)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tsallis.errors import check_real
 from tsallis.models.protocol import Step
 from tsallis.search.ensemble import Ensemble
+from tsallis.search.patterns import RestrictedModel
 
 
 def with_temperature(model: Any, temperature: float) -> Any:
@@ -45,11 +46,40 @@ def with_temperature(model: Any, temperature: float) -> Any:
         return model
     if isinstance(model, Ensemble):
         return Ensemble([with_temperature(member, temperature) for member in model.models])
+    if isinstance(model, RestrictedModel):
+        return RestrictedModel(with_temperature(model.model, temperature), model.pattern)
     if not model.output.normalized:  # alpha-ReLU has a fixed threshold: the support would change the other way
         raise ValueError(
             f"temperature {temperature:g} needs a model whose probabilities sum to 1; those of alpha-ReLU do not"
         )
-    return _TemperedModel(model, temperature)
+    return _ModelWithOutput(model, _TemperedOutput(model.output, temperature))
+
+
+def with_top_p(model: Any, top_p: float) -> Any:
+    """Return a model that keeps the most probable tokens of each step whose probabilities sum to at least `top_p`.
+
+    The probabilities of these tokens are rescaled to sum to 1 (Holtzman et al. 2020). The wrapper gives a softmax model
+    exact zeros, to compare it with sparse models: proofs are then about the truncated distribution.
+
+    Args:
+        model: Model with the decoder protocol whose probabilities sum to 1.
+        top_p: Probability to keep, above 0 and at most 1.
+
+    Raises:
+        ValueError: `top_p` is out of range, or the outputs don't sum to 1.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> model = with_top_p(RNNSeq2Seq(20, 15, d_model=8, output="softmax"), 0.9)
+        >>> model.output.log_probs(torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()).isfinite().tolist()
+        [[True, True, True, False]]
+    """
+    check_real("top_p", top_p, 0, 1)
+    if not top_p:
+        raise ValueError("top_p must be above 0, got 0")
+    if not model.output.normalized:
+        raise ValueError(f"top_p {top_p:g} needs a model whose probabilities sum to 1; those of alpha-ReLU do not")
+    return _ModelWithOutput(model, _NucleusOutput(model.output, top_p))
 
 
 def divide_scores(scores: Tensor, temperature: float) -> Tensor:
@@ -72,12 +102,29 @@ class _TemperedOutput:
         return log_probs
 
 
-class _TemperedModel(nn.Module):
-    """Model at a temperature, with the steps of the original model."""
+class _NucleusOutput:
+    """Output layer of a model with top-p."""
 
-    def __init__(self, model: Any, temperature: float) -> None:
+    normalized = True
+
+    def __init__(self, output: Any, top_p: float) -> None:
+        self.output, self.top_p = output, top_p
+
+    def log_probs(self, scores: Tensor) -> Tensor:
+        ordered, order = self.output.log_probs(scores).sort(dim=-1, descending=True, stable=True)
+        probs = ordered.exp()
+        kept = ordered.masked_fill(probs.cumsum(-1) - probs >= self.top_p, -torch.inf)
+        total = kept.logsumexp(-1, keepdim=True)
+        kept = kept - torch.where(total.isfinite(), total, 0)  # a dead end has no tokens
+        return torch.empty_like(kept).scatter_(-1, order, kept)
+
+
+class _ModelWithOutput(nn.Module):
+    """Model with another output layer, and the steps of the original model."""
+
+    def __init__(self, model: Any, output: Any) -> None:
         super().__init__()
-        self.model, self.output = model, _TemperedOutput(model.output, temperature)
+        self.model, self.output = model, output
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Any:
         return self.model.encode(src, src_lengths)

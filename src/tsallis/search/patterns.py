@@ -1,0 +1,224 @@
+"""Patterns of output texts, as automata over the tokens of a vocabulary, and searches restricted to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tsallis.errors import describe
+from tsallis.models.protocol import Decoder, DerivedStep, unclear_rows
+from tsallis.models.spellings import spellings_of
+from tsallis.search.regex import compile_regex, compile_strings
+from tsallis.symbols import BOS, EOS, PAD, UNK
+
+ENTRIES = 2**25  # maximum size of a table of states and tokens
+SAME, UNSURE = 0, 1  # columns of tokens without a text, and of tokens whose bytes are only a part of a character
+
+
+class Pattern:
+    """Pattern that matches or does not match each whole output text of a vocabulary.
+
+    Tokens that spell only a part of a character (byte fallback) are *unsure*: whether their texts match is unknown.
+    :func:`match` counts them as open, and :func:`restrict` excludes them.
+
+    Args:
+        pattern: Regular expression that must match the whole text, as in `re.fullmatch`; or a list of strings, of which
+            the text must contain at least one. Look-around, back-references, atomic groups and possessive repetitions
+            are not supported.
+        vocabulary: Vocabulary of the outputs: an object with a length and the method `spellings`, see
+            :class:`tsallis.models.spellings.Spellings`; or the texts of all tokens in their order, each a string or
+            UTF-8 bytes. The texts of padding, start and end (0 to 2) are not used.
+        complement: Whether to match the texts that the pattern does not match.
+        begun: Whether outputs continue a prompt, so that a space before their first word counts.
+
+    Raises:
+        ValueError: The pattern is invalid, not supported or too large.
+
+    Example:
+        >>> pattern = Pattern("a+b?", ["", "", "", "<unk>", "a", "b", "ab"])
+        >>> [pattern.matches(tokens) for tokens in ([4, 5], [4, 6], [6, 4])]
+        [True, True, False]
+    """
+
+    def __init__(
+        self, pattern: str | Sequence[str], vocabulary: Any, *, complement: bool = False, begun: bool = False
+    ) -> None:
+        first, later, drops_spaces, self.unique = _texts(vocabulary)
+        pairs: dict[tuple[str, str], int] = {("", ""): SAME}
+        numbers = []
+        for spellings in zip(first, later, strict=True):
+            try:
+                key = spellings[0].decode(), spellings[1].decode()
+                numbers.append(pairs.setdefault(key, len(pairs) + 1))
+            except UnicodeDecodeError:
+                numbers.append(UNSURE)
+        self.column = torch.tensor(numbers)  # [d_vocab]: column of each token in the table
+        texts = [("", ""), *pairs]  # the columns SAME and UNSURE have no text
+        characters = sorted(set("".join(x + y for x, y in texts)))
+        compile_pattern: Any = compile_regex if isinstance(pattern, str) else compile_strings
+        automaton = compile_pattern(pattern if isinstance(pattern, str) else list(pattern), characters)
+        states, unsure = len(automaton.next), len(automaton.next) + 1  # `states` is the one before the first text
+        if (states + 2) * len(texts) > ENTRIES:
+            raise ValueError(f"the pattern needs {states} states for {len(texts)} texts of tokens: simplify it")
+        following = torch.tensor(automaton.next).reshape(states, -1)
+        table = _follow(following, torch.arange(states), [y for _, y in texts], automaton.classes)
+        begin = _follow(following, torch.tensor([automaton.start]), [x for x, _ in texts], automaton.classes)[0]
+        begins = torch.tensor([bool(x or (y and not drops_spaces)) for x, y in texts])
+        table = torch.cat([table, torch.where(begins, begin, states)[None], torch.full_like(table[:1], unsure)])
+        table[:, UNSURE] = unsure
+        self.table = table.int()  # [states, columns]: next state
+        accepts = torch.tensor(automaton.accepts) != complement
+        self.accepts = torch.cat([accepts, accepts[automaton.start, None], torch.tensor([False])])
+        self.unsure = torch.arange(len(self.table)) == unsure
+        self.live = _reaching(self.table, self.accepts)  # a match can follow
+        self.dead = ~_reaching(self.table, self.accepts | self.unsure)  # no match can follow
+        self.full = ~_reaching(self.table, ~self.accepts)  # only matches can follow
+        self.start = automaton.start if begun else states
+
+    def after(self, states: Tensor, d_vocab: int) -> Tensor:
+        """Return the states [rows, d_vocab] after each token.
+
+        Raises:
+            ValueError: The vocabulary has another number of tokens than the model.
+        """
+        if d_vocab != len(self.column):
+            raise ValueError(f"the pattern's vocabulary has {len(self.column)} symbols, the model {d_vocab}")
+        return self.table[states][:, self.column]
+
+    def read(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """Return the states [rows] after one token per row."""
+        return self.table[states, self.column[tokens]]
+
+    def matches(self, tokens: Sequence[int]) -> bool:
+        """Return whether the text of an output, without its end, matches; False if this is unsure."""
+        state = torch.tensor([self.start])
+        for token in tokens:
+            state = self.read(state, torch.tensor([token]))
+        return bool(self.accepts[state])
+
+
+def _texts(vocabulary: Any) -> tuple[list[bytes], list[bytes], bool, bool]:
+    """Return the bytes of tokens at the start of a text and later, and two properties of the vocabulary.
+
+    The properties are whether spaces at the start are dropped, and whether every text has a single spelling.
+    """
+    size = len(vocabulary)
+    if hasattr(vocabulary, "spellings"):
+        numbers = [number for number in range(size) if number not in (PAD, BOS, EOS)]
+        each = vocabulary.spellings(numbers)
+        first, later = ([spelled.get(number, b"") for number in range(size)] for spelled in each)
+        return first, later, getattr(vocabulary, "drops_leading_spaces", False), spellings_of(vocabulary).unique
+    texts = [b""] * UNK
+    for text in list(vocabulary)[UNK:]:
+        if not isinstance(text, str | bytes):
+            raise TypeError(f"the texts of a vocabulary must be strings or bytes, got {describe(text)}")
+        texts.append(text if isinstance(text, bytes) else text.encode())
+    single = {text.decode(errors="replace") for text in texts[UNK:]}
+    return texts, texts, False, len(single) == len(texts[UNK:]) and all(len(text) == 1 for text in single)
+
+
+def _follow(following: Tensor, starts: Tensor, texts: Sequence[str], classes: dict[str, int]) -> Tensor:
+    """Return the states [starts, texts] after each text, given the next state per class [states, classes]."""
+    lengths, width = torch.tensor([len(text) for text in texts]), following.shape[1]
+    states = starts.unsqueeze(1).repeat(1, len(texts))
+    for position in range(max(map(len, texts))):
+        active = (lengths > position).nonzero().squeeze(1)
+        letters = torch.tensor([classes[text[position]] for text in texts if len(text) > position])
+        states[:, active] = following.flatten()[states[:, active] * width + letters]
+    return states
+
+
+def _reaching(table: Tensor, goal: Tensor) -> Tensor:
+    """Return the states [states] from which any number of tokens leads to the goal."""
+    reached = goal.clone()
+    while True:
+        others = (~reached).nonzero().squeeze(1)
+        closer = reached[table[others]].any(1)
+        if not closer.any():
+            return reached
+        reached[others[closer]] = True
+
+
+@dataclass(frozen=True)
+class _Tracked:
+    """Memory or state of a model, with the state of the pattern per row."""
+
+    inner: Any
+    places: Tensor
+
+    def select(self, index: Tensor) -> _Tracked:
+        return _Tracked(self.inner.select(index), self.places[index])
+
+
+class _RestrictedOutput:
+    """Output of a restricted model, whose scores are log-probabilities."""
+
+    def __init__(self, normalized: bool) -> None:
+        self.normalized = normalized
+
+    def log_probs(self, scores: Tensor) -> Tensor:
+        return scores
+
+
+class RestrictedModel(nn.Module):
+    """Model whose outputs match a pattern, see :func:`restrict`."""
+
+    def __init__(self, model: Any, pattern: Pattern) -> None:
+        super().__init__()
+        self.model, self.pattern = model, pattern
+        self.models = getattr(model, "models", (model,))
+        self.output = _RestrictedOutput(model.output.normalized)
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return self.model.parameters(recurse) if hasattr(self.model, "parameters") else iter(())
+
+    def encode(self, src: Tensor, src_lengths: Tensor) -> _Tracked:
+        return _Tracked(self.model.encode(src, src_lengths), torch.full_like(src_lengths, self.pattern.start))
+
+    def start(self, memory: _Tracked) -> _Tracked:
+        return _Tracked(self.model.start(memory.inner), memory.places)
+
+    def step(self, state: _Tracked, token: Tensor) -> DerivedStep:
+        step, pattern = self.model.step(state.inner, token), self.pattern
+        log_probs = self.model.output.log_probs(step.scores)
+        places = pattern.read(state.places.cpu(), token.cpu())
+        allowed = pattern.live[pattern.after(places, log_probs.shape[1])]
+        allowed[:, EOS] = pattern.accepts[places]
+        log_probs = log_probs.masked_fill(~allowed.to(log_probs.device), -torch.inf)
+        result = DerivedStep(log_probs, step.attention, _Tracked(step.state, places.to(state.places)))
+        result.unclear = unclear_rows(step)
+        return result
+
+
+@lru_cache(maxsize=16)
+def pattern_of(pattern: str | tuple[str, ...], vocabulary: Any, complement: bool = False) -> Pattern:
+    """Return a pattern for a vocabulary, compiled once."""
+    return Pattern(pattern, vocabulary, complement=complement)
+
+
+def restrict(model: Decoder, pattern: Pattern) -> RestrictedModel:
+    """Return a model for searches and samples whose outputs all match a pattern.
+
+    Probabilities are those of the model and are not rescaled, so they sum to the probability of a match. A token from
+    which no match can be reached gets probability zero; supports count the other tokens. Certificates are about the
+    matching outputs. A draw that leaves the pattern is None, so frequencies of the other draws match the model.
+
+    Args:
+        model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
+        pattern: Pattern for the vocabulary of the model.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> from tsallis.search import exhaustive
+        >>> model = RNNSeq2Seq(20, 6, d_model=8, output="softmax")
+        >>> pattern = Pattern("a{2,3}", ["", "", "", "", "a", "b"])
+        >>> (result,) = exhaustive(restrict(model, pattern), torch.tensor([[4, 5]]), torch.tensor([2]))
+        >>> sorted(h.tokens for h in result.hypotheses), result.certificate.kind
+        ([(4, 4), (4, 4, 4)], 'complete')
+    """
+    return RestrictedModel(model, pattern)

@@ -1,0 +1,250 @@
+"""Compile regular expressions and lists of strings to automata over the characters of a vocabulary.
+
+The parser is the one of Python's `re`, so the syntax is the same, and it also decides which characters a set contains.
+A package would only add a dependency and another dialect: `interegular` needs seconds for 200 strings and was last
+released in January 2024; `greenery` has no word boundaries, flags or anchors.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+from tsallis.errors import describe, shorten
+
+STATES = 10_000  # maximum number of states of an automaton
+WORK = 10_000_000  # maximum number of sets that are joined to find the states
+_NEW = sys.version_info >= (3, 11)
+_parser = importlib.import_module("re._parser" if _NEW else "sre_parse")
+_compiler = importlib.import_module("re._compiler" if _NEW else "sre_compile")
+CHARACTERS = ("LITERAL", "NOT_LITERAL", "IN", "ANY")  # operations that read one character
+UNSUPPORTED = {
+    "ASSERT": "look-around (?=...) or (?<=...)",
+    "ASSERT_NOT": "negative look-around (?!...) or (?<!...)",
+    "FAILURE": "negative look-around (?!)",
+    "GROUPREF": "the back-reference to a group",
+    "GROUPREF_EXISTS": "the condition (?(group)...)",
+    "ATOMIC_GROUP": "the atomic group (?>...)",
+    "POSSESSIVE_REPEAT": "a possessive repetition such as *+",
+}
+
+
+class Automaton(NamedTuple):
+    """Deterministic automaton. Characters that it can't distinguish have the same class."""
+
+    next: list[list[int]]  # [states, classes]
+    accepts: list[bool]
+    start: int
+    classes: dict[str, int]  # class of every character
+
+
+@dataclass
+class _Graph:
+    """Non-deterministic automaton. A state reads a character of a set, or continues without reading."""
+
+    empty: list[list[tuple[int, str]]] = field(default_factory=list)  # next states with the anchor in between, or ""
+    reads: list[tuple[int, int] | None] = field(default_factory=list)  # number of the set, and the next state
+    sets: dict[Any, tuple[int, re.Pattern[str]]] = field(default_factory=dict)
+
+    def add(self, *empty: int, anchor: str = "", read: tuple[int, int] | None = None) -> int:
+        if len(self.empty) >= 4 * STATES:
+            raise ValueError(f"it has more than {4 * STATES} positions: shorten it or its counts {{n,m}}")
+        self.empty.append([(state, anchor) for state in empty])
+        self.reads.append(read)
+        return len(self.empty) - 1
+
+    def sequence(self, operations: Any, flags: int, end: int) -> int:
+        """Add operations that end in a state; return the state before them."""
+        for operation, value in reversed(list(operations)):
+            end = self.operation(operation, value, flags, end)
+        return end
+
+    def operation(self, operation: Any, value: Any, flags: int, end: int) -> int:
+        name = str(operation)
+        if name in CHARACTERS:
+            return self.add(read=(self.set_number(operation, value, flags), end))
+        if name == "BRANCH":
+            return self.add(*[self.sequence(branch, flags, end) for branch in value[1]])
+        if name == "SUBPATTERN":
+            _, added, removed, operations = value
+            return self.sequence(operations, (flags | added) & ~removed, end)
+        if name == "AT":
+            if flags & re.MULTILINE:
+                raise ValueError("the flag m (multiline) is not supported: outputs have one line")
+            return self.add(end, anchor=str(value))
+        if name not in ("MAX_REPEAT", "MIN_REPEAT"):
+            raise ValueError(f"{UNSUPPORTED.get(name, name)} is not supported: no automaton has it")
+        least, most, operations = value
+        if most is _parser.MAXREPEAT:
+            state = self.add(end)
+            self.empty[state].append((self.sequence(operations, flags, state), ""))
+        else:
+            state = end
+            for _ in range(most - least):
+                state = self.add(self.sequence(operations, flags, state), end)
+        for _ in range(least):
+            state = self.sequence(operations, flags, state)
+        return state
+
+    def set_number(self, operation: Any, value: Any, flags: int) -> int:
+        """Return the number of the set of characters that an operation reads."""
+        key = str(operation), repr(value), flags
+        if key not in self.sets:
+            state = _parser.State()
+            state.flags = flags
+            pattern = _compiler.compile(_parser.SubPattern(state, [(operation, value)]), flags)
+            self.sets[key] = len(self.sets), pattern
+        return self.sets[key][0]
+
+
+def parse(pattern: str) -> tuple[_Graph, int, int]:
+    """Parse a regular expression; return the graph, its first state and the flags. The last state is number 0.
+
+    Raises:
+        ValueError: The expression is invalid, or has a part that no automaton has.
+    """
+    graph = _Graph()
+    last = graph.add()
+    try:
+        tree = _parser.parse(pattern)
+        return graph, graph.sequence(tree, tree.state.flags, last), tree.state.flags
+    except (re.error, OverflowError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ValueError(f"{shorten(pattern)} is not a regular expression: {reason}") from None
+    except ValueError as error:
+        raise ValueError(f"the regular expression {shorten(pattern)}: {error}") from None
+
+
+def compile_regex(pattern: str, characters: Iterable[str]) -> Automaton:
+    """Compile a regular expression that must match a whole text, as in `re.fullmatch`.
+
+    Args:
+        pattern: Regular expression in the syntax of `re`, without look-around, back-references, atomic groups,
+            possessive repetitions and the flag m.
+        characters: All characters that texts may contain.
+
+    Raises:
+        ValueError: The expression is invalid or not supported, or its automaton has too many states.
+    """
+    graph, first, flags = parse(pattern)
+    anchored = any(anchor for edges in graph.empty for _, anchor in edges)
+    word = re.compile(r"\w", flags & re.ASCII)
+    signatures: dict[tuple[bool, ...], int] = {}
+    classes = {}
+    for character in characters:
+        sets = [bool(matcher.fullmatch(character)) for _, matcher in graph.sets.values()]
+        signature = (anchored and bool(word.fullmatch(character)), *sets)
+        classes[character] = signatures.setdefault(signature, len(signatures))
+
+    @cache
+    def row(state: int, before: bool | None) -> list[frozenset[int]]:
+        """Return the states after a character of each class, given whether a word character precedes; None: start."""
+        reads = {after: _reads(graph, state, before, after)[0] for after in (False, True)}
+        return [frozenset(target for number, target in reads[after] if sets[number]) for after, *sets in signatures]
+
+    @cache
+    def accepts(state: int, before: bool | None) -> bool:
+        return _reads(graph, state, before, None)[1]
+
+    start: tuple[frozenset[int], bool | None] = frozenset([first]), None
+    numbers, found = {start: 0}, [start]
+    table: list[list[int]] = []
+    work = 0
+    for states, before in found:  # the list grows
+        targets = [row(state, before) for state in states]
+        table.append([])
+        for number, (after, *_) in enumerate(signatures):
+            reached = frozenset().union(*(target[number] for target in targets)), after if anchored else None
+            if reached not in numbers:
+                numbers[reached] = len(found)
+                found.append(reached)
+            table[-1].append(numbers[reached])
+        work += len(states) * len(signatures)
+        if len(found) > STATES or work > WORK:
+            limit = f"{STATES} states" if len(found) > STATES else f"{WORK} steps to compile"
+            raise ValueError(f"the regular expression {shorten(pattern)} needs more than {limit}: simplify it")
+    return Automaton(table, [any(accepts(q, before) for q in states) for states, before in found], 0, classes)
+
+
+def _reads(graph: _Graph, state: int, before: bool | None, after: bool | None) -> tuple[list[tuple[int, int]], bool]:
+    """Return what a state can read next, and whether it reaches the last state.
+
+    Args:
+        graph: Graph of the states.
+        state: Number of the state.
+        before: Whether the previous character is a word character; None at the start of the text.
+        after: Whether the next character is a word character; None at the end of the text.
+    """
+    seen, waiting, reads = {state}, [state], []
+    while waiting:
+        state = waiting.pop()
+        if (read := graph.reads[state]) is not None:
+            reads.append(read)
+        for following, anchor in graph.empty[state]:
+            if following not in seen and _holds(anchor, before, after):
+                seen.add(following)
+                waiting.append(following)
+    return reads, 0 in seen
+
+
+def _holds(anchor: str, before: bool | None, after: bool | None) -> bool:
+    if anchor in ("AT_BEGINNING", "AT_BEGINNING_STRING"):
+        return before is None
+    if anchor in ("AT_END", "AT_END_STRING"):
+        return after is None
+    if anchor in ("AT_BOUNDARY", "AT_NON_BOUNDARY"):
+        return (bool(before) != bool(after)) == (anchor == "AT_BOUNDARY")
+    return True
+
+
+def compile_strings(strings: Sequence[str], characters: Iterable[str]) -> Automaton:
+    """Compile a list of strings; a text must contain one of them (Aho and Corasick 1975).
+
+    Raises:
+        TypeError: An item is not a string.
+        ValueError: The list or a string is empty, or the automaton has too many states.
+    """
+    for string in strings:
+        if not isinstance(string, str):
+            raise TypeError(f"a pattern must be a regular expression or a list of strings, got {describe(string)}")
+    if not strings or not all(strings):
+        raise ValueError(f"a list of strings must have at least one string, all non-empty, got {describe(strings)}")
+    letters = {letter: number for number, letter in enumerate(sorted(set("".join(strings))), start=1)}
+    children: list[dict[int, int]] = [{}, {}]  # the root, and the state in which a string was found
+    found = 1
+    for string in strings:
+        state = 0
+        for letter in string[:-1]:
+            state = children[state].setdefault(letters[letter], len(children))
+            if state == len(children):
+                children.append({})
+            if state == found:
+                break
+        else:
+            children[state][letters[string[-1]]] = found
+    if len(children) > STATES:
+        raise ValueError(f"the list of {len(strings)} strings needs more than {STATES} states: shorten it")
+    width = len(letters) + 1
+    table = [[0] * width for _ in children]
+    table[found] = [found] * width
+    # Breadth first: the row of the longest proper suffix is complete before it is needed.
+    waiting, suffixes = deque([0]), {0: 0}
+    while waiting:
+        state = waiting.popleft()
+        fallback = table[suffixes[state]]
+        row = [0] * width if state == 0 else list(fallback)
+        for number, child in children[state].items():
+            if row[number] != found:
+                row[number] = child
+                if child != found:
+                    suffixes[child] = fallback[number] if state else 0
+                    waiting.append(child)
+        table[state] = row
+    classes = {character: letters.get(character, 0) for character in characters}
+    return Automaton(table, [state == found for state in range(len(table))], 0, classes)

@@ -1,0 +1,209 @@
+"""Patterns: equal to `re` for every text, over characters, subwords and symbols of several characters."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import string
+import sys
+import time
+
+import pytest
+import torch
+
+from contract.tables import A, B, C, TableModel, sources, trie
+from tsallis.search import Pattern, beam_search, exact_search, exhaustive, match, restrict, sample, with_top_p
+from tsallis.search.patterns import RestrictedModel
+from tsallis.search.temperature import with_temperature
+from tsallis.symbols import EOS
+from tsallis.toolkit.data.vocabulary import GRAPHEMES, Vocabulary
+
+LETTERS = "ab1 A"
+TEXTS = ["".join(text) for n in range(5) for text in itertools.product(LETTERS, repeat=n)]
+VOCABULARY = Vocabulary(LETTERS)
+REGEXES = (
+    *("", "a", ".*a.*", "(ab|a)*b?", "[^a]{2,3}", "a{2}b*?", r"\d|\s+", "(a|)+", "(a*)*b", "(?:)|b{0}", "(a|b){2,}"),
+    *(r"\w+\b.*", r".*\bab\b.*", r"a\B.*", "^a.*b$", "a$|^b", r"\Aa\Z", "(^|.* )ab( .*|$)", "b^a", "a$b"),
+    *("(?i)a+", "(?i:a)b", "(?i)[^a]b", "(?s:.)a", "(?x) a b # two", r"(?a)\w+", "[a-z1]+", r"[\W]", "(?P<x>a)b"),
+)
+
+
+@pytest.mark.parametrize("regex", REGEXES)
+def test_a_regular_expression_matches_as_in_python(regex: str) -> None:
+    pattern, other = Pattern(regex, VOCABULARY), Pattern(regex, VOCABULARY, complement=True)
+    for text in TEXTS:
+        expected = re.fullmatch(regex, text) is not None
+        assert (pattern.matches(VOCABULARY.encode(text)), other.matches(VOCABULARY.encode(text))) == (
+            expected,
+            not expected,
+        ), text
+
+
+@pytest.mark.parametrize("strings", [("ab",), ("aab", "ab", "b1"), ("abab", "ab"), ("ab", "abab"), ("A", "z", "1b 1")])
+def test_a_list_of_strings_matches_texts_that_contain_one(strings: tuple[str, ...]) -> None:
+    pattern = Pattern(strings, VOCABULARY)
+    for text in TEXTS:
+        assert pattern.matches(VOCABULARY.encode(text)) == any(part in text for part in strings), text
+
+
+@pytest.mark.parametrize(
+    ("regex", "part"),
+    [
+        *((r"(a)\1", "back-reference"), ("(?=a)b", "look-around"), ("(?<!a)b", "negative look-around")),
+        *(("(a)?(?(1)b|c)", "condition"), ("(?m)^a", "multiline"), ("(a", "unterminated subpattern")),
+        *(("(?!)", "negative look-around"), ("(a|b)*a(a|b){20}", "10000 states"), ("(a{900}){900}", "40000 positions")),
+    ],
+)
+def test_the_part_that_is_not_supported_is_named(regex: str, part: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(part)):
+        Pattern(regex, VOCABULARY)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the syntax is new in Python 3.11")
+@pytest.mark.parametrize(("regex", "part"), [("a++", "possessive"), ("(?>a)", "atomic")])
+def test_atomic_parts_are_named(regex: str, part: str) -> None:
+    with pytest.raises(ValueError, match=part):
+        Pattern(regex, VOCABULARY)
+
+
+@pytest.mark.parametrize("strings", [[], ["a", ""]])
+def test_lists_without_strings_are_refused(strings: list[str]) -> None:
+    with pytest.raises(ValueError, match="at least one string, all non-empty"):
+        Pattern(strings, VOCABULARY)
+
+
+def test_wrong_types_and_vocabularies_are_refused() -> None:
+    with pytest.raises(TypeError, match="got 7"):
+        Pattern(["a", 7], VOCABULARY)  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="strings or bytes, got None"):
+        Pattern("a", ["", "", "", "", None])
+    model = trie({(): {EOS: 1.0}})
+    with pytest.raises(ValueError, match="has 9 symbols, the model 7"):
+        match(model, *sources(0), [Pattern("a", VOCABULARY)])
+    with pytest.raises(TypeError, match=r"must be tsallis\.search\.Pattern, got 'a'"):
+        match(model, *sources(0), ["a"])  # type: ignore[list-item]
+
+
+def test_five_hundred_words_take_less_than_a_second() -> None:
+    rng = random.Random(0)
+    words = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(4, 12))) for _ in range(500)]
+    vocabulary, began = Vocabulary(string.ascii_letters + " "), time.process_time()
+    pattern = Pattern(words, vocabulary)
+    assert time.process_time() - began < 1
+    assert pattern.matches(vocabulary.encode(f"the {words[77]}s")) and not pattern.matches(vocabulary.encode("the s"))
+
+
+@pytest.mark.parametrize(("separator", "symbols"), [(" ", ("d", "uː", "dʒ")), (GRAPHEMES, ("e\u0301", "e", "a"))])
+def test_symbols_of_several_characters(separator: str, symbols: tuple[str, ...]) -> None:
+    vocabulary = Vocabulary(symbols, separator)
+    sequences = [s for n in range(5) for s in itertools.product(range(3, 4 + len(symbols)), repeat=n)]
+    for regex in (".*d.*", "d( uː)*", r"[^ ]*", "e?.a*", ".*\u0301", ".*<unk>.*"):
+        pattern = Pattern(regex, vocabulary)
+        for tokens in sequences:
+            expected = re.fullmatch(regex, vocabulary.decode(tokens)) is not None
+            assert pattern.matches(tokens) == expected, (regex, tokens)
+
+
+@pytest.mark.parametrize("byte_fallback", [False, True])
+def test_subwords(byte_fallback: bool) -> None:
+    subwords = pytest.importorskip("tsallis.toolkit.data.subwords")
+    lines = ["low lower lowest", "new newer  newest", "wide é wider"] * 3
+    vocabulary = subwords.Subwords.train(lines, 40 + 256 * byte_fallback, byte_fallback=byte_fallback)
+    rng = random.Random(0)
+    names = [vocabulary.name(number) for number in range(len(vocabulary))]
+    plain = [number for number, name in enumerate(names) if number > 2 and not re.fullmatch("<0x..>", name)]
+    sequences = [rng.choices(plain, k=rng.randint(0, 6)) for _ in range(400)]
+    for regex in ("low.*", ".* .*", r".*\bnew\b.*", "[^w]*", r".*[é⁇]", "(low|new)(er|est)?( .*)?"):
+        pattern, both = Pattern(regex, vocabulary), Pattern(regex, vocabulary, complement=True)
+        for tokens in sequences:
+            expected = re.fullmatch(regex, vocabulary.decode(tokens)) is not None
+            assert (pattern.matches(tokens), both.matches(tokens)) == (expected, not expected), (regex, tokens)
+        if byte_fallback:  # a part of a character is unsure, and stays so
+            tokens = [names.index("<0xC3>"), names.index("<0xA9>"), *sequences[0]]
+            assert not pattern.matches(tokens) and not both.matches(tokens)
+
+
+def uniform(source: int, prefix: tuple[int, ...]) -> dict[int, float]:
+    return {EOS: 0.25, A: 0.25, B: 0.25, C: 0.25}
+
+
+ABC = ["", "", "", "<unk>", "a", "b", "c"]
+
+
+def test_prefixes_without_a_possible_match_are_not_expanded() -> None:
+    """Character by character, `a` could continue to `abab`; the tokens can't spell it."""
+    texts = ["", "", "", "<unk>", "a", "ba", "c"]
+    model = TableModel(uniform)
+    (result,) = exhaustive(restrict(model, Pattern("(a|c)b|cc?", texts)), *sources(0))
+    assert {h.tokens for h in result.hypotheses} == {(C,), (C, C)}
+    assert result.certificate.kind == "complete" and result.scope == "limited" and result.expanded == 3
+
+
+def test_probabilities_are_those_of_the_model() -> None:
+    (result,) = beam_search(restrict(TableModel(uniform), Pattern("ab?", ABC)), *sources(0))
+    assert {h.tokens: h.prob for h in result.hypotheses} == pytest.approx({(A,): 1 / 16, (A, B): 1 / 64})
+    (best,) = exact_search(restrict(TableModel(uniform), Pattern(".*b", ABC)), *sources(0), max_length=9)
+    assert best.best.tokens == (B,) and best.certificate.kind == "optimal"
+
+
+def test_a_pattern_without_outputs_is_complete() -> None:
+    (result,) = exhaustive(restrict(TableModel(uniform), Pattern("x", ABC)), *sources(0))
+    assert result.certificate.kind == "complete" and not result.hypotheses
+
+
+def test_draws_outside_the_pattern_are_none_and_the_others_keep_their_frequencies() -> None:
+    model = restrict(TableModel(uniform), Pattern("a?", ABC))
+    (draws,) = sample(model, *sources(0), 1000, seeds=[1])
+    counts = {tokens: sum(d is not None and d.tokens == tokens for d in draws) for tokens in ((), (A,))}
+    assert sum(d is None for d in draws) == 1000 - sum(counts.values())
+    assert abs(counts[()] - 250) < 60 and abs(counts[A,] - 62) < 40  # more than 4 standard deviations
+    tempered = with_temperature(model, 0.5)
+    assert isinstance(tempered, RestrictedModel) and tempered.pattern is model.pattern
+
+
+def test_masses_that_underflow_prove_nothing() -> None:
+    """Every step has a possible `b` of probability 1e-300, so `bb` has a probability below the smallest float."""
+    tiny = 1e-300
+    rows = {(): {A: 1.0, B: tiny}, (B,): {B: tiny, EOS: 1.0}, (B, B): {EOS: 1.0}, (A,): {EOS: 1.0}}
+    (found,) = match(trie(rows), *sources(0), [Pattern("bb", ABC)], at_least=0)
+    assert found[0].verdict == "possible" and found[0].witness.tokens == (B, B) and found[0].upper > 0
+    (cut,) = match(trie(rows), *sources(0), [Pattern("bb", ABC)], at_least=0, max_length=1)
+    assert cut[0].verdict == "unknown" and cut[0].upper > 0
+
+
+def test_match_stops_early_and_names_its_limit() -> None:
+    pattern = Pattern(".*b", ABC)
+    (early,) = match(TableModel(uniform), *sources(0), [pattern], stop_early=True)
+    (late,) = match(TableModel(uniform), *sources(0), [pattern], budget=100)
+    assert early[0].verdict == late[0].verdict == "possible" and early[0].expanded < late[0].expanded == 100
+    assert late[0].stopped_by == "budget" and late[0].open > 0
+    (timed,) = match(TableModel(uniform), *sources(0), [pattern], time_limit=1e-9)
+    assert timed[0].stopped_by == "time" and timed[0].expanded == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"at_least": 1.5}, "at_least"), ({"budget": 0}, "budget"), ({"time_limit": -1}, "time_limit")],
+)
+def test_options_of_match_are_checked(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        match(TableModel(uniform), *sources(0), [Pattern("a", ABC)], **options)
+    with pytest.raises(ValueError, match="sum to 1"):
+        match(TableModel(uniform, normalized=False), *sources(0), [Pattern("a", ABC)])
+
+
+@pytest.mark.parametrize("top_p", [0, 1.5])
+def test_top_p_is_checked(top_p: float) -> None:
+    with pytest.raises(ValueError, match=str(top_p)):
+        with_top_p(TableModel(uniform), top_p)
+    with pytest.raises(ValueError, match="sum to 1"):
+        with_top_p(TableModel(uniform, normalized=False), 0.9)
+
+
+def test_top_p_keeps_the_most_probable_tokens() -> None:
+    model = with_top_p(trie({(): {A: 0.5, B: 0.3, C: 0.15, EOS: 0.05}}), 0.75)
+    scores = model.step(model.start(model.encode(*sources(0))), torch.tensor([1])).scores
+    assert model.output.log_probs(scores).exp()[0].tolist() == pytest.approx([0, 0, 0, 0, 0.625, 0.375, 0])
+    nothing = torch.full((1, 7), -torch.inf, dtype=torch.float64)
+    assert (model.output.log_probs(nothing) == -torch.inf).all()
