@@ -107,9 +107,7 @@ def check_restricted(model: Any, source: Any, pattern: Pattern, truth: Truth, bu
             assert missing <= result.best.log_prob + TOLERANCE
 
 
-def run_case(
-    kind: str, transform: str, alpha: float, seed: int, patterns: int, budgets: tuple[int, ...]
-) -> list[Match]:
+def run_case(kind: str, transform: str, alpha: float, seed: int, budgets: tuple[int, ...]) -> list[Match]:
     """Check three patterns at several budgets for one model; return what was found."""
     rng = random.Random(f"{kind} {transform} {alpha} {seed}")
     model, source = make_model(kind, transform, alpha, seed)

@@ -81,6 +81,16 @@ class Spellings:
             if len(spelling) > len(rest) and spelling.startswith(rest):
                 yield number
 
+    def reached(self, number: int, begun: bool) -> tuple[bytes, bool]:
+        """Return the bytes that a symbol adds after a text, and whether a space after it counts.
+
+        Args:
+            number: Number of the symbol.
+            begun: Whether a space before the symbol counts.
+        """
+        added = (self._later if begun else self._first)[number]
+        return added, begun or bool(added) or (not self._drops_spaces and self._later[number] != b"")
+
     def are_all_of(self, text: str) -> bool:
         """Return whether `following` finds every spelling; it misses unknown symbols and incomplete bytes."""
         return "\N{REPLACEMENT CHARACTER}" not in text and "\N{DOUBLE QUESTION MARK}" not in text

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tsallis.search.beam import beam_search
     from tsallis.search.best_first import exact_search, exhaustive
     from tsallis.search.certificate import Certificate, Hypothesis, Result
-    from tsallis.search.completion import Choice, Completions, complete
+    from tsallis.search.completion import Choice, Completions, NextCharacters, complete, next_characters
     from tsallis.search.ensemble import Ensemble
     from tsallis.search.matching import Match, match
     from tsallis.search.options import SearchOptions
@@ -31,6 +31,7 @@ __all__ = [
     "GeneratedText",
     "Hypothesis",
     "Match",
+    "NextCharacters",
     "Pattern",
     "Result",
     "RiskChoice",
@@ -43,6 +44,7 @@ __all__ = [
     "generate",
     "match",
     "minimum_risk",
+    "next_characters",
     "restrict",
     "sample",
     "score",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from tsallis.search.checks import check_at_least_one, check_sources
 from tsallis.search.spelling import spell_beginning
 from tsallis.search.step import advance, eval_mode
 from tsallis.search.texts import Text
-from tsallis.symbols import EOS
+from tsallis.symbols import BOS, EOS, PAD, UNK
 
 
 @dataclass(frozen=True)
@@ -238,3 +238,115 @@ class _Steps:
         ends = [part[-1] == EOS for part in tokens]
         parts = zip(tokens, nodes, ends, strict=True)
         return tuple(Choice(tuple(part[: len(part) - end]), math.exp(-node.cost), end) for part, node, end in parts)
+
+
+@dataclass(frozen=True)
+class NextCharacters:
+    """Characters that may follow a typed text.
+
+    Args:
+        probs: Probability of each possible character, given the typed text, most probable first. The empty string is
+            the end of the output.
+        missing: Upper bound on the probability that is missing from each of them, and from other characters; 0 if
+            everything was followed.
+
+    Example:
+        >>> NextCharacters({"a": 0.75, "": 0.25}, 0.0).probs["a"]
+        0.75
+    """
+
+    probs: Mapping[str, float]
+    missing: float
+
+
+@torch.no_grad()
+def next_characters(
+    model: Decoder,
+    src: Tensor,
+    src_lengths: Tensor,
+    typed: str,
+    spellings: Spellings,
+    *,
+    place: Place = START,
+    longest: int = 100,
+) -> NextCharacters:
+    r"""Compute the probabilities of the characters that may follow a typed text.
+
+    .. math:: p(c \mid t, x) = \frac{\sum_{y: \mathrm{text}(y) \text{ starts with } tc} p(y \mid x)}
+        {\sum_{y: \mathrm{text}(y) \text{ starts with } t} p(y \mid x)}
+
+    The sum covers all token sequences that spell the typed text, and those whose last token extends beyond it. The
+    probabilities are therefore exact for subwords too, unless there are too many sequences: see `missing`.
+
+    Args:
+        model: Model with the decoder protocol whose probabilities sum to 1, see :mod:`tsallis.models.protocol`.
+        src, src_lengths: Symbols [1, src] and their count [1].
+        typed: Beginning of the output's text.
+        spellings: Spellings of the model's vocabulary.
+        place: Where the typed text begins: at the start, or after a prompt.
+        longest: Maximum number of tokens without a text to follow after the typed text.
+
+    Raises:
+        ValueError: If there are several sources, the outputs don't sum to 1, or a probability is NaN.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> class Pieces(list):
+        ...     def spellings(self, numbers):
+        ...         pieces = {number: self[number].encode() for number in numbers}
+        ...         return pieces, pieces
+        >>> spellings = Spellings(Pieces(["<pad>", "<s>", "</s>", "<unk>", "a", "b", "ab"]))
+        >>> model = RNNSeq2Seq(20, 7, d_model=8, output="softmax", forbidden=(0, 1, 3))
+        >>> found = next_characters(model, torch.tensor([[4, 5]]), torch.tensor([2]), "a", spellings)
+        >>> sorted(found.probs), round(sum(found.probs.values()), 6), found.missing
+        (['', 'a', 'b'], 1.0, 0.0)
+    """
+    check_at_least_one(longest=longest)
+    check_sources(model, src, src_lengths)
+    if len(src) != 1:
+        raise ValueError(f"next characters are of one source, got {len(src)}")
+    if not model.output.normalized:
+        raise ValueError("next characters need outputs that sum to 1, and alpha-ReLU's don't")
+    steps, sums, encoded = _Steps(model, src.device), dict[str, list[float]](), typed.encode()
+    with eval_mode(model):
+        beginnings, left = spell_beginning(model, src, src_lengths, typed, spellings, place=place)
+        missing, waiting = [left], list[tuple[float, Any, int, bool]]()
+
+        def add(log_prob: float, added: bytes) -> None:
+            character = added.decode(errors="replace")[:1]
+            (missing if character == "\N{REPLACEMENT CHARACTER}" else sums.setdefault(character, [])).append(
+                math.exp(log_prob)
+            )
+
+        for prefix, state, row, exact in beginnings:
+            if exact:
+                state = state.select(torch.tensor([row], device=src.device))
+                waiting.append((prefix.log_prob, state, prefix.token, place.begun or bool(encoded)))
+                continue
+            position, begun, reached = 0, place.begun, b""
+            for node in prefix.chain():
+                reached, begun = spellings.reached(node.token, begun)
+                position += len(reached)
+            add(prefix.log_prob, reached[len(reached) - (position - len(encoded)) :])
+        for number, (log_prob, state, last, begun) in enumerate(waiting):  # the list grows
+            if number >= len(beginnings) + longest:
+                missing.append(math.exp(log_prob))
+                continue
+            log_probs, following = steps.read(state, [last])
+            possible = (log_probs[0] > -torch.inf).nonzero().squeeze(-1)
+            for token, value in zip(possible.tolist(), log_probs[0, possible].tolist(), strict=True):
+                if token == EOS:
+                    add(log_prob + value, b"")
+                elif token in (PAD, BOS, UNK):
+                    missing.append(math.exp(log_prob + value))
+                else:
+                    added, counts = spellings.reached(token, begun)
+                    if added:
+                        add(log_prob + value, added)
+                    else:
+                        waiting.append((log_prob + value, following, token, counts))
+    joint = {character: math.fsum(parts) for character, parts in sums.items()}
+    unknown = math.fsum(missing)
+    total = math.fsum([*joint.values(), unknown]) or 1.0
+    ranked = sorted(joint.items(), key=lambda pair: (-pair[1], pair[0]))
+    return NextCharacters({character: prob / total for character, prob in ranked}, min(1.0, unknown / total))

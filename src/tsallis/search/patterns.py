@@ -70,7 +70,8 @@ class Pattern:
         begin = _follow(following, torch.tensor([automaton.start]), [x for x, _ in texts], automaton.classes)[0]
         begins = torch.tensor([bool(x or (y and not drops_spaces)) for x, y in texts])
         table = torch.cat([table, torch.where(begins, begin, states)[None], torch.full_like(table[:1], unsure)])
-        table[:, UNSURE] = unsure
+        if UNSURE in numbers:
+            table[:, UNSURE] = unsure
         self.table = table.int()  # [states, columns]: next state
         accepts = torch.tensor(automaton.accepts) != complement
         self.accepts = torch.cat([accepts, accepts[automaton.start, None], torch.tensor([False])])

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from tsallis.errors import describe, shorten
 
 STATES = 10_000  # maximum number of states of an automaton
-WORK = 10_000_000  # maximum number of sets that are joined to find the states
+WORK = 5_000_000  # maximum number of steps to find the states
 _NEW = sys.version_info >= (3, 11)
 _parser = importlib.import_module("re._parser" if _NEW else "sre_parse")
 _compiler = importlib.import_module("re._compiler" if _NEW else "sre_compile")
@@ -142,10 +142,20 @@ def compile_regex(pattern: str, characters: Iterable[str]) -> Automaton:
         signature = (anchored and bool(word.fullmatch(character)), *sets)
         classes[character] = signatures.setdefault(signature, len(signatures))
 
+    work = 0
+
+    def spend(steps: int) -> None:
+        nonlocal work
+        work += steps
+        if work > WORK or len(found) > STATES:
+            limit = f"{STATES} states" if len(found) > STATES else f"{WORK} steps to compile"
+            raise ValueError(f"the regular expression {shorten(pattern)} needs more than {limit}: simplify it")
+
     @cache
     def row(state: int, before: bool | None) -> list[frozenset[int]]:
         """Return the states after a character of each class, given whether a word character precedes; None: start."""
         reads = {after: _reads(graph, state, before, after)[0] for after in (False, True)}
+        spend(len(reads[True]) * (len(signatures) + 1))
         return [frozenset(target for number, target in reads[after] if sets[number]) for after, *sets in signatures]
 
     @cache
@@ -155,7 +165,6 @@ def compile_regex(pattern: str, characters: Iterable[str]) -> Automaton:
     start: tuple[frozenset[int], bool | None] = frozenset([first]), None
     numbers, found = {start: 0}, [start]
     table: list[list[int]] = []
-    work = 0
     for states, before in found:  # the list grows
         targets = [row(state, before) for state in states]
         table.append([])
@@ -165,10 +174,7 @@ def compile_regex(pattern: str, characters: Iterable[str]) -> Automaton:
                 numbers[reached] = len(found)
                 found.append(reached)
             table[-1].append(numbers[reached])
-        work += len(states) * len(signatures)
-        if len(found) > STATES or work > WORK:
-            limit = f"{STATES} states" if len(found) > STATES else f"{WORK} steps to compile"
-            raise ValueError(f"the regular expression {shorten(pattern)} needs more than {limit}: simplify it")
+        spend(len(states) * len(signatures))
     return Automaton(table, [any(accepts(q, before) for q in states) for states, before in found], 0, classes)
 
 

@@ -162,6 +162,13 @@ def test_draws_outside_the_pattern_are_none_and_the_others_keep_their_frequencie
     assert isinstance(tempered, RestrictedModel) and tempered.pattern is model.pattern
 
 
+def test_a_pattern_that_no_text_matches_needs_no_search() -> None:
+    ((never, always),) = match(TableModel(uniform), *sources(0), [Pattern("x.*", ABC), Pattern(".*", ABC)])
+    assert (never.verdict, never.absolute, never.upper) == ("never", True, 0)
+    assert (always.verdict, always.absolute, always.witness.tokens) == ("always", True, ())
+    assert never.expanded == always.expanded == 1  # for a witness
+
+
 def test_masses_that_underflow_prove_nothing() -> None:
     """Every step has a possible `b` of probability 1e-300, so `bb` has a probability below the smallest float."""
     tiny = 1e-300

@@ -32,6 +32,7 @@ from tsallis.toolkit.cli import (
     generate,
     info,
     look,
+    prove,
     score,
     serve,
     suggest,
@@ -89,7 +90,7 @@ def help_text(command: Callable[..., None]) -> str:
 app.add_typer(data.app, name="data")
 for command in (
     *(info.info, train.train, sweep.sweep, average.average, translate.translate, generate.generate, evaluate.evaluate),
-    *(score.score, suggest.suggest, serve.serve, look.look, analyze.analyze, demo.demo),
+    *(score.score, prove.prove, suggest.suggest, serve.serve, look.look, analyze.analyze, demo.demo),
 ):
     app.command(help=help_text(command))(command)
 

@@ -49,7 +49,7 @@ def search_corpus(
         One result per row, in the order of the corpus.
 
     Raises:
-        ValueError: If the mode is "sample", or an option needs texts (`prefix` or `min_risk`).
+        ValueError: If the mode is "sample", or an option needs texts (`prefix`, `pattern` or `min_risk`).
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -59,10 +59,8 @@ def search_corpus(
     """
     if options.mode == "sample":
         raise ValueError("mode must be beam, exact or all to search a corpus, got sample")
-    if options.prefix or options.min_risk:
-        raise ValueError(
-            f"{'prefix' if options.prefix else 'min_risk'} can't be used to search a corpus, which has no texts"
-        )
+    if wrong := [name for name in ("prefix", "pattern", "min_risk") if getattr(options, name)]:
+        raise ValueError(f"{wrong[0]} can't be used to search a corpus, which has no texts")
     by_row = search_batches(model, corpus.batches(batch_size), options, **data)
     return [by_row[i] for i in range(len(corpus))]
 

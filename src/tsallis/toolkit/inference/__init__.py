@@ -5,6 +5,7 @@ The package does not import torch before a run is opened, so commands show their
 
 from tsallis.toolkit.inference.answers import Answer, Output, TextScore
 from tsallis.toolkit.inference.continuations import Continuation, Continuations
+from tsallis.toolkit.inference.proofs import Proof
 from tsallis.toolkit.inference.run import TextRun, open_run
 from tsallis.toolkit.inference.suggestions import Suggestion, Suggestions
 
@@ -13,6 +14,7 @@ __all__ = [
     "Continuation",
     "Continuations",
     "Output",
+    "Proof",
     "Suggestion",
     "Suggestions",
     "TextRun",

@@ -149,6 +149,8 @@ class Form:
         content: dict[str, Any] = {}
         start = options.prefix if options.prefix is not None else self.beginning
         limits = {**({"prefix": start} if start else {}), **options.limits}
+        if options.pattern is not None:
+            limits["pattern"] = options.pattern
         if limits:
             content["limits"] = limits  # the certificate covers only outputs within the limits
         if options.temperature is not None:

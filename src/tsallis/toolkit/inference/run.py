@@ -13,6 +13,7 @@ from tsallis.toolkit.inference import continuations
 from tsallis.toolkit.inference.alignment import Links, align, check_alignment
 from tsallis.toolkit.inference.answers import Answer, Form, Output, TextScore
 from tsallis.toolkit.inference.continuations import Continuations
+from tsallis.toolkit.inference.proofs import AT_LEAST, Proof, Rule
 from tsallis.toolkit.inference.searching import check_for_run, choose, draw, search, spell_prefixes
 from tsallis.toolkit.inference.suggestions import LISTED, Completer, Suggestions
 
@@ -401,6 +402,57 @@ class TextRun:
                 source = None if row is None else read.corpus.batch([row])
                 answers.append(completer.suggest(source, starts[line], line + 1))
         return answers
+
+    def prove(
+        self,
+        lines: Iterable[str],
+        *,
+        never: str | Sequence[str] | None = None,
+        always: str | Sequence[str] | None = None,
+        at_least: float = AT_LEAST,
+        options: SearchOptions | None = None,
+        language: str | None = None,
+        images: Path | str | None = None,
+    ) -> list[Proof]:
+        """Prove for each line that no output matches a pattern, or that all do, like `tsallis prove`.
+
+        Args:
+            lines: Lines of input, as for `translate`.
+            never: Pattern that no output may match: a regular expression, or a list of strings, of which an output must
+                contain none.
+            always: Pattern that every output must match, in place of `never`.
+            at_least: Probability below which outputs are ignored.
+            options: `budget`, `time_limit` and `max_length` of the search, in mode "all".
+            language: Language of the lines, for a multilingual run.
+            images: Images that the lines refer to (default: those of the configuration's test split).
+
+        Returns:
+            One proof per line that is not blank.
+
+        Raises:
+            InputError: If the command would reject a line or an option.
+        """
+        texts = _check_lines(lines, "lines")
+        rule = Rule.of(never, always, at_least, _check_options(options, SearchOptions(mode="all")))
+        blocks = self._blocks(texts, "lines", False, language=language, images=images)
+        return [proof for first, run, read in blocks for proof in run.prove_lines(read, rule, first)]
+
+    def prove_lines(self, lines: Lines, rule: Rule, first: int = 0) -> list[Proof]:
+        """Return the proofs for encoded lines; blank lines have none.
+
+        Args:
+            lines: Encoded lines.
+            rule: Rule that outputs must follow.
+            first: Number of the first line, from 0.
+
+        Raises:
+            InputError: If the run can't translate, or its outputs don't sum to 1.
+        """
+        self.check_command("translate")
+        if not self.run.model.output.normalized:
+            raise InputError(f"{self.run.folder}: proofs need outputs that sum to 1, those of an alpha-ReLU do not")
+        numbers = [first + number + 1 for number in lines.numbers]
+        return rule.prove(self.run, whole_batch(lines.corpus, self.run.model), numbers, self.search_options)
 
     def score(
         self,

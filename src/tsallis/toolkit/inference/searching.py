@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tsallis.errors import InputError, OptionError, shorten
 
@@ -48,7 +48,25 @@ def search(
 
     if options.mode == "beam" and options.n_best is None and not options.min_risk:  # minimum risk needs the whole beam
         options = replace(options, n_best=1)
-    return search_batch(run.model, batch, options, prefixes=prefixes, text=task.ambiguous_text(run.tgt_vocab))
+    model = restrict_model(run, run.model, options)
+    return search_batch(model, batch, options, prefixes=prefixes, text=task.ambiguous_text(run.tgt_vocab))
+
+
+def restrict_model(run: Run, model: Any, options: SearchOptions) -> Any:
+    """Return the model whose outputs match the pattern of the options; without a pattern, the model itself.
+
+    Raises:
+        OptionError: If the pattern is too large for the run's vocabulary.
+    """
+    from tsallis.search.patterns import pattern_of, restrict
+
+    if options.pattern is None:
+        return model
+    try:
+        return restrict(model, pattern_of(options.pattern, run.tgt_vocab))
+    except ValueError as error:
+        fault = str(error)
+        raise OptionError(lambda spell: f"{spell('pattern')}: {fault}") from None
 
 
 def draw(
@@ -74,7 +92,7 @@ def draw(
     from tsallis.toolkit.evaluation.text_probabilities import join_draws
 
     arguments = options.arguments
-    model = with_temperature(run.model, arguments.pop("temperature", 1.0))
+    model = restrict_model(run, with_temperature(run.model, arguments.pop("temperature", 1.0)), options)
     seeds = seeds_of(options, lines)
     draws = sample(model, batch.src, batch.src_lengths, prefixes=prefixes, seeds=seeds, **arguments)
     text = task.ambiguous_text(run.tgt_vocab)

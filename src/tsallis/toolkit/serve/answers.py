@@ -158,6 +158,8 @@ class ServedRun:
             OptionError: If the run doesn't support an option.
         """
         check_for_run(request.options, self.run)
+        if request.options.pattern is not None and not self.task.searched:
+            raise Refusal(400, "pattern is not for texts of language models")
         options = request.options.with_defaults(self.search)
         if request.options.max_length is None and options.max_length is not None:
             options = replace(options, max_length=min(options.max_length, self.limits.longest))

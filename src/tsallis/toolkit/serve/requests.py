@@ -68,8 +68,9 @@ class SearchRequest(Request):
         most |= {"min_length": limits.longest, "max_length": limits.longest, "budget": EXPANSIONS}
         for name, largest in most.items():
             check_most(name, getattr(options, name), largest)
-        if options.prefix is not None:
-            check_line(options.prefix, "the prefix", limits)
+        for name in ("prefix", "pattern"):
+            if getattr(options, name) is not None:
+                check_line(getattr(options, name), f"the {name}", limits)
 
     @property
     def key(self) -> Hashable:

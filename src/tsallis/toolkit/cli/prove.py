@@ -1,0 +1,78 @@
+"""The command `tsallis prove`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from tsallis.errors import InputError
+from tsallis.search.options import SearchOptions
+from tsallis.toolkit.cli.input import input_name, line_blocks
+from tsallis.toolkit.cli.options import (
+    Device,
+    FileArgument,
+    Images,
+    Json,
+    Language,
+    RunArgument,
+    Which,
+    With,
+    search_options,
+)
+from tsallis.toolkit.cli.output import print_fields, print_json
+from tsallis.toolkit.inference import open_run
+from tsallis.toolkit.inference.proofs import AT_LEAST, OF_PROOFS, Rule
+
+REFUTED, UNKNOWN = 1, 3  # exit statuses
+
+
+@search_options(*OF_PROOFS, modes=("all",))
+def prove(
+    run: RunArgument,
+    options: SearchOptions,
+    file: FileArgument = None,
+    never: Annotated[
+        str | None,
+        typer.Option(metavar="REGEX", help="Regular expression that no output may match as a whole."),
+    ] = None,
+    always: Annotated[
+        str | None, typer.Option(metavar="REGEX", help="Regular expression that every output must match as a whole.")
+    ] = None,
+    at_least: Annotated[
+        float, typer.Option(min=0, max=1, help="Ignore outputs of a smaller probability; 0: consider all outputs.")
+    ] = AT_LEAST,
+    others: With = None,
+    language: Language = None,
+    images: Images = None,
+    checkpoint: Which = "best",
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Prove for each input line that no output matches a pattern, or that every output does.
+
+    An input line is `source<TAB>features`, a sentence to translate, a document to classify, or `image<TAB>question`.
+
+    Each row has the line number, the result (proved, refuted or unknown), an upper bound on the probability of an
+    output that breaks the rule, and the most probable such output that was found.
+
+    Exit status: 0 if every line is proved, 1 if a line is refuted, 3 if none is refuted but a line is unknown, and 2
+    for an error.
+    """
+    rule = Rule.of(never, always, at_least, options)
+    opened = open_run(run, checkpoint, device, others or ())
+    opened.check_command("translate")
+    results = set()
+    for block in line_blocks(opened.run, opened.task, file, False, language=language, images=images):
+        for proof in opened.for_run(block.run).prove_lines(block.lines, rule, block.first):
+            results.add(proof.result)
+            if as_json:
+                print_json(proof.to_dict())
+            else:
+                print_fields(str(proof.line), proof.result, f"{proof.match.upper:.6g}", proof.witness or "")
+        sys.stdout.flush()
+    if not results:
+        raise InputError(f"{input_name(file)}: no line to prove anything about")
+    if "refuted" in results or "unknown" in results:
+        raise typer.Exit(REFUTED if "refuted" in results else UNKNOWN)

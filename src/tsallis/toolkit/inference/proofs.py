@@ -1,0 +1,126 @@
+"""Proofs that outputs never match a pattern, or always do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from tsallis.errors import InputError, OptionError, real_fault
+from tsallis.search.options import SearchOptions
+
+if TYPE_CHECKING:
+    from tsallis.models.batch import Batch
+    from tsallis.search import Match
+    from tsallis.toolkit.training import Run
+
+AT_LEAST = 1e-6  # default probability below which outputs are ignored
+OF_PROOFS = ("budget", "time_limit", "max_length")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is proved about the outputs of a line and a rule.
+
+    Args:
+        line: Line number, from 1.
+        result: "proved" if no output of probability `at_least` or more breaks the rule, "refuted" if the witness does,
+            else "unknown".
+        match: Bounds on the probability that an output breaks the rule, see :class:`tsallis.search.Match`.
+        witness: Text of the most probable output found that breaks the rule, or None.
+
+    Example:
+        >>> from tsallis.search import Match
+        >>> Proof(1, "proved", Match(0.0, 0.0, 0.0, 0.0, "never", True, None, 7), None).absolute
+        True
+    """
+
+    line: int
+    result: Literal["proved", "refuted", "unknown"]
+    match: Match
+    witness: str | None
+
+    @property
+    def absolute(self) -> bool:
+        """Return whether the proof holds for all outputs, however improbable."""
+        return self.result == "proved" and self.match.absolute
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `tsallis prove --json` prints for the line."""
+        match = self.match
+        bounds = {name: getattr(match, name) for name in ("lower", "upper", "open", "too_long")}
+        found = None if match.witness is None else {"text": self.witness, "prob": match.witness.prob}
+        ends = {"expanded": match.expanded, "stopped_by": match.stopped_by}
+        return {"line": self.line, "result": self.result, "absolute": self.absolute, **bounds, "witness": found, **ends}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Rule for outputs: a pattern that they never match, or that they always match.
+
+    Args:
+        pattern: Regular expression or strings.
+        always: Whether outputs must match the pattern.
+        at_least: Probability below which outputs are ignored.
+        options: Limits of the search.
+    """
+
+    pattern: str | tuple[str, ...]
+    always: bool
+    at_least: float
+    options: SearchOptions
+
+    @classmethod
+    def of(
+        cls,
+        never: str | Sequence[str] | None,
+        always: str | Sequence[str] | None,
+        at_least: Any,
+        options: SearchOptions,
+    ) -> Rule:
+        """Return a rule from checked arguments.
+
+        Raises:
+            OptionError: If not exactly one pattern is given, or an option is out of range or has no effect.
+        """
+        if (never is None) == (always is None):
+            raise OptionError(lambda spell: f"{spell('never')} and {spell('always')} are two rules: give one of them")
+        if fault := real_fault(at_least, 0, 1):
+            raise OptionError(lambda spell: f"{spell('at_least')} {fault}")
+        if others := [name for name in options.given if name not in (*OF_PROOFS, "mode")]:
+            raise OptionError(lambda spell: f"{spell(others[0])} is not for proofs")
+        pattern = never if always is None else always
+        return cls(pattern if isinstance(pattern, str) else tuple(pattern or ()), always is not None, at_least, options)
+
+    def prove(self, run: Run, batch: Batch, lines: Sequence[int], defaults: SearchOptions) -> list[Proof]:
+        """Return a proof per row of a batch.
+
+        Args:
+            run: Run with the model.
+            batch: Batch of sources on the model's device.
+            lines: Line numbers of the rows, from 1.
+            defaults: Options of the run, for the maximum length.
+
+        Raises:
+            InputError: If the pattern is invalid, not supported or too large.
+        """
+        from tsallis.search import match
+        from tsallis.search.patterns import pattern_of
+
+        try:
+            pattern = pattern_of(self.pattern, run.tgt_vocab, self.always)
+        except (TypeError, ValueError) as error:
+            raise InputError(str(error)) from None
+        given = {name: value for name, value in self.options.given.items() if name in OF_PROOFS}
+        limits = {"max_length": defaults.max_length, **given}
+        sources = batch.src, batch.src_lengths
+        found = match(run.model, *sources, [pattern], at_least=self.at_least, stop_early=True, **limits)
+        proofs = []
+        for line, (one,) in zip(lines, found, strict=True):
+            result: Any = {"never": "proved", "possible": "refuted"}.get(one.verdict, "unknown")
+            if one.verdict == "always":  # every output breaks the rule; without a witness, this is not shown
+                likely = one.witness is not None and one.witness.prob >= self.at_least
+                result = "refuted" if likely else "unknown"
+            witness = None if one.witness is None else str(run.tgt_vocab.decode(one.witness.tokens))
+            proofs.append(Proof(line, result, one, witness))
+        return proofs

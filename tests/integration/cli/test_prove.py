@@ -1,0 +1,114 @@
+"""`tsallis prove` and `--pattern`: what they print, their exit statuses, and the commands of the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tsallis.errors import InputError
+from tsallis.search import SearchOptions
+from tsallis.toolkit.inference import TextRun, open_run
+
+ASKED = "walk\tV;PST\n\nbake\tV;V.PTCP;PRS\n"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "prove.md"
+
+
+@pytest.fixture(scope="module")
+def opened(trained: Path) -> TextRun:
+    return open_run(trained)
+
+
+def proofs(tsallis: Any, trained: Path, *options: object, status: int) -> list[dict[str, Any]]:
+    done = tsallis("prove", trained, *options, "--json", stdin=ASKED, status=status)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("rule", "result", "status"),
+    [
+        *((("--never", ".*[0-9].*"), "proved", 0), (("--always", "[^0-9]*"), "proved", 0)),
+        *((("--never", ".*"), "refuted", 1), (("--always", ".*[0-9].*"), "refuted", 1)),
+    ],
+)
+def test_results_and_exit_statuses(
+    tsallis: Any, trained: Path, opened: TextRun, rule: tuple[str, str], result: str, status: int
+) -> None:
+    """No output has a digit: the vocabulary has none."""
+    shown = proofs(tsallis, trained, *rule, status=status)
+    assert [(line["line"], line["result"]) for line in shown] == [(1, result), (3, result)]
+    assert all(line["absolute"] == (result == "proved") for line in shown)
+    rows = tsallis("prove", trained, *rule, stdin=ASKED, status=status).stdout.splitlines()
+    assert [row.split("\t")[:2] for row in rows] == [["1", result], ["3", result]]
+    written = [proof.to_dict() for proof in opened.prove(ASKED.splitlines(), **{rule[0][2:]: rule[1]})]
+    assert json.loads(json.dumps(written)) == shown
+    if status:
+        sources = [line for line in ASKED.splitlines() if line]
+        scored = opened.score(sources, [line["witness"]["text"] for line in shown])
+        assert [score.log_prob for score in scored] == pytest.approx(
+            [proof.match.witness.log_prob for proof in opened.prove(sources, **{rule[0][2:]: rule[1]})], abs=1e-6
+        )
+
+
+def test_a_line_may_be_unknown(tsallis: Any, trained: Path) -> None:
+    (walk, bake) = proofs(tsallis, trained, "--never", ".*eeee", "--at-least", 0, "--budget", 1, status=3)
+    assert walk["result"] == bake["result"] == "unknown" and walk["stopped_by"] == "budget"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(((), "--never and --always"), (("--never", "a", "--always", "b"), "--never and --always")),
+        *((("--never", "(?=a)"), "look-around"), (("--never", "a", "--at-least", "2"), "at-least")),
+    ],
+)
+def test_mistakes_end_with_status_2(tsallis: Any, trained: Path, options: tuple[str, ...], message: str) -> None:
+    assert message in tsallis("prove", trained, *options, stdin=ASKED, status=2).stderr
+
+
+def test_no_lines_prove_nothing(tsallis: Any, trained: Path) -> None:
+    assert "no line" in tsallis("prove", trained, "--never", "a", stdin="\n", status=2).stderr
+
+
+def test_python_takes_lists_of_strings_and_checks_options(opened: TextRun) -> None:
+    (proof,) = opened.prove(["walk\tV;PST"], never=["0", "17"])
+    assert proof.result == "proved" and proof.absolute and proof.witness is None
+    with pytest.raises(InputError, match="n_best is not for proofs"):
+        opened.prove(["walk\tV;PST"], never="a", options=SearchOptions(mode="all", n_best=3))
+    with pytest.raises(InputError, match="at least one string"):
+        opened.prove(["walk\tV;PST"], never=[])
+
+
+@pytest.mark.parametrize("mode", ["beam", "exact", "all", "sample"])
+def test_translations_match_the_pattern(tsallis: Any, trained: Path, mode: str) -> None:
+    regex = ".*e.*"
+    limits = ("--budget", 300) if mode in ("exact", "all") else ("--num-samples", 20) if mode == "sample" else ()
+    shown = tsallis("translate", trained, "--mode", mode, *limits, "--pattern", regex, "--json", stdin=ASKED)
+    answers = [json.loads(line) for line in shown.stdout.splitlines()]
+    texts = [
+        output["text"]
+        for answer in answers
+        for output in answer["draws" if mode == "sample" else "hypotheses"]
+        if output
+    ]
+    assert texts and all(re.fullmatch(regex, text) for text in texts)
+    assert answers[0]["limits"]["pattern"] == regex
+    refused = tsallis("translate", trained, "--pattern", "(a", stdin=ASKED, status=2).stderr
+    assert "--pattern" in refused and "'(a'" in refused
+
+
+def test_the_commands_of_the_page(tsallis: Any, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    commands = re.findall(r"^\$ tsallis (.*)$", text, re.M)
+    assert len(commands) >= 3
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "english-verbs").symlink_to(trained)
+    (tmp_path / "verbs.tsv").write_text(ASKED, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        arguments, *_ = command.partition("  #")
+        tsallis(*shlex.split(arguments), status=0)
