@@ -286,6 +286,9 @@ def next_characters(
         place: Where the typed text begins: at the start, or after a prompt.
         longest: Maximum number of tokens without a text to follow after the typed text.
 
+    Returns:
+        The probabilities, and a bound on what is missing.
+
     Raises:
         ValueError: If there are several sources, the outputs don't sum to 1, or a probability is NaN.
 

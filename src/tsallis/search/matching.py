@@ -239,8 +239,8 @@ def match(
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
-        >>> model = RNNSeq2Seq(20, 6, d_model=8, output="sparsemax", forbidden=(0, 1, 3, 5))
-        >>> patterns = [Pattern(text, ["", "", "", "", "a", "b"]) for text in (".*b.*", "a*")]
+        >>> model = RNNSeq2Seq(20, 6, d_model=8, output="sparsemax", forbidden=(0, 1, 3))
+        >>> patterns = [Pattern(text, ["", "", "", "", "a", "b"]) for text in (".*[0-9].*", "[ab]*")]
         >>> (found,) = match(model, torch.tensor([[4, 5]]), torch.tensor([2]), patterns)
         >>> [(bounds.verdict, bounds.absolute) for bounds in found]
         [('never', True), ('always', True)]

@@ -213,6 +213,12 @@ def restrict(model: Decoder, pattern: Pattern) -> RestrictedModel:
         model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
         pattern: Pattern for the vocabulary of the model.
 
+    Returns:
+        The restricted model, with the decoder protocol.
+
+    Raises:
+        ValueError: Its first step raises it if the vocabulary of the pattern has another number of symbols.
+
     Example:
         >>> from tsallis.models import RNNSeq2Seq
         >>> from tsallis.search import exhaustive

@@ -65,6 +65,9 @@ def with_top_p(model: Any, top_p: float) -> Any:
         model: Model with the decoder protocol whose probabilities sum to 1.
         top_p: Probability to keep, above 0 and at most 1.
 
+    Returns:
+        The model with top-p, with the decoder protocol.
+
     Raises:
         ValueError: `top_p` is out of range, or the outputs don't sum to 1.
 
