@@ -98,8 +98,7 @@ def search_options(
         def wrapped(**values: Any) -> None:
             short = [mode for mode in SHORTHANDS if values.pop(mode, False)]
             given = {name: values.pop(name) for name in names}
-            if "mode" in names:
-                given["mode"] = _mode(given["mode"], short) or modes[0]
+            given["mode"] = _mode(given.get("mode"), short) or modes[0]
             command(**{options: SearchOptions(**given)}, **values)
 
         wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

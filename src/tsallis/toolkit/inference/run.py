@@ -451,6 +451,8 @@ class TextRun:
         self.check_command("translate")
         if not self.run.model.output.normalized:
             raise InputError(f"{self.run.folder}: proofs need outputs that sum to 1, those of an alpha-ReLU do not")
+        if not len(lines.corpus):
+            return []
         numbers = [first + number + 1 for number in lines.numbers]
         return rule.prove(self.run, whole_batch(lines.corpus, self.run.model), numbers, self.search_options)
 
