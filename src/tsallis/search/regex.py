@@ -1,8 +1,8 @@
 """Compile regular expressions and lists of strings to automata over the characters of a vocabulary.
 
-The parser is the one of Python's `re`, so the syntax is the same, and it also decides which characters a set contains.
-A package would only add a dependency and another dialect: `interegular` needs seconds for 200 strings and was last
-released in January 2024; `greenery` has no word boundaries, flags or anchors.
+Python's own `re` parses the expressions and decides which characters a set contains, so the syntax is the same. A
+package such as `interegular` or `greenery` would add a dependency with its own dialect. `interegular` also needs
+seconds for 200 strings, and its last release is of January 2024.
 """
 
 from __future__ import annotations
