@@ -360,7 +360,7 @@ class TransformersDecoder(nn.Module):
 
 
 class TransformersOutput:
-    """Output of a :class:`TransformersDecoder`, which converts logits to log-probabilities of symbols.
+    """Output layer of a :class:`TransformersDecoder`: it converts logits to log-probabilities of symbols.
 
     Args:
         alpha: Alpha of the distribution.

@@ -20,7 +20,7 @@ class SymbolRows(NamedTuple):
     """Symbols that the rows of a parameter represent."""
 
     side: str  # "src" or "tgt"
-    first: int = 0  # number of the first row's symbol
+    first: int = 0  # index of the symbol in the first row
 
 
 SEQUENCE_ROWS = {

@@ -192,7 +192,7 @@ class Elliptical(Density):
         validate_args: bool | None = None,
         **shape: Any,
     ) -> Self:
-        """Return the density with a mean and a standard deviation, or a lower triangular factor of the covariance."""
+        """Return the density with the given mean and `factor`: standard deviation, or Cholesky factor of covariance."""
         return cls._make(*tensors(mean, factor), cls._family(**shape), validate_args)
 
     @classmethod

@@ -109,7 +109,7 @@ class DensityKind(nn.Module):
         )
 
     def spread(self, mean: Tensor, root: Tensor, components: int) -> Elliptical:
-        """Return the density with a mean and a root: a standard deviation or lower triangular factor.
+        """Return the density with the given mean and spread: a standard deviation, or a lower triangular factor.
 
         The root belongs to the covariance, or with matching "scale" to the scale.
         """

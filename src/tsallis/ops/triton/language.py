@@ -178,7 +178,7 @@ def alpha_curvature(x: tl.tensor, p: tl.tensor, w: tl.tensor, eps: tl.tensor) ->
 
 @kernel()
 def alpha_curvature_at(t: tl.tensor, p: tl.tensor, w: tl.tensor, eps: tl.tensor) -> Any:
-    """Return `alpha_curvature` from `t = eps log p`, which is 0 outside the support."""
+    """Return `alpha_curvature`, given `t = eps log p`, or `t = 0` outside the support."""
     near_zero = tl.abs(t) < 0.3
     series = 1.0 / 120.0 - t * (1.0 / 720.0 - t * (1.0 / 5040.0 - t / 40320.0))
     series = 0.5 - t * (1.0 / 6.0 - t * (1.0 / 24.0 - t * series))

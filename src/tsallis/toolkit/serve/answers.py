@@ -147,7 +147,7 @@ class ServedRun:
         return answers
 
     def _with_copies(self, lines: Lines) -> tuple[ServedRun, Lines]:
-        """Return what answers lines, and the lines: the unknown symbols that the run can copy are in its vocabulary."""
+        """Return a run whose vocabulary contains the unknown symbols that it can copy, and the lines encoded for it."""
         run, lines = copy_unknown(self.task, self.run, lines)
         return self if run is self.run else replace(self, run=run), lines
 
@@ -273,7 +273,7 @@ class ServedRun:
         return request.n_best or min(LISTED, self.limits.outputs)
 
     def _source(self, request: SuggestRequest | OutputRequest) -> tuple[ServedRun, Batch | None]:
-        """Return what answers a request, and its source as a batch; None if the source is blank."""
+        """Return the run that answers a request, and its source as a batch; None if the source is blank."""
         served, lines = self._with_copies(self._read([request.source], request))
         return served, self._batch([[*lines.corpus.src[0]]]) if lines.numbers else None
 

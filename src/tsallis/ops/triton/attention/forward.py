@@ -144,7 +144,7 @@ def forward(
             p, w = entmax_weights(x - threshold[:, None], eps, MODE)
             F += tl.sum(p, 1)
             G += tl.sum(w, 1)
-            # The list may be overwritten: the reduction above waited until all threads had read the entry.
+            # Now the list can be overwritten: the reduction above waited until all threads had read the entry.
             has_support = tl.max(tl.where(x <= (threshold - margin)[:, None], 0, 1))
             tl.store(block_list + remaining, j, mask=has_support > 0)
             remaining += has_support
