@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tsallis import compat, continuous, distributions, nn
     from tsallis.functional import (
+        SparseRows,
         alpha_relu,
         alpha_relu_loss,
         backend,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "SparseRows",
     "alpha_relu",
     "alpha_relu_loss",
     "backend",

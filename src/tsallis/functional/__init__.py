@@ -13,9 +13,11 @@ from tsallis.functional.maps import (
     sparsemax,
     tsallis_entropy,
 )
+from tsallis.functional.sparse_rows import SparseRows
 from tsallis.ops.choice import backend
 
 __all__ = [
+    "SparseRows",
     "alpha_relu",
     "alpha_relu_loss",
     "backend",

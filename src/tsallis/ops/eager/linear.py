@@ -10,7 +10,7 @@ from tsallis.ops.alphas import Alpha
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager.alpha_relu import ReluStats, alpha_relu
 from tsallis.ops.eager.losses import LossStats
-from tsallis.ops.sparse_rows import CsrRows
+from tsallis.ops.sparse_rows import CsrRows, row_numbers
 
 
 def support_sizes(scores: Tensor, alpha: Alpha, stats: LossStats | ReluStats, target: Tensor) -> Tensor:
@@ -51,7 +51,11 @@ def spmm(
     """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`, and each row's sum of values."""
     wide = table.to(lists.value.dtype)
     out = _sparse(lists, len(table)) @ wide
-    total = lists.value.new_zeros(len(out)).index_add_(0, _row_numbers(lists), lists.value) if need_total else None
+    total = (
+        lists.value.new_zeros(len(out)).index_add_(0, row_numbers(lists.offsets, len(lists.column)), lists.value)
+        if need_total
+        else None
+    )
     if minus is not None:
         has_class = minus >= 0
         out -= torch.where(has_class.unsqueeze(-1), wide[minus.clamp(min=0)], 0)
@@ -67,7 +71,7 @@ def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> C
     """Return one list per class: (row, value * weight[row]) per value, and (row, -weight[row]) per target."""
     rows = torch.arange(len(target), device=target.device)
     has_loss = target >= 0
-    row = torch.cat([_row_numbers(lists), rows[has_loss]])
+    row = torch.cat([row_numbers(lists.offsets, len(lists.column)), rows[has_loss]])
     column = torch.cat([lists.column.long(), target[has_loss]])
     value = torch.cat([lists.value, lists.value.new_full((int(has_loss.sum()),), -1.0)]) * weight[row]
     order = column.argsort(stable=True)
@@ -75,12 +79,7 @@ def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> C
     return CsrRows(offsets, row[order].to(torch.int32), value[order])
 
 
-def _row_numbers(lists: CsrRows) -> Tensor:
-    rows = torch.arange(len(lists.offsets) - 1, device=lists.offsets.device)
-    return rows.repeat_interleave(lists.offsets.diff())
-
-
 def _sparse(lists: CsrRows, width: int) -> Tensor:
-    indices = torch.stack([_row_numbers(lists), lists.column.long()])
+    indices = torch.stack([row_numbers(lists.offsets, len(lists.column)), lists.column.long()])
     size = (len(lists.offsets) - 1, width)
     return torch.sparse_coo_tensor(indices, lists.value, size, is_coalesced=True, check_invariants=False)

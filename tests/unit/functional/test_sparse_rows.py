@@ -1,0 +1,81 @@
+"""Sparse rows: checks, conversions and selections."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from torch import Tensor
+
+from tsallis import SparseRows
+
+PROBS = torch.tensor([[0.75, 0.0, 0.25], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+
+
+def some() -> SparseRows:
+    return SparseRows(torch.tensor([2, 0, 1]), torch.tensor([0.25, 0.75, 1.0]), torch.tensor([0, 2, 2, 3]))
+
+
+def test_dense_and_back() -> None:
+    rows = SparseRows.from_dense(PROBS.reshape(3, 1, 3))
+    assert (rows.indices.dtype, rows.probs.dtype) == (torch.int32, torch.float32)
+    assert rows.indices.tolist() == [0, 2, 1]
+    for one in (rows, some(), rows.to("cpu"), pickle.loads(pickle.dumps(rows))):
+        assert torch.equal(one.dense(3), PROBS)
+    assert rows.dense(5).shape == (3, 5)
+    assert len(SparseRows.from_dense(torch.zeros(0, 3))) == 0
+    with pytest.raises(ValueError, match="got 2"):
+        rows.dense(2)
+
+
+@pytest.mark.parametrize("rows", [slice(1, 3), slice(None, None, 2), slice(0, 0), torch.tensor([2, -1, 0, 2])])
+def test_selected_rows(rows: slice | Tensor) -> None:
+    expected = PROBS[rows]
+    if isinstance(rows, Tensor):
+        expected = torch.where((rows < 0).unsqueeze(-1), 0, expected)
+    tail = torch.tensor([0.0, 0.0005, 0.0])
+    chosen = SparseRows(some().indices, some().probs, some().offsets, tail)[rows]
+    assert torch.equal(chosen.dense(3), expected)
+    assert chosen.tail is not None
+    assert len(chosen.tail) == len(chosen) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"indices": [2, -1, 1]}, "got -1"),
+        ({"indices": [2, 2**31, 1]}, f"got {2**31}"),
+        ({"indices": [1, 1, 0]}, "got 1 twice in row 0"),
+        ({"probs": [0.25, 0.75, -1.0]}, "at least 0, got -1"),
+        ({"probs": [0.25, 0.75, float("nan")]}, "got nan"),
+        ({"probs": [0.25, 0.752, 1.0]}, "got 1.002 in row 0; pass .* tail"),
+        ({"probs": [0.25, 0.75]}, r"got \(3,\) and \(2,\)"),
+        ({"offsets": [0, 2, 2, 4]}, "from 0 to 3"),
+        ({"offsets": [1, 2, 2, 3]}, "from 0 to 3"),
+        ({"offsets": [0, 2, 1, 3]}, "from 0 to 3"),
+        ({"offsets": [[0, 3]]}, r"got \(1, 2\)"),
+        ({"tail": [0.1, 0.0, 0.0]}, "got 1.1 in row 0 with its tail"),
+        ({"tail": [1.0, 0.0, 0.0]}, "below 1, got 1.0"),
+        ({"tail": [0.1]}, r"\(3,\), got \(1,\)"),
+    ],
+)
+def test_bad_values(change: dict[str, list[float]], message: str) -> None:
+    values = {"indices": some().indices, "probs": some().probs, "offsets": some().offsets}
+    with pytest.raises(ValueError, match=message):
+        SparseRows(**values | {name: torch.tensor(value) for name, value in change.items()})
+
+
+def test_bad_types() -> None:
+    with pytest.raises(TypeError, match="indices must be integers"):
+        SparseRows(some().probs, some().probs, some().offsets)
+    with pytest.raises(TypeError, match="probs must be floating point"):
+        SparseRows(some().indices, some().indices, some().offsets)
+    with pytest.raises(ValueError, match="without dimensions"):
+        SparseRows.from_dense(torch.tensor(1.0))
+
+
+def test_sums_within_the_tolerance_and_tails_are_accepted() -> None:
+    SparseRows(some().indices, torch.tensor([0.25, 0.7505, 1.0]), some().offsets)
+    tail = torch.tensor([0.25, 0.0, 0.0])
+    assert SparseRows(some().indices, torch.tensor([0.25, 0.5, 1.0]), some().offsets, tail).tail is not None
