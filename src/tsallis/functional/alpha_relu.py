@@ -8,7 +8,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from tsallis.functional.losses import check_reduction, class_rows, reduce
+from tsallis.functional.losses import anchors, check_reduction, class_rows, not_negative, reduce
 from tsallis.functional.rows import (
     alpha_number,
     as_rows,
@@ -18,8 +18,10 @@ from tsallis.functional.rows import (
     finite_number,
     result_dtype,
 )
+from tsallis.functional.sparse_rows import SparseRows
 from tsallis.ops.autograd import alpha_relu as autograd
 from tsallis.ops.autograd.maps import entmax
+from tsallis.ops.autograd.soft_targets import add_soft_target, leads_in_place
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager import alpha_relu as eager
 from tsallis.ops.transforms import traced
@@ -64,7 +66,7 @@ def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) ->
 
 def alpha_relu_loss(
     scores: Tensor,
-    target: Tensor,
+    target: Tensor | SparseRows,
     alpha: float = 1.5,
     tau: float | Tensor = 0.0,
     *,
@@ -76,11 +78,12 @@ def alpha_relu_loss(
     .. math:: \ell(z, y) = (r - e_y)^\top \big(z - \tfrac{\tau}{\alpha-1}\big)
               + \frac{1 - \sum_i r_i^\alpha}{\alpha(\alpha-1)}, \qquad \nabla_z \ell = r - e_y
 
-    (Tezekbayev et al. 2022, eq. 3 and lemma 1).
+    (Tezekbayev et al. 2022, eq. 3 and lemma 1). For probabilities `y`, replace :math:`e_y` by `y` and subtract
+    :math:`H_\alpha(y)`.
 
     Args:
         scores: [..., classes]; a class with a score of -inf is excluded.
-        target: classes [...].
+        target: classes [...], or probabilities as :class:`SparseRows`.
         alpha: a number above 1.
         tau: the threshold: a number or a scalar tensor (it gets a gradient).
         ignore_index: targets with this value have loss 0 and no gradient.
@@ -101,23 +104,32 @@ def alpha_relu_loss(
     alpha = relu_alpha(alpha)
     check_reduction(reduction)
     check_floating(scores)
-    check_dense(target, "target")
+    if not isinstance(target, SparseRows):
+        check_dense(target, "target")
     tau = _threshold(tau)
     if scores.dim() == 0:
         raise ValueError("scores must have shape [..., classes], got a tensor without dimensions")
     fused = not (isinstance(tau, Tensor) or traced())
-    rows = as_rows(scores, alpha, operation="alpha-ReLU" if fused else None)
-    classes = class_rows(scores.shape, scores.device, target, ignore_index)
+    sparse = isinstance(target, SparseRows)
+    rows = as_rows(upcast(scores) if sparse else scores, alpha, operation="alpha-ReLU" if fused else None)
     if isinstance(tau, Tensor) and (tau.numel() != 1 or tau.dim() > 1):
         raise ValueError(f"tau must be one number, got a tensor of shape {tuple(tau.shape)}")
     z = rows.scores.reshape(-1, scores.shape[-1])  # [rows, classes]
+    soft = lead = None
+    if isinstance(target, SparseRows):
+        classes, soft = anchors(target, z.shape, alpha, z)
+        z, lead = leads_in_place(z, classes, soft)
+    else:
+        classes = class_rows(scores.shape, scores.device, target, ignore_index)
     if isinstance(tau, Tensor) or not fused:
         # Set ignored rows to 0: 0 times an infinite or NaN score would make gradients NaN.
         loss = eager.loss(torch.where((classes >= 0).unsqueeze(-1), z, 0), classes, alpha - 1, tau)
     else:
         loss = autograd.alpha_relu_loss(z, classes, alpha, tau, rows.backend)
+    if soft is not None:
+        loss = not_negative(add_soft_target(loss, z, classes, soft, lead))
     loss = loss.reshape(scores.shape[:-1])
-    return reduce(loss, (classes >= 0).sum(), reduction).to(rows.dtype)
+    return reduce(loss, (classes >= 0).sum(), reduction).to(result_dtype(scores))
 
 
 def estimate_tau(d_model: int, d_vocab: int) -> float:

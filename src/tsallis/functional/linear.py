@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tsallis.functional.alpha_relu import relu_alpha
-from tsallis.functional.losses import check_reduction, class_rows, reduce
+from tsallis.functional.losses import anchors, check_reduction, class_rows, not_negative, reduce
 from tsallis.functional.rows import (
     alpha_along,
     autocast_enabled,
@@ -15,15 +15,17 @@ from tsallis.functional.rows import (
     finite_number,
     result_dtype,
 )
+from tsallis.functional.sparse_rows import SparseRows
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.autograd.linear import Layer, linear_loss
+from tsallis.ops.dtypes import upcast
 from tsallis.ops.transforms import savable
 
 
 def linear_entmax_loss(
     hidden: Tensor,
     weight: Tensor,
-    target: Tensor,
+    target: Tensor | SparseRows,
     alpha: Alpha = 1.5,
     *,
     bias: Tensor | None = None,
@@ -44,7 +46,7 @@ def linear_entmax_loss(
     Args:
         hidden: [..., d], any floating dtype.
         weight: [classes, d], as in `torch.nn.Linear`.
-        target: classes [...].
+        target: classes [...], or :class:`SparseRows`.
         alpha: at least 1: a number, or a tensor broadcastable to [..., 1]; it gets a gradient.
         bias: [classes].
         ignore_index: targets with this value have loss 0 and no gradient.
@@ -70,13 +72,13 @@ def linear_entmax_loss(
     """
     hidden, weight, bias = _check_arguments(hidden, weight, bias, reduction)
     alpha = alpha_along(alpha, hidden, hidden.shape, -1, hidden.dim())
-    return _reduce(Layer(hidden, weight, bias, target, alpha, None), ignore_index, reduction)
+    return _reduce(hidden, weight, bias, target, alpha, None, ignore_index, reduction)
 
 
 def linear_alpha_relu_loss(
     hidden: Tensor,
     weight: Tensor,
-    target: Tensor,
+    target: Tensor | SparseRows,
     alpha: float = 1.5,
     tau: float = 0.0,
     *,
@@ -94,7 +96,7 @@ def linear_alpha_relu_loss(
     Args:
         hidden: [..., d], any floating dtype.
         weight: [classes, d], as in `torch.nn.Linear`.
-        target: classes [...].
+        target: classes [...], or :class:`SparseRows`.
         alpha: a number above 1.
         tau: the threshold, a number; see :func:`estimate_tau`.
         bias: [classes].
@@ -116,8 +118,7 @@ def linear_alpha_relu_loss(
     """
     alpha = relu_alpha(alpha)
     hidden, weight, bias = _check_arguments(hidden, weight, bias, reduction)
-    layer = Layer(hidden, weight, bias, target, alpha, finite_number("tau", tau))
-    return _reduce(layer, ignore_index, reduction)
+    return _reduce(hidden, weight, bias, target, alpha, finite_number("tau", tau), ignore_index, reduction)
 
 
 def _check_arguments(
@@ -145,20 +146,34 @@ def _check_arguments(
     return hidden, weight, None if bias is None else savable(bias).to(hidden.dtype)
 
 
-def _reduce(layer: Layer, ignore_index: int, reduction: str) -> Tensor:
-    hidden, weight, bias, target, alpha, _ = layer
+def _reduce(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor | SparseRows,
+    alpha: Alpha,
+    tau: float | None,
+    ignore_index: int,
+    reduction: str,
+) -> Tensor:
     leading = hidden.shape[:-1]
     rows = hidden.reshape(-1, hidden.shape[-1])
-    check_dense(target, "target")
-    classes = class_rows((*leading, len(weight)), weight.device, target, ignore_index)
+    soft = None
+    if isinstance(target, SparseRows):
+        classes, soft = anchors(target, (len(rows), len(weight)), alpha, upcast(weight[:0]))
+    else:
+        check_dense(target, "target")
+        classes = class_rows((*leading, len(weight)), weight.device, target, ignore_index)
     # Set ignored rows to 0: a NaN in an ignored row would make the gradient of the weight NaN.
     rows = torch.where((classes >= 0).unsqueeze(-1), rows, 0)
-    layer = layer._replace(hidden=rows, target=classes)
+    layer = Layer(rows, weight, bias, classes, alpha, tau, soft)
     if rows.shape[0] == 0:
         inputs = [x for x in (weight, bias, alpha) if isinstance(x, Tensor)]
         loss = (rows.sum(-1) + sum(x.sum() * 0 for x in inputs)).float()  # empty loss with zero gradients
     else:
         loss = linear_loss(layer, total=reduction != "none")
+    if soft is not None:
+        loss = not_negative(loss)
     if reduction == "none":
         loss = loss.reshape(leading)
     return reduce(loss, (classes >= 0).sum(), reduction).to(result_dtype(rows))

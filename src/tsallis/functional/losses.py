@@ -16,9 +16,13 @@ from tsallis.functional.rows import (
     check_real,
     integer,
     number,
+    result_dtype,
 )
+from tsallis.functional.sparse_rows import SparseRows
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.autograd import losses as autograd
+from tsallis.ops.autograd.soft_targets import SoftTarget, add_soft_target, leads_in_place, soft_target
+from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager.entropy import entropy
 from tsallis.ops.protocol import Backend
 from tsallis.ops.transforms import savable, traced, without_numbers
@@ -28,7 +32,7 @@ REDUCTIONS = ("mean", "sum", "none")
 
 def entmax_loss(
     scores: Tensor,
-    target: Tensor,
+    target: Tensor | SparseRows,
     alpha: Alpha = 1.5,
     *,
     weight: Tensor | None = None,
@@ -47,8 +51,8 @@ def entmax_loss(
 
     Args:
         scores: [..., classes], any floating dtype; a class with a score of -inf is excluded.
-        target: classes [...] (integers), or probabilities [..., classes]. For probabilities :math:`H_\alpha(y)` is
-            subtracted: at `alpha = 1` the loss is then the Kullback-Leibler divergence.
+        target: classes [...] (integers), probabilities [..., classes], or :class:`SparseRows`. For probabilities
+            :math:`H_\alpha(y)` is subtracted: at `alpha = 1` the loss is then the Kullback-Leibler divergence.
         alpha: positive: a number, or a tensor broadcastable to `scores` with last size 1; it gets a gradient.
         weight: weights of the classes [classes]. As in `torch.nn.functional.cross_entropy`, the mean divides by the
             summed weights of the targets, and probability targets are multiplied by the weights first.
@@ -74,6 +78,10 @@ def entmax_loss(
                 [ 0.0000,  0.0000,  0.0000]])
     """
     _check(scores, reduction, label_smoothing)
+    if isinstance(target, SparseRows):
+        if weight is not None or label_smoothing:
+            raise ValueError("weight and label_smoothing need class targets or dense probabilities, got SparseRows")
+        return _sparse(scores, target, alpha, reduction)
     _check_target(scores, target, alpha, weight)
     plain = weight is None and label_smoothing == 0 and not target.is_floating_point()
     rows = as_rows(scores, alpha, operation="losses" if plain else None, positive=True)
@@ -173,6 +181,32 @@ def _hard(
     return loss, share.sum()
 
 
+def _sparse(scores: Tensor, target: SparseRows, alpha: Alpha, reduction: str) -> Tensor:
+    rows = as_rows(upcast(scores), alpha, operation="losses", positive=True)
+    z = rows.scores.reshape(-1, scores.shape[-1])
+    anchor, soft = anchors(target, z.shape, rows.alpha, z)
+    z, lead = leads_in_place(z, anchor, soft)
+    loss = add_soft_target(autograd.entmax_loss(z, anchor, rows.alpha, rows.backend), z, anchor, soft, lead)
+    loss = not_negative(loss).reshape(scores.shape[:-1])
+    return reduce(loss, (anchor >= 0).sum(), reduction).to(result_dtype(scores))
+
+
+def anchors(target: SparseRows, shape: Sequence[int], alpha: Alpha, like: Tensor) -> tuple[Tensor, SoftTarget]:
+    """Return sparse targets in the form of :func:`soft_target`, for scores of the shape [rows, classes]."""
+    rows, classes = shape
+    if len(target) != rows:
+        raise ValueError(f"target must have {rows} rows, one for each row of scores, got {len(target)}")
+    if not traced():
+        target.check_classes(classes)
+    target = target.to(like.device)
+    return soft_target(target.indices, target.probs, target.offsets, alpha, like.dtype)
+
+
+def not_negative(loss: Tensor) -> Tensor:
+    """Set losses that are negative by rounding to 0, and keep their gradients."""
+    return torch.where(loss < 0, loss - loss.detach(), loss)
+
+
 def _soft(
     scores: Tensor, shape: torch.Size, target: Tensor, alpha: Alpha, weight: Tensor | None, smoothing: float
 ) -> Tensor:
@@ -192,5 +226,4 @@ def _soft(
     loss = autograd.entmax_loss(scores, best, alpha) * mass.squeeze(-1) + (y * gaps).sum(-1)
     share = y / torch.where(mass > 0, mass, 1)
     loss = loss - mass.squeeze(-1) * entropy(share, alpha).squeeze(-1)
-    # The difference of two equal numbers can be negative by rounding: set it to 0, and keep its gradients.
-    return torch.where(loss < 0, loss - loss.detach(), loss).masked_fill(empty, 0)
+    return not_negative(loss).masked_fill(empty, 0)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tsallis.functional.losses import reduce
+from tsallis.functional.sparse_rows import SparseRows
 from tsallis.nn import OutputLayer
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.eager.ranking import best_of_log_probs
@@ -36,7 +37,7 @@ class MixtureOutput(OutputLayer):
     def loss(
         self,
         hidden: Tensor,
-        target: Tensor,
+        target: Tensor | SparseRows,
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
@@ -44,7 +45,12 @@ class MixtureOutput(OutputLayer):
         """Compute the loss of the mixture, with the arguments of :meth:`tsallis.nn.OutputLayer.loss`.
 
         Label smoothing acts on the map's scores.
+
+        Raises:
+            TypeError: The target is `SparseRows`: the loss of a mixture is defined for symbols only.
         """
+        if not isinstance(target, Tensor):
+            raise TypeError(f"target of a mixture must be a tensor of symbols, got {type(target).__name__}")
         active = target != ignore_index
         hidden = torch.where(active.unsqueeze(-1), hidden, 0)  # NaN would reach the gradient of the weight
         total = reduce(self._losses(hidden, target.unsqueeze(-1), active.unsqueeze(-1)), active.sum(), reduction)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from tsallis import functional
 from tsallis.functional.losses import check_reduction
 from tsallis.functional.rows import alpha_number, integer
+from tsallis.functional.sparse_rows import SparseRows
 from tsallis.ops.alphas import Alpha
 
 
@@ -124,8 +125,8 @@ class EntmaxLoss(_Alpha):
         self.ignore_index, self.reduction = integer("ignore_index", ignore_index), check_reduction(reduction)
         self.label_smoothing = label_smoothing
 
-    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of scores [..., classes] for classes [...] or probabilities [..., classes]."""
+    def forward(self, scores: Tensor, target: Tensor | SparseRows) -> Tensor:
+        """Return the loss of scores [..., classes] for classes [...], probabilities [..., classes] or sparse rows."""
         return functional.entmax_loss(
             scores,
             target,

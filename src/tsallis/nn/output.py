@@ -14,6 +14,7 @@ from tsallis.functional.alpha_relu import thresholds_of_probs
 from tsallis.functional.losses import reduce
 from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number, integer
+from tsallis.functional.sparse_rows import SparseRows
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.choice import choose
 from tsallis.ops.constants import ConstantBuffers
@@ -200,7 +201,7 @@ class OutputLayer(ConstantBuffers):
     def loss(
         self,
         hidden: Tensor,
-        target: Tensor,
+        target: Tensor | SparseRows,
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
@@ -211,7 +212,7 @@ class OutputLayer(ConstantBuffers):
 
         Args:
             hidden: hidden states [..., d_model].
-            target: symbols [...].
+            target: symbols [...], or their probabilities as :class:`tsallis.SparseRows`.
             ignore_index: targets with this value have loss 0 and no gradient.
             reduction: "mean" over the targets that are not ignored, "sum" or "none".
             label_smoothing: share of the target that is spread evenly over the symbols that are not forbidden, from 0
@@ -221,11 +222,16 @@ class OutputLayer(ConstantBuffers):
             A number, or with reduction "none" losses [...].
 
         Raises:
-            ValueError: wrong shapes, a symbol out of range, an unknown reduction, a smoothing outside [0, 1].
+            ValueError: wrong shapes, a symbol out of range, an unknown reduction, a smoothing outside [0, 1],
+                smoothing of probabilities.
         """
         if not 0 <= label_smoothing <= 1:
             raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
         ignore_index = integer("ignore_index", ignore_index)
+        if isinstance(target, SparseRows):
+            if label_smoothing:
+                raise ValueError(f"label_smoothing must be 0 for targets in SparseRows, got {label_smoothing}")
+            return self._loss(hidden, target, ignore_index, reduction)
         if target.shape == hidden.shape[:-1]:
             # Set ignored rows to 0: a NaN in an ignored row would make the gradient of the weight NaN.
             hidden = torch.where((target != ignore_index).unsqueeze(-1), hidden, 0)
@@ -250,8 +256,9 @@ class OutputLayer(ConstantBuffers):
         lead = torch.where(active, lead, 0)
         return reduce(lead, active.sum(), reduction)
 
-    def _loss(self, hidden: Tensor, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
-        if target.numel() * len(self.weight) < MANY_SCORES:
+    def _loss(self, hidden: Tensor, target: Tensor | SparseRows, ignore_index: int, reduction: str) -> Tensor:
+        rows = len(target) if isinstance(target, SparseRows) else target.numel()
+        if rows * len(self.weight) < MANY_SCORES:
             return self.loss_of_scores(self.scores(hidden), target, ignore_index, reduction)
         bias = self.bias
         if len(self._forbidden):
@@ -263,7 +270,7 @@ class OutputLayer(ConstantBuffers):
         return functional.linear_entmax_loss(hidden, self.weight, target, self.alpha, **options)  # type: ignore[arg-type]
 
     def loss_of_scores(
-        self, scores: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean"
+        self, scores: Tensor, target: Tensor | SparseRows, ignore_index: int = -100, reduction: str = "mean"
     ) -> Tensor:
         """Compute the loss from scores."""
         options = {"ignore_index": ignore_index, "reduction": reduction}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -19,3 +20,18 @@ class CsrRows(NamedTuple):
 def row_numbers(offsets: Tensor, size: int) -> Tensor:
     """Return the row of each entry [size], where `size` is the last offset."""
     return torch.arange(len(offsets) - 1, device=offsets.device).repeat_interleave(offsets.diff(), output_size=size)
+
+
+def concatenate_rows(first: CsrRows, second: CsrRows) -> CsrRows:
+    """Return rows that have the entries of both arguments."""
+    counts = first.offsets.diff(), second.offsets.diff()
+    offsets = F.pad((counts[0] + counts[1]).cumsum(0), (1, 0))
+    column = first.column.new_empty(len(first.column) + len(second.column))
+    value = first.value.new_empty(len(column))
+    before = (second.offsets, first.offsets)  # entries of a row: those of `first`, then those of `second`
+    for number, part in enumerate((first, second)):
+        row = row_numbers(part.offsets, len(part.column))
+        start = before[number][:-1] + (counts[0] if number else 0)
+        place = torch.arange(len(row), device=row.device) + start[row]
+        column[place], value[place] = part.column, part.value.to(value.dtype)
+    return CsrRows(offsets, column, value)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,10 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
+from tsallis.ops.autograd.soft_targets import SoftTarget, impossible, leads
 from tsallis.ops.choice import choose
 from tsallis.ops.dtypes import compute_dtype, contiguous, contiguous_alpha
 from tsallis.ops.protocol import Backend
-from tsallis.ops.sparse_rows import CsrRows
+from tsallis.ops.sparse_rows import CsrRows, concatenate_rows
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # gradients of hidden, weight and bias
 RequiresGrad = tuple[bool, bool, bool]
@@ -56,6 +58,7 @@ class Layer(NamedTuple):
     target: Tensor  # [rows]; negative targets are ignored
     alpha: Alpha  # a number, or [rows, 1]
     tau: float | None  # the constant threshold of alpha-ReLU; None: entmax
+    soft: SoftTarget | None = None  # probabilities whose anchors are the targets
 
     def contiguous(self) -> Layer:
         """Return the layer with contiguous tensors."""
@@ -64,9 +67,9 @@ class Layer(NamedTuple):
         return self._replace(hidden=contiguous(self.hidden), weight=contiguous(self.weight), bias=bias, alpha=alpha)
 
     def rows(self, part: slice) -> Layer:
-        """Return the layer restricted to some of the rows."""
+        """Return the layer restricted to some of the rows, with the anchors as targets."""
         alpha = self.alpha[part] if isinstance(self.alpha, Tensor) else self.alpha
-        return self._replace(hidden=self.hidden[part], target=self.target[part], alpha=alpha)
+        return self._replace(hidden=self.hidden[part], target=self.target[part], alpha=alpha, soft=None)
 
     def scores(self, buffer: Tensor | None = None) -> Tensor:
         if self.bias is None:
@@ -125,7 +128,7 @@ class Sums:
     def add(self, chunk: Layer, rows: slice, dz: Tensor) -> None:
         """Add the gradients of a chunk, given the gradient of its scores."""
         if self.hidden is not None:
-            torch.mm(dz, chunk.weight, out=self.hidden[rows])
+            self.hidden[rows].addmm_(dz, chunk.weight)
         if self.weight is not None:
             self.weight.addmm_(dz.t(), chunk.hidden)
         if self.bias is not None:
@@ -140,6 +143,7 @@ class SavedForBackward:
     supports: CsrRows
     dense_chunks: list[DenseChunk]
     products: Sums | None = None  # gradients of dense chunks for losses of weight 1; None after use
+    active: Tensor | None = None  # which rows have a finite score [rows]; only for probabilities
 
 
 class ChunkSolution(NamedTuple):
@@ -184,23 +188,38 @@ class ChunkedForward:
         self.values: list[Tensor] = []
         self.dense_chunks: list[DenseChunk] = []
         self.products: Sums | None = None
+        self.active: list[Tensor] = []
         self.open_chunk: tuple[slice, Tensor, ChunkSolution, DeferredNumbers] | None = None
 
     def run(self) -> None:
         rows = self.plan.chunks[0].stop
         prefetch = self.keep and self.plan.prefetches
         buffers = [self.layer.hidden.new_empty(rows, len(self.layer.weight)) for _ in range(1 + prefetch)]
+        parts = self.soft_parts()
         for number, part in enumerate(self.plan.chunks):
             if not prefetch:
                 self.finish_chunk()
             scores = self.layer.rows(part).scores(buffers[number % len(buffers)][: part.stop - part.start])
             self.finish_chunk()
-            self.start_chunk(part, scores)
+            self.start_chunk(part, scores, parts[number])
         self.finish_chunk()
 
-    def start_chunk(self, part: slice, scores: Tensor) -> None:
+    def soft_parts(self) -> list[SoftTarget] | list[None]:
+        """Return the probabilities of each chunk; this waits once for a GPU."""
+        soft, chunks = self.layer.soft, self.plan.chunks
+        if soft is None:
+            return [None] * len(chunks)
+        bounds = soft.offsets[[0, *(part.stop for part in chunks)]].tolist()
+        return [soft.part(part, *ends) for part, ends in zip(chunks, pairwise(bounds), strict=True)]
+
+    def start_chunk(self, part: slice, scores: Tensor, soft: SoftTarget | None) -> None:
         """Compute the losses of a chunk, and request the lengths of its lists."""
         solved = _solve(self.layer.rows(part), scores, self.plan.backend, self.keep)
+        if soft is not None:
+            target = self.layer.target[part]
+            self.active.append(~impossible(solved.loss, scores, target))
+            loss = solved.loss + leads(scores, target, soft) - soft.entropy
+            solved = solved._replace(loss=torch.where(self.active[-1], loss, 0))
         self.losses.append(solved.loss)
         if solved.slope is not None:
             self.slopes.append(solved.slope)
@@ -243,7 +262,8 @@ class ChunkedForward:
             torch.cat([*self.columns, nothing.to(torch.int32)]),
             torch.cat([*self.values, nothing.to(self.wide)]),
         )
-        return SavedForBackward(self.plan.backend, supports, self.dense_chunks, self.products)
+        active = torch.cat(self.active) if self.active else None
+        return SavedForBackward(self.plan.backend, supports, self.dense_chunks, self.products, active)
 
 
 def zero_sums(layer: Layer, requires_grad: RequiresGrad, wide: torch.dtype) -> Sums:
@@ -260,7 +280,8 @@ def losses(
     If the loss is one sum, `requires_grad` marks which of hidden, weight and bias need gradients.
     """
     plan = make_plan(layer)
-    if layer.tau is not None and ONE_PASS and "one pass" in plan.backend.CAPABILITIES.operations:
+    one_pass = ONE_PASS and layer.soft is None and "one pass" in plan.backend.CAPABILITIES.operations
+    if layer.tau is not None and one_pass:
         arguments = (*layer[:4], cast(float, layer.alpha), layer.tau, plan.sizes.share)
         result = plan.backend.alpha_relu_one_pass(*arguments)
         if result is not None:
@@ -305,13 +326,17 @@ def gradients(layer: Layer, saved: SavedForBackward, weights: Tensor, requires_g
         weights.to(saved.supports.value.dtype)
     )  # kernels need contiguous memory, and a sum's gradient is one expanded number
     target = _list_targets(layer, saved)
+    supports = saved.supports
+    if layer.soft is not None and saved.active is not None:
+        value = layer.soft.value * saved.active[layer.soft.row]
+        supports = concatenate_rows(supports, CsrRows(layer.soft.offsets, layer.soft.column, value))
     sums = Sums()
     if requires_grad[0]:  # dH[r] = w_r (sum_c p_rc W[c] - W[y_r]), plus the gradients of the forward pass
         onto = _onto(products.hidden, wide)
-        sums.hidden, _ = backend.spmm(saved.supports, layer.weight, scale=wide, minus=target, **onto)
+        sums.hidden, _ = backend.spmm(supports, layer.weight, scale=wide, minus=target, **onto)
     # dW[c] = sum_r w_r (p_rc - [y_r = c]) H[r], and the same without H for the bias
     if requires_grad[1] or requires_grad[2]:
-        transposed = backend.transpose(saved.supports, len(layer.weight), wide, target)
+        transposed = backend.transpose(supports, len(layer.weight), wide, target)
         onto = _onto(products.weight, wide)
         weight_grad, total = backend.spmm(transposed, layer.hidden, need_total=True, **onto)
         assert total is not None

@@ -407,18 +407,17 @@ static void transpose(int64_t rows, int64_t classes, const int64_t* offsets, con
                       int32_t* out_index, T* out_value) {
     for (int64_t c = 0; c <= classes; c++) out_offsets[c] = 0;
     for (int64_t r = 0; r < rows; r++) {
-        if (target[r] < 0) continue;
         for (int64_t k = offsets[r]; k < offsets[r + 1]; k++) out_offsets[index[k] + 1]++;
-        out_offsets[target[r] + 1]++;
+        if (target[r] >= 0) out_offsets[target[r] + 1]++;
     }
     for (int64_t c = 0; c < classes; c++) out_offsets[c + 1] += out_offsets[c];
     std::vector<int64_t> next(out_offsets, out_offsets + classes);
     for (int64_t r = 0; r < rows; r++) {
-        if (target[r] < 0) continue;
         for (int64_t k = offsets[r]; k < offsets[r + 1]; k++) {
             int64_t at = next[index[k]]++;
             out_index[at] = (int32_t)r, out_value[at] = value[k] * weight[r];
         }
+        if (target[r] < 0) continue;
         int64_t at = next[target[r]]++;
         out_index[at] = (int32_t)r, out_value[at] = -weight[r];
     }
