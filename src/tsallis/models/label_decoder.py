@@ -63,6 +63,10 @@ class LabelOutput(nn.Module):
         """Return the alpha of the wrapped output layer."""
         return self.layer.alpha
 
+    @alpha.setter
+    def alpha(self, alpha: float) -> None:
+        self.layer.alpha = alpha
+
     @property
     def weight(self) -> Tensor:
         """Return the weight [classes, d_model]."""

@@ -66,6 +66,26 @@ class EmbeddingsConfig(Section):
         return {"file": value} if isinstance(value, str) else value
 
 
+class AnnealedAlpha(Section):
+    """Alpha of the output during training. It rises linearly from a first value to the alpha of the model.
+
+    Args:
+        start: Alpha of the first update.
+        until: Share of the updates after which alpha stays at the alpha of the model.
+    """
+
+    start: Alpha = 1.0
+    until: float = Field(0.9, gt=0, le=1)
+
+    def at(self, step: int, updates: int, last: float) -> float:
+        """Return the alpha of the update that follows the first `step` updates, of `updates` in total.
+
+        >>> [AnnealedAlpha(until=0.5).at(step, 100, 1.5) for step in (0, 25, 50, 99)]
+        [1.0, 1.25, 1.5, 1.5]
+        """
+        return self.start + (last - self.start) * min(1.0, step / (self.until * updates))
+
+
 class Settings(Section):
     """Settings of a training run; they form the section `training` of a configuration.
 
@@ -95,6 +115,8 @@ class Settings(Section):
         lowest_learning_rate: Minimum learning rate of "plateau".
         clip: Maximum norm of the gradient; larger gradients are scaled down to this norm.
         label_smoothing: Share of the target probability that is spread over all symbols, at least 0 and below 1.
+        output_alpha: Alphas of the output during training, `{start: 1, until: 0.9}`; default: the alpha of the model.
+            Validation always uses the alpha of the model.
         accumulate: Number of batches per update and process. The loss is averaged over the symbols of all batches.
         precision: Precision of forward passes, "float32" or "bfloat16" (autocast).
         strategy: Strategy for several processes, "ddp" or "fsdp".
@@ -145,6 +167,7 @@ class Settings(Section):
     lowest_learning_rate: float = Field(0.0, ge=0, allow_inf_nan=False)
     clip: float = Field(5.0, gt=0)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
+    output_alpha: AnnealedAlpha | None = None
     accumulate: Count = 1
     precision: Literal["float32", "bfloat16"] = "float32"
     strategy: Literal["ddp", "fsdp"] = "ddp"
@@ -174,6 +197,10 @@ class Settings(Section):
             raise ValueError(
                 f"schedule: linear needs updates above warmup, found updates {self.updates} and warmup {self.warmup}"
             )
+        if self.output_alpha is not None and self.updates is None:
+            raise ValueError("output_alpha needs updates: set the number of updates")
+        if self.output_alpha is not None and self.compile:
+            raise ValueError("output_alpha needs compile: false, found true")
         return self
 
     def plan(self, lengths: Tensor) -> BatchPlan:
@@ -238,6 +265,13 @@ class Config(Section):
     model: Any
     training: Settings = Settings()
     search: Annotated[_SearchSection, ON_RESUME] = _SearchSection()
+
+    @model_validator(mode="after")
+    def _check_output_alpha(self) -> Config:
+        output = getattr(self.model, "output", None)
+        if self.training.output_alpha is not None and output != "entmax":
+            raise ValueError(f"training.output_alpha needs model.output: entmax, found {output}")
+        return self
 
     def text(self) -> str:
         """Return the configuration as YAML with all defaults. It omits `run_dir`, because the folder may be moved."""

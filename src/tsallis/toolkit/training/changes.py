@@ -50,8 +50,9 @@ class Changes:
             if path not in self.values:
                 continue
             before, now = self.values[path]
-            if key == "step" and self.settings.schedule == "linear":
-                expected = f"expected {before} as before, because schedule: linear depends on it"
+            depends = "schedule: linear" if self.settings.schedule == "linear" else "output_alpha"
+            if key == "step" and (self.settings.schedule == "linear" or self.settings.output_alpha is not None):
+                expected = f"expected {before} as before, because {depends} depends on it"
             elif now is None or now > last[key]:
                 continue
             else:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -87,7 +88,8 @@ class Trainer:
             stop.
 
     Raises:
-        ValueError: If `measure` is neither "accuracy", a function nor None.
+        ValueError: If `measure` is neither "accuracy", a function nor None, or if the settings have an `output_alpha`
+            and the output of the model is not entmax.
 
     Example:
         >>> import tempfile
@@ -115,6 +117,8 @@ class Trainer:
         init: Mapping[str, Any] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
+        if settings.output_alpha is not None and model.output.transform != "entmax":
+            raise ValueError(f"output_alpha needs an output of entmax, got {model.output.transform}")
         self.model = model
         self.train = train
         self.dev = dev
@@ -335,7 +339,8 @@ class Trainer:
         self.model.train()
         rate = self.schedule.rate(position.step)
         own = len(window[self.world.rank])
-        symbols, loss = self.engine.update(batches, own, count, rate, collect_stats, self.stop())
+        with self._annealed_alpha():
+            symbols, loss = self.engine.update(batches, own, count, rate, collect_stats, self.stop())
         if collect_stats:
             self.batch_stats = self.engine.objective.batch_stats
         self.pending += loss
@@ -345,6 +350,18 @@ class Trainer:
         position.step += 1
         if self.world.device.type == "cpu" or collect_stats:
             self._flush()
+
+    @contextlib.contextmanager
+    def _annealed_alpha(self) -> Iterator[None]:
+        """Set the output's alpha to that of this update; validations and checkpoints use the alpha of the model."""
+        output, annealed, updates = self.model.output, self.settings.output_alpha, self.settings.updates
+        last = output.alpha
+        if annealed is not None and updates is not None:
+            output.alpha = annealed.at(self.position.step, updates, last)
+        try:
+            yield
+        finally:
+            output.alpha = last
 
     def _flush(self) -> None:
         """Add the pending loss to the position, check that the loss is finite, and measure the speed."""

@@ -18,6 +18,7 @@ from small_run import DEV, SRC, TGT, TRAIN, Killed, changed
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.search import Result, SearchOptions, beam_search
+from tsallis.toolkit.config import AnnealedAlpha
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.evaluation.search_results import search_corpus
 from tsallis.toolkit.evaluation.teacher_forcing import teacher_forced_scores
@@ -73,6 +74,7 @@ def leaves(value: object) -> object:
         {"schedule": "plateau", "plateau_patience": 1, "select": "loss", "validate_updates": 1, "learning_rate": 0.5},
         {"optimizer": "adamw", "weight_decay": 0.5, "select": "symbol_accuracy"},
         {"weight_decay": 0.01, "sort_by": "target", "bucket": 3},
+        {"output_alpha": AnnealedAlpha(until=0.7), "updates": 9},
     ],
     ids=lambda more: "-".join(map(str, more)),
 )
@@ -91,6 +93,34 @@ def test_a_kill_between_two_updates_changes_nothing(tmp_path: Path, more: dict[s
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
     rates = {event["learning_rate"] for event in logged(tmp_path / "whole")}
     assert len(rates) > 1 or settings.schedule != "plateau"
+
+
+def test_the_alpha_of_the_output_rises_and_validations_use_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = changed(SETTINGS, updates=8, output_alpha=AnnealedAlpha(until=0.5), validate_updates=2)
+    run = trainer(tmp_path, settings)
+    alphas: list[float] = []
+    update, validate = run.engine.update, run._validate
+
+    def recorded(*arguments: object) -> object:
+        alphas.append(run.model.output.alpha)
+        return update(*arguments)  # type: ignore[arg-type]
+
+    def validated() -> dict[str, object]:
+        assert run.model.output.alpha == 1.5
+        return validate()
+
+    monkeypatch.setattr(run.engine, "update", recorded)
+    monkeypatch.setattr(run, "_validate", validated)
+    run.run()
+    assert alphas == [1, 1.125, 1.25, 1.375, 1.5, 1.5, 1.5, 1.5]
+    assert run.model.output.alpha == 1.5
+    with pytest.raises(ValueError, match="entmax, got softmax"):
+        Trainer(RNNSeq2Seq(6, 6, d_model=8, output="softmax"), TRAIN, DEV, tmp_path / "other", settings)
+    for wrong in ({"updates": None}, {"compile": True}):
+        with pytest.raises(ValueError, match="output_alpha needs updates, and compile: false"):
+            changed(settings, **wrong)
 
 
 @pytest.mark.parametrize(
