@@ -66,6 +66,18 @@ class EmbeddingsConfig(Section):
         return {"file": value} if isinstance(value, str) else value
 
 
+class TeacherConfig(Section):
+    """Distributions that `tsallis distill` wrote. A configuration may give just the folder instead of a section."""
+
+    folder: FileName
+    weight: float = Field(0.5, ge=0, le=1)  # share of the teacher in the targets; the reference has the rest
+
+    @model_validator(mode="before")
+    @classmethod
+    def _wrap_folder(cls, value: Any) -> Any:
+        return {"folder": value} if isinstance(value, str) else value
+
+
 class AnnealedAlpha(Section):
     """Alpha of the output during training. It rises linearly from a first value to the alpha of the model.
 
@@ -91,10 +103,12 @@ class Settings(Section):
 
     Args:
         init_from: Run folder of a trained model, whose parameters initialise the new model. Only `tsallis train` reads
-            this setting and the next three; the class `Trainer` does not read them.
+            this setting and the next four; the class `Trainer` does not read them.
         init_checkpoint: Checkpoint in `init_from`: "best", "last" or "average".
         src_embeddings: File of word vectors that initialise the source embeddings.
         tgt_embeddings: File of word vectors that initialise the target embeddings.
+        teacher: Folder of a teacher's distributions (see `tsallis distill`), which are the targets together with the
+            references; `{folder: DIR, weight: 0.5}` sets the share of the teacher.
         epochs: Maximum number of epochs.
         updates: Maximum number of updates; default: no limit other than `epochs`.
         batch_size: Number of rows per batch.
@@ -148,6 +162,7 @@ class Settings(Section):
     init_checkpoint: Literal["best", "last", "average"] = "best"
     src_embeddings: EmbeddingsConfig | None = None
     tgt_embeddings: EmbeddingsConfig | None = None
+    teacher: TeacherConfig | None = None
 
     epochs: Annotated[Count, ON_RESUME] = 20
     updates: Annotated[Count | None, ON_RESUME] = None
@@ -197,6 +212,8 @@ class Settings(Section):
             raise ValueError(
                 f"schedule: linear needs updates above warmup, found updates {self.updates} and warmup {self.warmup}"
             )
+        if self.teacher is not None and self.label_smoothing:
+            raise ValueError(f"label_smoothing must be 0 with a teacher, found {self.label_smoothing:g}")
         if self.output_alpha is not None and self.updates is None:
             raise ValueError("output_alpha needs updates: set the number of updates")
         if self.output_alpha is not None and self.compile:

@@ -28,6 +28,7 @@ from tsallis.toolkit.cli import (
     average,
     data,
     demo,
+    distill,
     evaluate,
     generate,
     info,
@@ -89,8 +90,8 @@ def help_text(command: Callable[..., None]) -> str:
 
 app.add_typer(data.app, name="data")
 for command in (
-    *(info.info, train.train, sweep.sweep, average.average, translate.translate, generate.generate, evaluate.evaluate),
-    *(score.score, prove.prove, suggest.suggest, serve.serve, look.look, analyze.analyze, demo.demo),
+    *(info.info, train.train, distill.distill, sweep.sweep, average.average, translate.translate, generate.generate),
+    *(evaluate.evaluate, score.score, prove.prove, suggest.suggest, serve.serve, look.look, analyze.analyze, demo.demo),
 ):
     app.command(help=help_text(command))(command)
 

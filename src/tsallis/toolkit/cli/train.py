@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tsallis.toolkit.training.distributed import World
     from tsallis.toolkit.training.initial import Start
     from tsallis.toolkit.training.lock import Lock
+    from tsallis.toolkit.training.teacher import Teacher
 
 
 def train(
@@ -82,6 +83,7 @@ class TrainingStart(NamedTuple):
     parameters: Start
     blob: bytes | None  # content of the parameter file; None if parameters are random
     resumed: bool
+    teacher: Teacher | None
 
 
 def prepare_training(loaded: Config, folder: Path, world: World) -> TrainingStart:
@@ -91,7 +93,8 @@ def prepare_training(loaded: Config, folder: Path, world: World) -> TrainingStar
     run = prepare(loaded, folder)
     parameters = run.initialize(run.build())
     blob = parameters.blob()  # copy parameters before they are moved to a device or sharded
-    return TrainingStart(run, parameters, blob, world.main and _write_run(run, blob, folder, dry=True))
+    teacher = run.teacher(parameters.model)
+    return TrainingStart(run, parameters, blob, world.main and _write_run(run, blob, folder, dry=True), teacher)
 
 
 def _write_run(run: PreparedRun, blob: bytes | None, folder: Path, lock: Lock | None = None, dry: bool = False) -> bool:
@@ -143,6 +146,7 @@ def run_training(loaded: Config, folder: Path, world: World, preview: bool = Fal
             lock=lock,
             init=start.parameters.facts,
             stop=stack.enter_context(note_termination()),
+            teacher=start.teacher,
         )
         trainer.load()
         checkpoints = Checkpoints(folder / CHECKPOINTS)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 import torch
@@ -43,6 +43,8 @@ class Corpus:
     >>> corpus.lengths().tolist(), [batch.index for batch in corpus.batches(1)]
     ([[2, 1], [1, 2]], [(0,), (1,)])
     """
+
+    same_every_epoch: ClassVar[bool] = True  # whether a batch does not depend on the epoch
 
     src: Rows
     tgt: Rows
@@ -111,6 +113,8 @@ class SampledCorpus(Corpus):
         seed: Seed of all segmentations.
         max_length: Maximum length of a segmentation, unless the best segmentation is longer.
     """
+
+    same_every_epoch: ClassVar[bool] = False
 
     src_text: RaggedRows
     tgt_text: RaggedRows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -40,6 +41,8 @@ class SyntheticCorpus(Corpus):
         >>> torch.equal(corpus.batch([0], epoch=1).tgt_in, batch.tgt_in)
         False
     """
+
+    same_every_epoch: ClassVar[bool] = False
 
     streams: tuple[SyntheticStream, ...] = field(default=(), compare=False)
     each: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from pydantic import ValidationError
 from tsallis.analysis.score_names import TEACHER_FORCED
 from tsallis.errors import InputError, describe, memory_for
 from tsallis.models.copying import with_unknown
+from tsallis.nn import OutputLayer
 from tsallis.search.texts import merge_texts
 from tsallis.toolkit.config import Config as RunConfig
 from tsallis.toolkit.config import EmbeddingsConfig, Settings
+from tsallis.toolkit.data.corpus import SampledCorpus
 from tsallis.toolkit.data.io import read_text
 from tsallis.toolkit.data.ragged import RaggedRows, Rows
 from tsallis.toolkit.data.word_vectors import read_word_vectors
@@ -32,6 +34,7 @@ from tsallis.toolkit.training.checkpoint import Checkpoints
 from tsallis.toolkit.training.file_names import CHECKPOINTS, CONFIG, TASK
 from tsallis.toolkit.training.initial import Start
 from tsallis.toolkit.training.run_folder import Run, build_model, load_run, read_stored
+from tsallis.toolkit.training.teacher import Teacher, read_teacher
 from tsallis.toolkit.training.tensorboard import require_tensorboard
 from tsallis.toolkit.training.trainer import Measure
 
@@ -48,6 +51,23 @@ class PreparedRun:
     folder: Path | None = None  # folder of the run, if the run already exists
     source: Run | None = None  # run that provides the initial parameters of a new run
     changes: Changes | None = None  # changed settings of a resumed run
+
+    def teacher(self, model: Any) -> Teacher | None:
+        """Read the teacher's distributions for a model, or return None if the references are the only targets.
+
+        Raises:
+            InputError: If the distributions are damaged or belong to other data, or the model can't learn from them.
+        """
+        section = self.settings.teacher
+        if section is None or section.weight == 0:
+            return None
+        try:
+            if type(model.output) is not OutputLayer:
+                raise InputError("classifiers and models that copy can't learn from distributions")
+            vocabulary = self.data.vocabularies.tgt.fingerprint()
+            return read_teacher(Path(section.folder), self.data.train, vocabulary, section.weight)
+        except InputError as error:
+            raise InputError(f"training.teacher: {error}") from error
 
     def build(self) -> Any:
         """Build the model with random parameters from the seed."""
@@ -158,6 +178,22 @@ def prepare(config: RunConfig, folder: Path | None = None) -> PreparedRun:
     arguments = config.model.arguments(data, settings, source)
     description = {"class": config.model.architecture, "arguments": arguments}
     return PreparedRun(task, data, description, settings, text, source=source)
+
+
+def training_data(config: RunConfig, run: Run) -> Data:
+    """Read the training data of a run, with the best segmentations if the run sampled them.
+
+    Raises:
+        InputError: If the data can't be read, or have changed so that the vocabulary is another one.
+    """
+    task, data = task_type(config).load(config.data)
+    data = config.model.adapt(task, data)
+    if data.vocabularies.tgt != run.tgt_vocab or data.wide is not None:
+        found = "a model that copies" if data.wide is not None else "data with another target vocabulary"
+        raise InputError(f"{run.folder}: expected a run without copying and with its training data, found {found}")
+    if data.vocabularies.images is not None:
+        run.model.image_store = data.vocabularies.images
+    return replace(data, train=data.train.best) if isinstance(data.train, SampledCorpus) else data
 
 
 def text_of_run(config: RunConfig, folder: Path) -> tuple[str, Changes | None]:

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from tsallis.errors import InputError
+from tsallis.functional import SparseRows
 from tsallis.models.arguments import untrained_copy
 from tsallis.models.batch import Batch, has_loss
 from tsallis.models.sharing import aliases_of
@@ -53,13 +54,17 @@ class Objective(nn.Module):
         self.collect_stats = False
         self.batch_stats: BatchStats | None = None
 
-    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
-        """Return the sum of the loss over all target symbols that are not ignored."""
+    def forward(
+        self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, soft: SparseRows | None = None
+    ) -> Tensor:
+        """Return the sum of the loss over all target symbols that are not ignored, or of their distributions."""
         model: Any = self.model
         tgt_out = torch.where(has_loss(tgt_out), tgt_out, IGNORE_INDEX)
         decoded = model(src, src_lengths, tgt_in)
         if self.collect_stats:
             self.batch_stats = batch_stats(model, decoded, tgt_out)
+        if soft is not None:
+            return model.output.loss(decoded.hidden, soft, reduction="sum")
         return model.output.loss(decoded.hidden, tgt_out, reduction="sum", label_smoothing=self.label_smoothing)
 
 
@@ -129,6 +134,7 @@ class Engine:
         rate: float,
         collect_stats: bool = False,
         stop: bool = False,
+        soft: Sequence[SparseRows] | None = None,
     ) -> tuple[int, Tensor]:
         """Run one step of the optimizer.
 
@@ -139,6 +145,7 @@ class Engine:
             count: Number of passes of each process.
             rate: Learning rate.
             collect_stats: Whether to store a :class:`BatchStats` of the first batch in `objective.batch_stats`.
+            soft: Distributions of the target symbols of each batch, in place of the symbols.
             stop: Whether this process must stop after the update. If so, :attr:`stop` becomes True in all processes.
 
         Returns:
@@ -158,7 +165,8 @@ class Engine:
             counts = index < own
             self.objective.collect_stats = collect_stats and index == 0
             with self._gradient_sync(last=index == count - 1):
-                loss = self._loss(batches[index if counts else 0])
+                number = index if counts else 0
+                loss = self._loss(batches[number], None if soft is None else soft[number])
                 # DDP and FSDP average gradients over processes. Multiplying by the number of processes undoes this.
                 (loss * (self.world.size / max(symbols, 1) if counts else 0.0)).backward()
             total += loss.detach() if counts else 0
@@ -166,10 +174,12 @@ class Engine:
         self.optimizer.step()
         return int(reported), total
 
-    def _loss(self, batch: Batch) -> Tensor:
+    def _loss(self, batch: Batch, soft: SparseRows | None) -> Tensor:
         device = self.world.device
         fields = (batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
-        moved = [x.to(device, non_blocking=True) for x in fields]
+        moved: list[Any] = [x.to(device, non_blocking=True) for x in fields]
+        if soft is not None:
+            moved.append(soft.to(device))
         dtype = PRECISIONS[self.settings.precision]
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             # Statistics need recorded attention, which compiled passes do not record.

@@ -31,6 +31,7 @@ from tsallis.toolkit.training.lock import Lock, writing
 from tsallis.toolkit.training.log import Log
 from tsallis.toolkit.training.schedules import make_schedule
 from tsallis.toolkit.training.schema import Position, TrainingRecord, check_record
+from tsallis.toolkit.training.teacher import Teacher
 from tsallis.toolkit.training.tensorboard import open_board, require_tensorboard, write_scalars
 
 WATCH_EVERY = 25  # number of updates between measurements of accuracy and sparsity for the display
@@ -86,6 +87,7 @@ class Trainer:
         stop: Function that returns whether this process must stop. If it returns True, all processes finish the current
             update and its validation, if one is due. Then they save a checkpoint, set :attr:`stopped` to True, and
             stop.
+        teacher: Distributions that are the targets of the training, see :func:`read_teacher`.
 
     Raises:
         ValueError: If `measure` is neither "accuracy", a function nor None, or if the settings have an `output_alpha`
@@ -116,6 +118,7 @@ class Trainer:
         lock: Lock | None = None,
         init: Mapping[str, Any] | None = None,
         stop: Callable[[], bool] = lambda: False,
+        teacher: Teacher | None = None,
     ) -> None:
         if settings.output_alpha is not None and model.output.transform != "entmax":
             raise ValueError(f"output_alpha needs an output of entmax, got {model.output.transform}")
@@ -131,6 +134,7 @@ class Trainer:
         self.init = init
         self.stop = stop
         self.stopped = False
+        self.teacher = teacher
 
         self.engine = Engine(model, settings, self.world)
         self.plan = settings.plan(train.lengths())
@@ -142,7 +146,7 @@ class Trainer:
         self.position = Position()
         self.loaded = False  # whether `load` was called
         self.log_position: int | None = None  # size of the log in the loaded checkpoint; None for a new run
-        self.data = f"{train.digest()} {dev.digest()}"
+        self.data = f"{train.digest()} {dev.digest()}{f' {teacher.digest}' if teacher else ''}"
         self.batch_stats: BatchStats | None = None
         # Loss of this process that `_flush` has not yet added to the position.
         self.pending = torch.zeros((), dtype=torch.float64, device=self.world.device)
@@ -336,11 +340,12 @@ class Trainer:
         collect_stats = position.step % WATCH_EVERY == 0
         count = max(len(batches) for batches in window)
         batches = [self.train.batch(rows, position.epoch) for rows in window[self.world.rank] or window[0][:1]]
+        soft = None if self.teacher is None else [self.teacher.targets(batch) for batch in batches]
         self.model.train()
         rate = self.schedule.rate(position.step)
         own = len(window[self.world.rank])
         with self._annealed_alpha():
-            symbols, loss = self.engine.update(batches, own, count, rate, collect_stats, self.stop())
+            symbols, loss = self.engine.update(batches, own, count, rate, collect_stats, self.stop(), soft)
         if collect_stats:
             self.batch_stats = self.engine.objective.batch_stats
         self.pending += loss

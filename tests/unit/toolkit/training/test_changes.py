@@ -86,7 +86,7 @@ def test_before_the_first_checkpoint_nothing_is_made_yet(tmp_path: Path) -> None
         (
             {"output_alpha": {"start": 1}, "updates": 40},
             {"updates": (20, 40)},
-            "training.updates: the output_alpha depends on their number: expected 20 as before, found 40",
+            "training.updates: expected 20 as before, because output_alpha depends on it, found 40",
         ),
     ],
 )

@@ -119,7 +119,7 @@ def test_the_alpha_of_the_output_rises_and_validations_use_the_last_one(
     with pytest.raises(ValueError, match="entmax, got softmax"):
         Trainer(RNNSeq2Seq(6, 6, d_model=8, output="softmax"), TRAIN, DEV, tmp_path / "other", settings)
     for wrong in ({"updates": None}, {"compile": True}):
-        with pytest.raises(ValueError, match="output_alpha needs updates, and compile: false"):
+        with pytest.raises(ValueError, match="output_alpha needs"):
             changed(settings, **wrong)
 
 

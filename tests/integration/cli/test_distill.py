@@ -1,0 +1,87 @@
+"""`tsallis distill` and the students of its distributions: the commands of the page, and what is rejected."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+from integration.cli import runs
+from integration.cli.conftest import Run
+from pages import DOCS
+from tsallis.toolkit.training import Checkpoints
+
+PAGE = (DOCS / "how-to" / "distill.md").read_text(encoding="utf-8")
+COMMANDS = [
+    line.removeprefix("$ tsallis ")
+    for block in re.findall(r"```console\n(.*?)```", PAGE, re.S)
+    for line in block.splitlines()
+]
+
+
+def parameters(run: Path) -> dict[str, torch.Tensor]:
+    return Checkpoints(run / "checkpoints").load_model("last")
+
+
+def equal(first: Path, second: Path) -> bool:
+    one, other = parameters(first), parameters(second)
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def teacher(tsallis: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, a run and its distributions."""
+    folder = tmp_path_factory.mktemp("teacher")
+    tsallis("train", runs.strings(folder / "data"), "--run-dir", folder / "run")
+    shown = tsallis("distill", folder / "run", "-o", folder / "out").stdout
+    assert re.fullmatch(r".*/out: \d+ symbols of 32 rows, \d+\.\d possible symbols each\n", shown)
+    return folder
+
+
+def test_the_commands_of_the_page(tsallis: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipes").symlink_to(DOCS.parent / "recipes")
+    monkeypatch.chdir(tmp_path)
+    for command in COMMANDS:
+        name, *arguments = shlex.split(command)
+        small = ["model.d_model=8", "training.updates=3"] if name == "train" else []
+        tsallis(name, *arguments, *small)
+    assert not equal(tmp_path / "runs/student", tmp_path / "runs/teacher-2")
+
+
+def test_a_teacher_that_sampled_segmentations(tsallis: Run, tmp_path: Path) -> None:
+    """Its distributions are those of the best segmentations, which a student without sampling reads."""
+    config = runs.translation(tmp_path / "data")
+    options = ("--run-dir", tmp_path / "run", "training.updates=3")
+    tsallis("train", config, *options)
+    tsallis("distill", tmp_path / "run", "-o", tmp_path / "out")
+    student = ("--run-dir", tmp_path / "student", "training.updates=3", f"training.teacher={tmp_path / 'out'}")
+    message = tsallis("train", config, *student, status=2).stderr
+    assert "training.teacher: the training data differ in every epoch" in message
+    tsallis("train", config, *student, "data.subwords.sample=0")
+
+
+def test_the_weight_of_a_teacher(tsallis: Run, teacher: Path, tmp_path: Path) -> None:
+    """Weight 0 is the training without a teacher, bit for bit."""
+    config = teacher / "data" / "config.yaml"
+    for weight in (0, 0.5, 1):
+        section = f"training.teacher={{folder: {teacher / 'out'}, weight: {weight}}}"
+        tsallis("train", config, section, "--run-dir", tmp_path / str(weight))
+    assert equal(tmp_path / "0", teacher / "run")
+    assert not equal(tmp_path / "0.5", teacher / "run")
+    assert not equal(tmp_path / "0.5", tmp_path / "1")
+
+
+def test_distributions_of_other_data_are_rejected(tsallis: Run, teacher: Path, tmp_path: Path) -> None:
+    other = runs.strings(tmp_path / "data", lines=20)
+    out = f"training.teacher={teacher / 'out'}"
+    message = tsallis("train", other, out, "--run-dir", tmp_path / "run", status=2).stderr
+    assert "training.teacher" in message and "vocabulary" in message
+    config = teacher / "data" / "config.yaml"
+    message = tsallis("train", config, "training.teacher=nowhere", "--run-dir", tmp_path / "run", status=2).stderr
+    assert "nowhere/teacher.json" in message
+    message = tsallis("train", config, out, "training.label_smoothing=0.1", "--dry-run", status=2).stderr
+    assert "label_smoothing" in message
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,177 @@
+"""Stored distributions of a teacher: written in parts, checked when read, and mixed with the references."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+import small_run
+from small_run import DEV, SRC, TGT, TRAIN, changed
+from tsallis import SparseRows
+from tsallis.errors import InputError
+from tsallis.models import RNNSeq2Seq
+from tsallis.models.batch import has_loss
+from tsallis.search import Ensemble
+from tsallis.symbols import IGNORE_INDEX, UNK
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.datasets.synthetic_corpus import synthetic_corpus
+from tsallis.toolkit.training import Checkpoints, Trainer, teacher
+from tsallis.toolkit.training.schema import TeacherRecord
+from tsallis.toolkit.training.teacher import MANIFEST, read_teacher, write_teacher
+
+VOCABULARY, DIGESTS = TGT.fingerprint(), ["0" * 64]
+
+
+def model(output: str = "entmax", seed: int = 1) -> RNNSeq2Seq:
+    torch.manual_seed(seed)
+    return RNNSeq2Seq(len(SRC), len(TGT), d_model=8, layers=1, output=output, dropout=0.0)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teacher, "PART_ROWS", 12)
+    monkeypatch.setattr(teacher, "BATCH_ROWS", 5)
+
+
+def write(folder: Path, corpus: Corpus = TRAIN, seed: int = 1, **options: object) -> TeacherRecord:
+    return write_teacher(model(seed=seed), corpus, VOCABULARY, DIGESTS, folder, **options)  # type: ignore[arg-type]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_the_distributions_are_those_of_the_model(tmp_path: Path, members: int) -> None:
+    models = [model(seed=seed) for seed in range(members)]
+    one = models[0] if members == 1 else Ensemble(models)
+    record = write_teacher(one, TRAIN, VOCABULARY, DIGESTS, tmp_path)
+    found = read_teacher(tmp_path, TRAIN, VOCABULARY, 1.0)
+    batch = TRAIN.batch([20, 3, 31])
+    with torch.no_grad():
+        probs = one.output.probs(one.output.scores(one(batch.src, batch.src_lengths, batch.tgt_in).hidden))
+    probs[~has_loss(batch.tgt_out)] = 0
+    torch.testing.assert_close(found.targets(batch).dense(len(TGT)), probs.flatten(0, 1).float())
+    assert record.entries == len(found.rows.indices)
+    assert record.tokens == len(found.rows) == sum(len(row) + 1 for row in TRAIN.tgt)
+
+
+@pytest.mark.parametrize("weight", [0.25, 1.0])
+def test_targets_mix_teacher_and_reference(tmp_path: Path, weight: float) -> None:
+    write(tmp_path)
+    batch = TRAIN.batch([1, 7])
+    batch.tgt_out[0, 1] = UNK  # has no loss
+    alone = read_teacher(tmp_path, TRAIN, VOCABULARY, 1.0).targets(batch).dense(len(TGT))
+    mixed = read_teacher(tmp_path, TRAIN, VOCABULARY, weight).targets(batch)
+    known = has_loss(batch.tgt_out).flatten()
+    gold = torch.nn.functional.one_hot(batch.tgt_out.flatten().clamp(min=0), len(TGT)) * known.unsqueeze(1)
+    torch.testing.assert_close(mixed.dense(len(TGT)), weight * alone + (1 - weight) * gold)
+    assert mixed.offsets.diff()[~known].tolist() == [0] * int((~known).sum())
+
+
+def test_a_killed_run_resumes_with_equal_bytes(tmp_path: Path) -> None:
+    write(tmp_path / "whole")
+    whole = contents(tmp_path / "whole")
+    assert sorted(whole)[1:4] == [f"part-{n:08}.safetensors" for n in (0, 12, 24)]
+
+    def kill(rows: int) -> None:
+        if rows == 24:
+            raise small_run.Killed
+
+    with pytest.raises(small_run.Killed):
+        write(tmp_path / "killed", watch=kill)
+    with pytest.raises(InputError, match="incomplete: run tsallis distill again"):
+        read_teacher(tmp_path / "killed", TRAIN, VOCABULARY, 0.5)
+    before = (tmp_path / "killed" / "part-00000000.safetensors").stat().st_mtime_ns
+    write(tmp_path / "killed")
+    assert contents(tmp_path / "killed") == whole
+    assert (tmp_path / "killed" / "part-00000000.safetensors").stat().st_mtime_ns == before
+    write(tmp_path / "killed")
+    assert contents(tmp_path / "killed") == whole
+
+
+def test_other_teachers_and_data_are_rejected(tmp_path: Path) -> None:
+    write(tmp_path)
+    with pytest.raises(InputError, match="of other teachers or data"):
+        write(tmp_path, DEV)
+    with pytest.raises(InputError, match="of other teachers or data"):
+        write_teacher(model(), TRAIN, VOCABULARY, ["1" * 64], tmp_path)
+    with pytest.raises(InputError, match=r"other training data \(32 rows, found 8\)"):
+        read_teacher(tmp_path, DEV, VOCABULARY, 0.5)
+    with pytest.raises(InputError, match="another target vocabulary"):
+        read_teacher(tmp_path, TRAIN, SRC.fingerprint(), 0.5)
+    with pytest.raises(InputError, match="alpha-ReLU"):
+        write_teacher(model("alpha_relu"), TRAIN, VOCABULARY, DIGESTS, tmp_path / "relu")
+
+
+def test_data_that_differ_in_every_epoch_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="differ in every epoch"):
+        write(tmp_path / "out", synthetic_corpus("copy", 3, [(6, 6)]))
+    assert not (tmp_path / "out").exists()
+
+
+def test_targets_follow_the_positions_with_a_loss(tmp_path: Path) -> None:
+    """Positions without a target may lie anywhere in a row."""
+    write(tmp_path)
+    found, batch = read_teacher(tmp_path, TRAIN, VOCABULARY, 1.0), TRAIN.batch([4])
+    expected = found.targets(batch)
+    out = torch.full((1, batch.tgt_out.shape[1] + 2), IGNORE_INDEX)
+    out[0, 2:] = batch.tgt_out
+    shifted = found.targets(replace(batch, tgt_out=out))
+    assert torch.equal(shifted.dense(len(TGT))[2:], expected.dense(len(TGT)))
+    with pytest.raises(InputError, match="lengths"):
+        found.targets(replace(batch, tgt_out=out[:, :-1]))
+
+
+def test_damaged_parts_are_rejected(tmp_path: Path) -> None:
+    write(tmp_path)
+    path = tmp_path / "part-00000012.safetensors"
+    part = safetensors.torch.load_file(path)
+    path.write_bytes(safetensors.torch.save({**part, "probs": part["probs"] * 2}))
+    with pytest.raises(InputError, match=f"{path.name}: damaged"):
+        read_teacher(tmp_path, TRAIN, VOCABULARY, 0.5)
+    path.unlink()
+    with pytest.raises(InputError, match=path.name):
+        read_teacher(tmp_path, TRAIN, VOCABULARY, 0.5)
+    (tmp_path / MANIFEST).write_text("{}")
+    with pytest.raises(InputError, match=MANIFEST):
+        read_teacher(tmp_path, TRAIN, VOCABULARY, 0.5)
+
+
+def test_a_student_learns_from_its_teacher_and_resumes(tmp_path: Path) -> None:
+    """The loss is that of the distributions: zero if student and teacher are equal."""
+    write(tmp_path / "teacher")
+    distributions = read_teacher(tmp_path / "teacher", TRAIN, VOCABULARY, 1.0)
+    settings = changed(small_run.SETTINGS, epochs=2, checkpoint_every=1)
+    student = Trainer(model(), TRAIN, DEV, tmp_path / "same", settings, teacher=distributions)
+    batch = TRAIN.batch([0, 1])
+    assert student.engine._loss(batch, distributions.targets(batch)).item() == pytest.approx(0, abs=1e-4)
+    runs = {}
+    stopped = Trainer(model(seed=2), TRAIN, DEV, tmp_path / "stopped", settings, teacher=distributions)
+    stopped.stop = lambda: stopped.position.step == 2
+    stopped.run()
+    assert stopped.stopped
+    for name in ("whole", "stopped"):
+        Trainer(model(seed=2), TRAIN, DEV, tmp_path / name, settings, teacher=distributions).run()
+        runs[name] = Checkpoints(tmp_path / name / "checkpoints").load_model("last")
+    assert all(torch.equal(runs["whole"][key], runs["stopped"][key]) for key in runs["whole"])
+    with pytest.raises(InputError, match="the data has changed"):
+        Trainer(model(seed=2), TRAIN, DEV, tmp_path / "whole", settings).run()
+
+
+def test_a_teacher_of_the_references_alone_changes_nothing(tmp_path: Path) -> None:
+    """Distributions with all mass on the references give the training without a teacher, up to rounding."""
+    lengths = torch.tensor([len(row) + 1 for row in TRAIN.tgt])
+    symbols = torch.cat([torch.tensor([*row, 2]) for row in TRAIN.tgt])
+    rows = SparseRows(symbols, torch.ones(len(symbols)), torch.arange(len(symbols) + 1))
+    starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    states = []
+    for number, given in enumerate((None, teacher.Teacher(rows, starts, 1.0, ""))):
+        run = Trainer(model(), TRAIN, DEV, tmp_path / str(number), small_run.SETTINGS, teacher=given)
+        run.run()
+        states.append(run.model.state_dict())
+    torch.testing.assert_close(*states, rtol=1e-3, atol=1e-4)
