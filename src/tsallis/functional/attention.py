@@ -24,7 +24,7 @@ from tsallis.functional.rows import (
 from tsallis.ops.alphas import Alpha, bounds
 from tsallis.ops.arguments import AttentionArgs
 from tsallis.ops.autograd import attention
-from tsallis.ops.choice import choose_attention
+from tsallis.ops.choice import choose_attention, choose_screening
 from tsallis.ops.dtypes import compute_dtype, upcast
 from tsallis.ops.registry import capabilities
 from tsallis.ops.transforms import (
@@ -32,6 +32,7 @@ from tsallis.ops.transforms import (
     check_wrapped_alpha,
     forward_mode,
     traced,
+    tracing_active,
     transforms_active,
     varies,
     without_numbers,
@@ -48,10 +49,21 @@ class AttentionOutput(NamedTuple):
     support: Tensor  # number of attended keys per query [batch, heads, queries], or instead all weights
 
 
+class KeyStore:
+    """Base class of caches that :func:`entmax_attention` accepts in place of a key and a value."""
+
+    dtype: torch.dtype | None = None  # dtype of the queries
+    rows: Any = None  # the keys in 8 bits, encoded when they are first scanned
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Return keys and values [batch, heads, length, size], in the dtype of the computation."""
+        raise NotImplementedError
+
+
 def entmax_attention(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | KeyStore,
+    value: Tensor | None = None,
     alpha: Alpha = 1.5,
     *,
     attn_mask: Tensor | None = None,
@@ -77,8 +89,8 @@ def entmax_attention(
 
     Args:
         query: [..., heads, queries, size], any floating dtype; half precision is computed in float32.
-        key: [..., key heads, keys, size].
-        value: [..., key heads, keys, value size].
+        key: [..., key heads, keys, size]; or a :class:`tsallis.nn.ScreenedKeys`, which contains keys and values.
+        value: [..., key heads, keys, value size]; None if `key` contains the values.
         alpha: at least 1: a number, or a tensor [heads] or [..., heads]; it gets a gradient.
         attn_mask: broadcastable to [..., heads, queries, keys]: boolean (False hides a key), or numbers that are
             added to the scores and get a gradient.
@@ -134,8 +146,8 @@ def count_support(record: Tensor) -> Tensor:
 
 def attend(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | KeyStore,
+    value: Tensor | None,
     alpha: Alpha,
     attn_mask: Tensor | None = None,
     key_lengths: Tensor | Sequence[int] | None = None,
@@ -149,7 +161,10 @@ def attend(
     key_norms: Tensor | None = None,
 ) -> AttentionOutput:
     """Compute :func:`entmax_attention`; also return the record that :func:`count_support` reads."""
-    query, key, value = _one_dtype(query, key, value)
+    store, dtype = (key, query.dtype) if isinstance(key, KeyStore) else (None, None)
+    if store is not None:
+        query, key, value = _open(store, query, value, alpha, attn_mask, slopes)
+    query, key, value = _one_dtype(query, key, value)  # type: ignore[arg-type]
     _check(query, key, value, enable_gqa)
     dropout_p, query_offset = _numbers(dropout_p, query_offset)
     outer, queries, keys = query.shape[:-2], query.shape[-2], key.shape[-2]
@@ -183,13 +198,43 @@ def attend(
         offset=query_offset,
         threads=0 if traced() else torch.get_num_threads(),
     )
-    if math.prod(q.shape[:-1]) and keys:
+    rows, weights = None, None
+    if store is not None and limits is not None and backend != "eager" and not dense and not args.dropout:
+        rows = _rows(store, args, limits[0])
+    if rows is not None:
+        output, support = rows.attend(args)
+    elif math.prod(q.shape[:-1]) and keys:
         with _no_autocast(query.device.type):  # autocast must not change the dtypes chosen above
             output, weights, support = attention.compute(args, backend, dense)
     else:
         output, weights, support = _empty(args)
     held = _restore(weights, query) if need_weights and weights is not None else None
-    return AttentionOutput(_restore(output, query), held, support)
+    output = _restore(output, query)
+    return AttentionOutput(output if dtype is None else output.to(dtype), held, support)
+
+
+def _open(store: KeyStore, query: Tensor, value: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the query in the dtype of the computation, and the keys and values of a store."""
+    if value is not None:
+        raise TypeError(f"value must be None with stored keys, which contain the values, got {type(value).__name__}")
+    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (query, *others)):
+        raise ValueError("stored keys support no gradients: call the attention inside torch.no_grad()")
+    keys_and_values = store.read()
+    if query.dtype != store.dtype:
+        raise TypeError(f"query must have the dtype of the stored keys, {store.dtype}, got {query.dtype}")
+    return upcast(query), *keys_and_values
+
+
+def _rows(store: KeyStore, args: AttentionArgs, least_alpha: float) -> Any:
+    """Return the keys of a store in 8 bits if a scan of them may be faster than the dense kernel; otherwise None."""
+    if least_alpha <= 1 or tracing_active() or without_numbers(args.query):
+        return None
+    kernels = choose_screening(args.query.device.type)
+    if kernels is None or not kernels.screens(args):
+        return None
+    if store.rows is None:
+        store.rows = kernels.ScreenedRows()
+    return store.rows
 
 
 def _seed(dense: bool) -> Tensor | None:

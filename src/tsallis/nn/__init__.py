@@ -7,7 +7,7 @@ from tsallis.nn.continuous_attention.layers import (
     ContinuousGlobalAttention,
 )
 from tsallis.nn.global_attention import GlobalAttention
-from tsallis.nn.kv_cache import KeyValueCache
+from tsallis.nn.kv_cache import KeyValueCache, ScreenedKeys
 from tsallis.nn.length_scale import LengthScale
 from tsallis.nn.maps import Entmax, EntmaxLoss, Sparsemax
 from tsallis.nn.multihead_attention import AttentionStats, MultiheadAttention, attention_stats
@@ -29,6 +29,7 @@ __all__ = [
     "MultiheadAttention",
     "OutputLayer",
     "PerHeadAlpha",
+    "ScreenedKeys",
     "Sparsemax",
     "TransformerDecoderLayer",
     "TransformerEncoderLayer",

@@ -7,6 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tsallis.functional.attention import KeyStore
+from tsallis.ops.dtypes import upcast
+
 
 class Cache(Protocol):
     """Interface of a cache for attention; :class:`KeyValueCache` implements it."""
@@ -129,3 +132,55 @@ class KeyValueCache:
             memory = larger
         memory[:, :, length:total] = new
         return memory
+
+
+class ScreenedKeys(KeyValueCache, KeyStore):
+    """Keys and values for exact attention of single queries that reads few of them.
+
+    Entmax gives weight to few keys. :func:`tsallis.entmax_attention` first scans a copy of the keys in 8 bits, with
+    proved bounds of the scores. It then reads only the keys and values that may have a weight. The result is exact up
+    to the rounding of float32. Alphas above 1 and up to 2, slopes, masks and grouped queries are supported. Other
+    calls, short caches and heads with flat weights are computed from all keys.
+
+    The scan needs the compiled CPU kernels and float32 or half precision, which is stored in float32. It adds
+    `size + 4` bytes per key and head. No gradients are computed. The store also replaces :class:`KeyValueCache` as the
+    cache of :class:`MultiheadAttention`.
+
+    Args:
+        key: [batch, heads, keys, size], which is copied; None: start empty.
+        value: [batch, heads, keys, value size], which is copied.
+
+    Raises:
+        ValueError: The shapes don't match, or a key or value requires a gradient.
+
+    Example:
+        >>> store = ScreenedKeys(torch.randn(1, 2, 2000, 64), torch.randn(1, 2, 2000, 64))
+        >>> _ = store.append(torch.randn(1, 2, 1, 64), torch.randn(1, 2, 1, 64))
+        >>> tsallis.entmax_attention(torch.randn(1, 2, 1, 64), store, alpha=1.5).shape
+        torch.Size([1, 2, 1, 64])
+    """
+
+    def __init__(self, key: Tensor | None = None, value: Tensor | None = None) -> None:
+        super().__init__()
+        if key is not None and value is not None:
+            self.append(key, value)
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add steps, as :meth:`KeyValueCache.append`; return all keys and values in the dtype of the computation."""
+        if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
+            raise ValueError("stored keys support no gradients: append keys and values inside torch.no_grad()")
+        with torch.no_grad():
+            first, dtype = self._keys is None, keys.dtype
+            if not first and dtype != self.dtype:
+                raise TypeError(f"keys must have the dtype of the first ones, {self.dtype}, got {dtype}")
+            # Copy the first ones: the caller may change them later.
+            keys, values = (x.contiguous().clone() if first else x for x in (upcast(keys), upcast(values)))
+            result = super().append(keys, values)
+            self.dtype = dtype
+            return result
+
+    def reorder(self, index: Tensor) -> None:
+        """Select batch elements by `index`, for example after a step of beam search."""
+        super().reorder(index)
+        if self.rows is not None:
+            self.rows.select(index)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tsallis.errors import check_real, check_whole
-from tsallis.functional.attention import attend, count_support
+from tsallis.functional.attention import KeyStore, attend, count_support
 from tsallis.functional.rows import alpha_number
 from tsallis.nn.alpha import PerHeadAlpha
 from tsallis.nn.attention_masks import (
@@ -287,10 +287,11 @@ class MultiheadAttention(ConstantBuffers):
             k, v, visible = self._append_extra_keys(k, v, visible)
         q = self._scale(q, query, visible)
         alpha = self._alpha()
+        keys: Tensor | KeyStore = cache if isinstance(cache, KeyStore) and self._plain else k
         result = attend(
             q,
-            k,
-            v,
+            keys,
+            v if keys is k else None,
             alpha,
             attn_mask=visible.mask,
             key_lengths=visible.lengths,

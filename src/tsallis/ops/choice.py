@@ -8,13 +8,14 @@ from __future__ import annotations
 import importlib
 import os
 from contextvars import ContextVar, Token
+from types import ModuleType
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha, check_alpha, extremes
-from tsallis.ops.protocol import Backend, BeamKernels, TransformerKernels
+from tsallis.ops.protocol import Backend, BeamKernels, ScreeningKernels, TransformerKernels
 from tsallis.ops.registry import BACKENDS, capabilities, load
 from tsallis.ops.tracing import constant
 from tsallis.ops.transforms import operators_only, recording, without_numbers
@@ -77,9 +78,19 @@ def _check(name: str, what: str) -> str:
 
 def choose_transformer(kind: str) -> TransformerKernels | None:
     """Return the Transformer kernels for a type of device, or None if the backend has none."""
+    return cast("TransformerKernels | None", _choose_file("transformer", kind))
+
+
+def choose_screening(kind: str) -> ScreeningKernels | None:
+    """Return the kernels that scan keys in 8 bits on a type of device, or None if the backend has none."""
+    return cast("ScreeningKernels | None", _choose_file("screening", kind))
+
+
+def _choose_file(operation: str, kind: str) -> ModuleType | None:
+    """Return the backend's file with an operation, or None."""
     for name in _candidates(kind):
-        if "transformer" in load(name).CAPABILITIES.operations and _usable(name):
-            return cast(TransformerKernels, importlib.import_module(f"{BACKENDS[name].module}.transformer"))
+        if operation in load(name).CAPABILITIES.operations and _usable(name):
+            return importlib.import_module(f"{BACKENDS[name].module}.{operation}")
     return None
 
 

@@ -25,6 +25,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "dropout": ("drop",),
     # Each of these operations is a file in the backend's folder: `attention.py` for `AttentionKernels`, and so on.
     "attention": (),
+    "screening": (),
     "transformer": (),
     "beams": (),
 }
@@ -205,6 +206,15 @@ class AttentionKernels(Protocol):
 
     def allocate(self, args: AttentionArgs, output: Tensor, support: Tensor, needs_grad: bool) -> Any:
         """Allocate the data that backward needs for these results."""
+
+
+class ScreeningKernels(Protocol):
+    """Attention that scans keys in 8 bits, in the file `screening.py` of a backend's folder."""
+
+    ScreenedRows: type[Any]  # keys in 8 bits; has the methods `attend`, `lists` and `select`
+
+    def screens(self, args: AttentionArgs) -> bool:
+        """Return whether a scan may be faster than the dense kernel, and computes the same."""
 
 
 class TransformerKernels(Protocol):

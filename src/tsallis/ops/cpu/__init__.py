@@ -45,6 +45,7 @@ CAPABILITIES = Capabilities(
         "search",
         "dropout",
         "attention",
+        "screening",
         "transformer",
         "beams",
     ),

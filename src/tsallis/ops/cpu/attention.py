@@ -41,7 +41,7 @@ def allocate(args: AttentionArgs, output: Tensor, support: Tensor, needs_grad: b
 
 def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, SavedForBackward]:
     """Return the output, the number of keys per query, and the data for backward if `needs_grad`."""
-    args = _contiguous_rows(args)
+    args = contiguous_rows(args)
     output = _empty_like(args.query, args.value.shape[-1])
     support = torch.empty(args.query.shape[:-1], dtype=torch.int32, device="cpu")
     saved = allocate(args, output, support, needs_grad)
@@ -53,7 +53,7 @@ def attention_gradient(
     args: AttentionArgs, saved: SavedForBackward, grad: Tensor, needs: tuple[bool, ...]
 ) -> AttentionGradients:
     """Return the gradients of query, key and value, and the gradients of alphas, mask and slopes if needed."""
-    args, grad = _contiguous_rows(args), _contiguous_row(grad)
+    args, grad = contiguous_rows(args), _contiguous_row(grad)
     query, key, value, alphas, mask, slopes, *_ = args
     need_alphas, need_mask, need_slopes = needs[3:]
     mask = mask if need_mask else None
@@ -126,16 +126,20 @@ def _splits(args: AttentionArgs, mask: Tensor | None) -> int:
     return max(1, min(most, -(-2 * torch.get_num_threads() // math.prod(work))))
 
 
-def _run(name: str, args: AttentionArgs, saved: SavedForBackward, splits: int = 1, **more: Any) -> None:
+def _run(name: str, args: AttentionArgs, saved: SavedForBackward, **more: Any) -> None:
     """Call a kernel with these arguments; all other fields are zero or null."""
+    cpu.run(name, **call_fields(args, saved, **more))
+
+
+def call_fields(args: AttentionArgs, saved: SavedForBackward, **more: Any) -> dict[str, Any]:
+    """Return the fields of the kernels' structure `Attention`."""
     query, key, value, alphas, mask, slopes, lengths, _, key_norms, *_ = args
     batch, heads, queries, size = query.shape
     key_heads, keys = key.shape[1:3]
     support, stats, columns, weight = saved
     if slopes is not None:
         more |= {"slopes": _pointer(slopes), "slope_strides": _strides(slopes, 2), "key_norms": _pointer(key_norms)}
-    cpu.run(
-        name,
+    fields = dict(
         storage=cpu.STORAGE[query.dtype],
         causal=args.causal,
         batch=batch,
@@ -147,7 +151,7 @@ def _run(name: str, args: AttentionArgs, saved: SavedForBackward, splits: int = 
         value_size=value.shape[-1],
         tile_rows=_tile_rows(args),
         capacity=0 if columns is None else columns.shape[-1],
-        splits=splits,
+        splits=1,
         scale=args.scale,
         keep_prob=1 - args.dropout,
         seed=args.seed_value,
@@ -166,11 +170,11 @@ def _run(name: str, args: AttentionArgs, saved: SavedForBackward, splits: int = 
         stats=stats.data_ptr(),
         columns=_pointer(columns),
         weight=_pointer(weight),
-        **more,
     )
+    return fields | more
 
 
-def _contiguous_rows(args: AttentionArgs) -> AttentionArgs:
+def contiguous_rows(args: AttentionArgs) -> AttentionArgs:
     """Return the arguments with queries, keys and values whose last dimension has stride 1."""
     query, key, value, *rest = args
     return AttentionArgs(_contiguous_row(query), _contiguous_row(key), _contiguous_row(value), *rest)  # type: ignore[arg-type]

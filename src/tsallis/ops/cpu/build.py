@@ -34,7 +34,7 @@ FALSE_ALARM = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
 X86 = {
     "avx2": ("-march=x86-64-v3",),
     "avx512": ("-march=x86-64-v4",),
-    "avx512bf16": ("-march=x86-64-v4", "-mavx512bf16"),
+    "avx512bf16": ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
 }
 BETTER = {"avx512bf16": {"bfloat16": ("BF16",)}}  # compile these sets only for the storage types that they speed up
 
@@ -121,8 +121,7 @@ def _compilations(compiler: Compiler, folder: Path, extra: tuple[str, ...]) -> d
         for name, storages in BETTER.get(isa, UNITS).items():
             tables = (f"-DTSALLIS_{storage}" for storage in storages)
             units[f"rows-{isa}-{name}"] = ("isa.cpp", [f"-DTSALLIS_ISA={isa}", *tables, *flags, *quiet])
-        if isa not in BETTER:
-            units[f"decoding-{isa}"] = ("decoding.cpp", [f"-DTSALLIS_ISA={isa}", *flags, *quiet])
+        units[f"decoding-{isa}"] = ("decoding.cpp", [f"-DTSALLIS_ISA={isa}", *flags, *quiet])
     return {
         folder / f"{name}.o": (
             *(*compiler.command, *COMMON, *extra, *flags),

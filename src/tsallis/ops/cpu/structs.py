@@ -58,6 +58,20 @@ class Attention(ctypes.Structure):
     )
 
 
+class Screen(ctypes.Structure):
+    """Arguments of attention that scans keys in 8 bits, and of the encoding of keys."""
+
+    __slots__ = ()
+    _fields_ = _fields(
+        (Attention, "attention"),
+        (c_void_p, "rows"),
+        (c_int64, "head_bytes"),
+        (c_void_p, "mean channel longest pauses"),
+        (c_int64, "begin"),
+        (c_double, "bound"),
+    )
+
+
 class Rank(ctypes.Structure):
     """Arguments of the kernel that finds the most probable symbols of rows of scores."""
 
@@ -155,6 +169,8 @@ CALLS: dict[str, type[ctypes.Structure]] = {
     "search": Search,
     "attention": Attention,
     "attention_gradient": Attention,
+    "screen": Screen,
+    "screened": Screen,
 }
 
 PANEL_COLUMNS = 32  # columns per panel of packed weights

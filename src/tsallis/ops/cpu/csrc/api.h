@@ -290,6 +290,19 @@ struct MaskSharing {
           heads(call.mask_grad && !call.mask_grad_strides[2] ? call.key_heads : 1) {}
 };
 
+// Attention of a few queries that scans keys in 8 bits, see screening.h; and the encoding of keys.
+struct ScreenCall {
+    AttentionCall attention;  // float, tiles of one query, without dropout. With `columns` only the
+                              // lists are computed; `support` is -1 for queries that are left out.
+    uint8_t* rows;            // [batch, key_heads, blocks]: the encoded keys
+    int64_t head_bytes;       // bytes per key head of `rows`
+    const float *mean, *channel;  // [batch, key_heads, size]
+    float* longest;               // [batch, key_heads]: the largest norm of an encoded key
+    int32_t* pauses;  // [batch, heads]: steps to compute without a scan; or null: always scan
+    int64_t begin;    // encoding: the first key
+    double bound;     // factor of the error bounds; below 1 only in tests, which must notice
+};
+
 // The kernels for one instruction set and one storage.
 struct Kernels {
     int64_t (*block_rows)(int64_t d);
@@ -313,6 +326,8 @@ struct DecodingKernels {
     void (*decoder)(const DecoderCall*, int64_t first, int64_t last);
     void (*encoder)(const EncoderCall*, int64_t first, int64_t last);  // sources
     void (*project)(const ProjectCall*, int64_t first, int64_t last);  // sources
+    void (*screen)(const ScreenCall*, int64_t first, int64_t last);    // key heads
+    void (*screened)(const ScreenCall*, int64_t first, int64_t last);  // queries of all heads
 };
 
 // Scratch memory that a thread keeps between calls, aligned to pages: one buffer for rows, one for

@@ -32,7 +32,7 @@ extern const Kernels STORAGES(PORTABLE);
 extern const DecodingKernels decoding_portable;
 #if defined(TSALLIS_WITH_X86)
 extern const Kernels STORAGES(AVX2), STORAGES(AVX512), kernels_avx512bf16_bf16;
-extern const DecodingKernels decoding_avx2, decoding_avx512;
+extern const DecodingKernels decoding_avx2, decoding_avx512, decoding_avx512bf16;
 #endif
 
 namespace {
@@ -54,7 +54,7 @@ const InstructionSet INSTRUCTION_SETS[] = {
     {"avx512", {STORAGES(AT_AVX512)}, &decoding_avx512},
     {"avx512bf16",
      {AT_AVX512(f32), AT_AVX512(f64), &kernels_avx512bf16_bf16, AT_AVX512(f16)},
-     &decoding_avx512},
+     &decoding_avx512bf16},
 #endif
 };
 
@@ -73,7 +73,9 @@ const InstructionSet* best() {
     if (v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl"))
-        return INSTRUCTION_SETS + (__builtin_cpu_supports("avx512bf16") ? 3 : 2);
+        return INSTRUCTION_SETS +
+               (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") ? 3
+                                                                                             : 2);
     if (v3) return INSTRUCTION_SETS + 1;
 #endif
     return INSTRUCTION_SETS;
@@ -245,6 +247,8 @@ EXPORT int64_t tsallis_size(const char* name) {
         {"begin", sizeof(BeamCall)},
         {"beam", sizeof(BeamCall)},
         {"search", sizeof(SearchCall)},
+        {"screen", sizeof(ScreenCall)},
+        {"screened", sizeof(ScreenCall)},
         {"stats", STATS},
     };
     for (const auto& one : SIZES)
@@ -381,6 +385,16 @@ EXPORT void tsallis_attention(const AttentionCall* call, int threads) {
     run_rows(kernels_of(call->storage).attention, &own,
              call->batch * call->key_heads * call->group * tiles, call->tile_rows * call->keys, 1,
              threads);
+}
+EXPORT void tsallis_screen(const ScreenCall* call, int threads) {
+    const AttentionCall& of = call->attention;
+    run_rows(instructions->decoding->screen, call, of.batch * of.key_heads,
+             (of.keys - call->begin) * of.size, 1, threads);
+}
+EXPORT void tsallis_screened(const ScreenCall* call, int threads) {
+    const AttentionCall& of = call->attention;
+    run_rows(instructions->decoding->screened, call,
+             of.batch * of.key_heads * of.group * of.queries, of.keys, 1, threads);
 }
 EXPORT void tsallis_attention_gradient(const AttentionCall* call, int threads) {
     const int64_t parts = call->batch * call->key_heads * call->splits,

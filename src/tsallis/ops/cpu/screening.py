@@ -1,0 +1,115 @@
+"""Compute attention exactly from a scan of 8-bit keys, with the compiled kernels; see `csrc/screening.h`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tsallis.ops import cpu
+from tsallis.ops.arguments import AttentionArgs
+from tsallis.ops.cpu.attention import allocate, call_fields, contiguous_rows
+from tsallis.ops.cpu.structs import Attention, Heads
+
+BLOCK_KEYS = 16
+BOUND = 1.0  # factor of the error bounds; tests lower it and must notice
+LEAST_KEYS = 1024  # with fewer keys a scan saves nothing
+MOST_QUERIES = 3  # more queries are faster as a dense product
+SAMPLE = 1024  # number of keys from which the scale of each channel is chosen
+
+
+class ScreenedRows:
+    """Rows in 8 bits with bounds of their errors, made from keys [batch, heads, keys, size] in float32.
+
+    A row takes `size` bytes, rounded up to a multiple of 4, and 4 bytes for its scale and its error.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.rows: Tensor | None = None
+        self.mean = self.channel = self.longest = self.pauses = torch.empty(0)
+
+    def update(self, key: Tensor) -> None:
+        """Encode the keys that follow those of earlier calls; keys may be shorter than before, but not different."""
+        batch, heads, keys, size = key.shape
+        needed = -(-keys // BLOCK_KEYS) * BLOCK_KEYS * (-(-size // 4) * 4 + 4)
+        if self.rows is None or self.rows.shape[-1] < needed:
+            # Encode all keys again: the scales of the channels suit the new keys, too.
+            room = needed if self.rows is None else max(needed, 2 * self.rows.shape[-1])
+            self.rows = torch.empty(batch, heads, room, dtype=torch.uint8, device="cpu")
+            self.mean, self.channel = _channels(key)
+            self.longest, self.length = key.new_zeros(batch, heads), 0
+        if keys > self.length:
+            fields = {"batch": batch, "key_heads": heads, "keys": keys, "size": size, "key": _strided(key)}
+            self._run("screen", Attention(**fields), begin=self.length)
+            self.length = keys
+
+    def attend(self, args: AttentionArgs) -> tuple[Tensor, Tensor]:
+        """Return the output of attention and the number of keys per query, as `attention` does."""
+        args = contiguous_rows(args)
+        self.update(args.key)
+        output = args.query.new_empty(*args.query.shape[:-1], args.value.shape[-1])
+        support = torch.empty(args.query.shape[:-1], dtype=torch.int32, device="cpu")
+        if self.pauses.shape != args.query.shape[:2]:
+            self.pauses = torch.zeros(args.query.shape[:2], dtype=torch.int32, device="cpu")
+        saved = allocate(args, output, support, False)
+        attention = Attention(**call_fields(args, saved, tile_rows=1, out=_strided(output)))
+        self._run("screened", attention, pauses=self.pauses.data_ptr())
+        return output, support
+
+    def lists(self, args: AttentionArgs) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the supports of queries [1, heads, 1, size]: counts [heads], keys and weights [heads, keys].
+
+        A count is -1 if the scores of a query are too flat for a scan, or not finite. The query's list is then missing.
+        """
+        args = contiguous_rows(args)
+        self.update(args.key)
+        rows, keys = args.query.shape[1], args.key.shape[2]
+        count, index = (torch.empty(*shape, dtype=torch.int32, device="cpu") for shape in ((rows,), (rows, keys)))
+        weight = args.query.new_empty(rows, keys)
+        saved = allocate(args, weight, count, False)._replace(columns=index, weight=weight)
+        self._run("screened", Attention(**call_fields(args, saved, tile_rows=1)))
+        return count, index, weight
+
+    def select(self, index: Tensor) -> None:
+        """Select batch elements."""
+        if self.rows is not None:
+            self.rows, self.mean, self.channel, self.longest = (
+                x.index_select(0, index) for x in (self.rows, self.mean, self.channel, self.longest)
+            )
+
+    def _run(self, name: str, attention: Attention, begin: int = 0, pauses: int | None = None) -> None:
+        assert self.rows is not None
+        tensors = cpu.pointers(self.mean, self.channel, self.longest)
+        cpu.run(name, attention, self.rows.data_ptr(), self.rows.shape[-1], *tensors, pauses, begin, BOUND)
+
+
+def screens(args: AttentionArgs) -> bool:
+    """Return whether a scan may be faster than the dense kernel, and computes the same."""
+    keys, queries = args.key.shape[2], args.query.shape[2]
+    return LEAST_KEYS <= keys < 1 << 31 and queries <= MOST_QUERIES and args.query.dtype == torch.float32
+
+
+def _strided(x: Tensor) -> Heads:
+    return Heads(x.data_ptr(), *x.stride()[:3])
+
+
+def _channels(key: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Return the mean of some keys and a power of two per channel [batch, heads, size].
+
+    Candidates of the scales are the deviations to the powers 0, 1/2 and 1. The best one has the least product of the
+    keys' largest number and the queries' norm, where all channels of a query are equally large.
+    """
+    keys = key.shape[2]
+    some = key.detach()[:, :, :: -(-keys // SAMPLE)].double()
+    some = torch.where(some.abs().amax(-1, keepdim=True) < 1e30, some, 0)  # also replaces NaN
+    mean = some.mean(2, keepdim=True).float().double()
+    some = some - mean
+    deviation = some.square().mean(2, keepdim=True).sqrt()
+    deviation = (deviation / deviation.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-33)).clamp(min=1e-3)
+    best = torch.ones_like(deviation)
+    least = torch.full_like(deviation[..., :1], torch.inf)
+    for power in (0, 0.5, 1):
+        scale = torch.exp2(torch.log2(deviation).mul(power).round())
+        cost = (some / scale).abs().amax(-1, keepdim=True).mean(2, keepdim=True) * scale.norm(dim=-1, keepdim=True)
+        best, least = torch.where(cost < least, scale, best), torch.minimum(cost, least)
+    return mean[:, :, 0].float(), best[:, :, 0].float()
