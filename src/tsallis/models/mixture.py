@@ -31,6 +31,9 @@ class MixtureOutput(OutputLayer):
         """Return the most probable symbols, see :meth:`tsallis.nn.OutputLayer.best_symbols`."""
         return best_of_log_probs(self.log_probs(scores), count, end, only)
 
+    def _screened_weight(self, rows: Tensor) -> None:
+        """Return None: the scan of a weight does not know the other distributions."""
+
     def thresholds(self, scores: Tensor, probs: Tensor) -> None:
         """Return None: a mixture has no single threshold."""
 

@@ -154,7 +154,7 @@ class ScreenedKeys(KeyValueCache, KeyStore):
         ValueError: The shapes don't match, or a key or value requires a gradient.
 
     Example:
-        >>> store = ScreenedKeys(torch.randn(1, 2, 2000, 64), torch.randn(1, 2, 2000, 64))
+        >>> store = ScreenedKeys(torch.randn(1, 2, 3000, 64), torch.randn(1, 2, 3000, 64))
         >>> _ = store.append(torch.randn(1, 2, 1, 64), torch.randn(1, 2, 1, 64))
         >>> tsallis.entmax_attention(torch.randn(1, 2, 1, 64), store, alpha=1.5).shape
         torch.Size([1, 2, 1, 64])

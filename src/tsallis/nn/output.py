@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,14 @@ from tsallis.functional.losses import reduce
 from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number, integer
 from tsallis.functional.sparse_rows import SparseRows
-from tsallis.ops.arguments import BestSymbols
-from tsallis.ops.choice import choose
+from tsallis.ops.arguments import AttentionArgs, BestSymbols
+from tsallis.ops.choice import choose, choose_screening
 from tsallis.ops.constants import ConstantBuffers
+from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager.log_probs import alpha_relu_log_probs
-from tsallis.ops.transforms import traced
+from tsallis.ops.transforms import traced, tracing_active
 
+ROWS = 64  # number of states whose supports are computed together
 MANY_SCORES = 1 << 21  # for at least this number of scores, layer and loss are computed together
 TRANSFORMS = ("softmax", "sparsemax", "entmax", "alpha_relu")
 MAP_ALPHAS = {"softmax": 1.0, "sparsemax": 2.0}  # activations with a fixed alpha
@@ -91,6 +94,7 @@ class OutputLayer(ConstantBuffers):
         self.projection = nn.Linear(d_model, d_vocab, bias=bias)
         never = torch.zeros(d_vocab, dtype=torch.bool, device="cpu")
         never[list(forbidden)] = True
+        self._screened: Any = None  # the weight and its version when it was encoded in 8 bits, and the result
         self.register_constant("never", never, self.weight.device)
         self.register_constant("_forbidden", never.nonzero().flatten(), self.weight.device)
 
@@ -160,6 +164,83 @@ class OutputLayer(ConstantBuffers):
         if self.transform == "alpha_relu":
             return alpha_relu_log_probs(scores.double(), self.alpha, self.tau)
         return log_entmax(scores, self.alpha)
+
+    def support(self, hidden: Tensor) -> SparseRows:
+        """Return the symbols with a non-zero probability, without computing all scores.
+
+        A copy of the weight in 8 bits is scanned, see :class:`ScreenedKeys`. It is made in the first call, and again
+        after a change of the weight; changes through `weight.data` are not noticed. The scan needs the compiled CPU
+        kernels, float32, and an alpha above 1 and up to 2. Other calls, and states with many possible symbols, are
+        computed from all scores.
+
+        Args:
+            hidden: Hidden states [..., d_model]; leading dimensions are merged.
+
+        Returns:
+            A row for each state. They have no gradients.
+
+        Raises:
+            ValueError: `hidden` requires a gradient, is not finite, or the transform is "alpha_relu".
+
+        Example:
+            >>> layer = OutputLayer(8, 5000)
+            >>> rows = layer.support(torch.randn(2, 3, 8))
+            >>> len(rows)
+            6
+        """
+        if not self.normalized:
+            raise ValueError("support needs a transform whose probabilities sum to 1, got 'alpha_relu'")
+        if torch.is_grad_enabled() and hidden.requires_grad:
+            raise ValueError("hidden must not require a gradient, because support has none: call hidden.detach()")
+        with torch.no_grad():
+            rows = hidden.reshape(-1, self.d_model)
+            screened = self._screened_weight(rows)
+            parts = [self._supports(part, screened) for part in rows.split(ROWS)] if screened else []
+            if not parts:
+                return SparseRows.from_dense(self.probs(upcast(self.scores(rows))))
+            index, probs = (torch.cat(some) for some in zip(*[row for part in parts for row in part], strict=True))
+            counts = torch.tensor([len(one) for part in parts for one, _ in part])
+            return SparseRows(index, probs, torch.nn.functional.pad(counts.cumsum(0), (1, 0)))
+
+    def _supports(self, rows: Tensor, screened: Any) -> list[tuple[Tensor, Tensor]]:
+        """Return the symbols and probabilities of each row."""
+        bias, size = self.bias, (1, 1, 1, self.d_vocab)
+        if len(self._forbidden):
+            bias = (self.weight.new_zeros(self.d_vocab) if bias is None else bias).masked_fill(self.never, -torch.inf)
+        mask = None if bias is None else bias.detach().view(size)
+        tensors = rows[None, :, None], self.weight.detach()[None, None], rows.new_empty(1, 1, self.d_vocab, 0)
+        count, index, probs = screened.lists(
+            AttentionArgs(*tensors, None, mask, None, None, None, None, self.alpha, 1.0, False, 0.0)
+        )
+        found = []
+        for row, n in enumerate(count.tolist()):
+            if n < 0:
+                dense = self.probs(self.scores(rows[row]))
+                symbols = dense.nonzero().flatten()
+                found.append((symbols.int(), dense[symbols]))
+            else:
+                found.append((index[row, :n], probs[row, :n]))
+        return found
+
+    def _screened_weight(self, rows: Tensor) -> Any:
+        """Return the weight in 8 bits, or None if it can't be scanned or few scores are needed."""
+        weight = self.projection.weight
+        if not isinstance(weight, Tensor) or tracing_active() or not len(rows):
+            return None
+        kernels = choose_screening(rows.device.type)
+        plain = all(x.dtype == torch.float32 and x.device.type == "cpu" for x in (rows, weight))
+        if kernels is None or not plain or self.d_vocab < kernels.LEAST_KEYS or not 1 < self.alpha <= 2:
+            return None
+        if weight.is_inference():  # such a tensor does not count its changes
+            return None
+        old = self._screened
+        if old is None or old[0].data_ptr() != weight.data_ptr() or old[1] != weight._version:
+            # An alias keeps the memory, so that no other weight gets its address.
+            self._screened = (weight.detach(), weight._version, kernels.ScreenedRows())
+        return self._screened[2]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_screened": None}
 
     def thresholds(self, scores: Tensor, probs: Tensor) -> Tensor | None:
         r"""Return the threshold of the activation in each step, in float64.

@@ -1,0 +1,133 @@
+"""Attention and output layers that scan rows in 8 bits, beside dense ones: in turn in one process.
+
+`decoding`: one query over stored keys, beside our dense kernel and PyTorch's `scaled_dot_product_attention`.
+`output`: the support of one state, beside the float32 product alone and with entmax.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from common import Row, announce, machine, table, verdict, write
+from torch.nn.functional import scaled_dot_product_attention
+
+import tsallis
+from tsallis.nn import OutputLayer, ScreenedKeys
+
+HEADS, SIZE = 8, 64
+COLUMNS = ("part", "rows", "size", "alpha", "std", "name", "support", "ms", "best_ms", "to_today", "to_peer", "gb_s")
+SPREADS = (1.0, 2.0)  # standard deviations of the scores
+
+
+def measure(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each call in each round; every round runs all of them."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            call()
+            start = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def rows_of(
+    calls: dict[str, Callable[[], object]], bytes_read: dict[str, int], rounds: int, **about: object
+) -> list[Row]:
+    """Measure calls, of which the second is today's and the third the peer's."""
+    seconds = measure(calls, rounds)
+    _, today, peer = seconds
+
+    def ratio(name: str, other: str) -> float:
+        return statistics.median(a / b for a, b in zip(seconds[name], seconds[other], strict=True))
+
+    return [
+        {
+            **about,
+            "name": name,
+            "ms": statistics.median(taken) * 1e3,
+            "best_ms": min(taken) * 1e3,
+            "to_today": ratio(name, today),
+            "to_peer": ratio(name, peer),
+            "gb_s": bytes_read[name] / statistics.median(taken) / 1e9,
+            **machine(),
+        }
+        for name, taken in seconds.items()
+    ]
+
+
+def decoding(keys: int, alpha: float, std: float, rounds: int) -> list[Row]:
+    """Measure one query of 8 heads whose scores have a standard deviation."""
+    torch.manual_seed(keys)
+    key, value = torch.randn(2, 1, HEADS, keys, SIZE)
+    query = torch.nn.functional.normalize(torch.randn(1, HEADS, 1, SIZE), dim=-1) * std * math.sqrt(SIZE)
+    store = ScreenedKeys(key, value)
+    _, support = tsallis.entmax_attention(query, store, alpha=alpha, return_support=True)
+    calls: dict[str, Callable[[], object]] = {
+        "screened": lambda: tsallis.entmax_attention(query, store, alpha=alpha),
+        "dense": lambda: tsallis.entmax_attention(query, key, value, alpha),
+        "sdpa": lambda: scaled_dot_product_attention(query, key, value),
+    }
+    numbers = HEADS * keys * SIZE
+    bytes_read = {"screened": HEADS * keys * (SIZE + 4), "dense": 4 * numbers, "sdpa": 8 * numbers}
+    about = {"part": "decoding", "rows": keys, "size": SIZE, "alpha": alpha, "std": std}
+    return rows_of(calls, bytes_read, rounds, **about, support=float(support.float().mean()))
+
+
+def output(classes: int, size: int, alpha: float, std: float, rounds: int) -> list[Row]:
+    """Measure the support of one state of an output layer."""
+    torch.manual_seed(classes)
+    layer = OutputLayer(size, classes, "entmax", alpha, bias=False).requires_grad_(False)
+    torch.nn.init.normal_(layer.projection.weight, std=1 / math.sqrt(size))
+    hidden = torch.nn.functional.normalize(torch.randn(1, size), dim=-1) * std * math.sqrt(size)
+    calls: dict[str, Callable[[], object]] = {
+        "screened": lambda: layer.support(hidden),
+        "dense": lambda: layer.probs(layer.scores(hidden)),
+        "product": lambda: layer.scores(hidden),
+    }
+    full = 4 * classes * size
+    bytes_read = {"screened": classes * (size + 4), "dense": full, "product": full}
+    about = {"part": "output", "rows": classes, "size": size, "alpha": alpha, "std": std}
+    return rows_of(calls, bytes_read, rounds, **about, support=float(len(layer.support(hidden).indices)))
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keys", type=int, nargs="*", default=[1024, 4096, 8192, 16384, 65536])
+    parser.add_argument("--classes", type=int, nargs="*", default=[32000])
+    parser.add_argument("--size", type=int, default=512, help="size of the states of output layers")
+    parser.add_argument("--alpha", type=float, default=1.5)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="CSV file")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    announce()
+    rows = [row for n in options.keys for std in SPREADS for row in decoding(n, options.alpha, std, options.rounds)]
+    for classes in options.classes:
+        for std in (*SPREADS, 3.5):
+            rows += output(classes, options.size, options.alpha, std, options.rounds)
+    write(options.out, rows)
+    print(table(rows, COLUMNS))
+    screened = {f"{row['part']} {row['rows']} std {row['std']}": row for row in rows if row["name"] == "screened"}
+    for part, size, column, bound in (
+        ("decoding 65536", 65536, "to_today", 0.3),
+        ("decoding 65536", 65536, "to_peer", 0.1),
+        ("decoding 16384", 16384, "to_today", 0.5),
+        ("output", 32000, "to_today", 0.2),
+    ):
+        values = {name: row[column] for name, row in screened.items() if name.startswith(part) and row["rows"] == size}
+        print(*verdict(f"{part}, {column}", bound, values), sep="\n")
+    values = {name: row["to_today"] for name, row in screened.items() if row["part"] == "decoding"}
+    print(*verdict("decoding, never slower", 1.0, values), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
