@@ -129,6 +129,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/linear.py --out benchmarks/results/linear-cpu.csv
 	$(BIN)/python benchmarks/attention.py --out benchmarks/results/attention-cpu.csv
 	$(BIN)/python benchmarks/slopes.py --out benchmarks/results/slopes-cpu.csv
+	$(BIN)/python benchmarks/screened.py --out benchmarks/results/screened-cpu.csv
 	$(BIN)/python benchmarks/continuous.py --out benchmarks/results/continuous-cpu.csv
 	$(BIN)/python benchmarks/decoding.py --out benchmarks/results/decoding-cpu.csv
 

@@ -200,7 +200,7 @@ def attend(
     )
     rows, weights = None, None
     if store is not None and limits is not None and backend != "eager" and not dense and not args.dropout:
-        rows = _rows(store, args, limits[0])
+        rows = _rows(store, args, limits[1])
     if rows is not None:
         output, support = rows.attend(args)
     elif math.prod(q.shape[:-1]) and keys:
@@ -225,9 +225,9 @@ def _open(store: KeyStore, query: Tensor, value: Tensor | None, *others: Any) ->
     return upcast(query), *keys_and_values
 
 
-def _rows(store: KeyStore, args: AttentionArgs, least_alpha: float) -> Any:
+def _rows(store: KeyStore, args: AttentionArgs, largest_alpha: float) -> Any:
     """Return the keys of a store in 8 bits if a scan of them may be faster than the dense kernel; otherwise None."""
-    if least_alpha <= 1 or tracing_active() or without_numbers(args.query):
+    if largest_alpha <= 1 or tracing_active() or without_numbers(args.query):
         return None
     kernels = choose_screening(args.query.device.type)
     if kernels is None or not kernels.screens(args):

@@ -23,7 +23,7 @@ STRUCTURES = {"Layout": structs.Layout, "Heads": structs.Heads} | {
     "".join(word.capitalize() for word in name.removesuffix("_gradient" * name.startswith("attention")).split("_"))
     + "Call": call
     for name, call in structs.CALLS.items()
-    if name != "begin"  # a call with the structure of "beam"
+    if name not in ("begin", "screened")  # calls with the structures of "beam" and "screen"
 }
 
 

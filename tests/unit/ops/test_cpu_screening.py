@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -22,8 +24,10 @@ CLUSTERS = KINDS.index("clusters")
 
 
 @pytest.fixture(autouse=True)
-def scan_few_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def scan_few_keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(screening, "LEAST_KEYS", 1)
+    with tsallis.backend("cpu"):
+        yield
 
 
 def test_no_key_with_a_weight_is_lost(instructions: str) -> None:

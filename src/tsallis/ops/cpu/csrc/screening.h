@@ -22,10 +22,10 @@
 namespace {
 
 constexpr int64_t BLOCK_KEYS = 16;
-constexpr int64_t AHEAD = 8704;     // distance of the prefetch in bytes
-constexpr int64_t CANDIDATES = 48;  // number of new candidates after which the cut is raised
-constexpr int64_t FEW = 256;        // up to this number of candidates a scan always continues
-constexpr int PAUSE = 16;           // number of dense steps after a scan that was given up
+constexpr int64_t AHEAD = 8704;      // distance of the prefetch in bytes, to lower addresses
+constexpr int64_t CANDIDATES = 128;  // number of new candidates after which the cut is raised
+constexpr int64_t FEW = 256;         // up to this number of candidates a scan always continues
+constexpr int PAUSE = 16;            // number of dense steps after a scan that was given up
 constexpr double UNIT = 1.0 / (1 << 24), SPARE = 1 + 1e-6;  // SPARE: 16 roundings of float
 
 // The bytes of a block: [groups of four numbers][keys][4], then scales and errors in bfloat16.
