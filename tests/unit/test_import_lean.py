@@ -72,6 +72,7 @@ target, probs = torch.tensor([0, 1, 2, 3]), torch.full((4, 6), 1 / 6, requires_g
 heads = torch.randn(1, 2, 4, 8, requires_grad=True)
 alpha = torch.full((4, 1), 1.3, requires_grad=True)
 calls = {
+    "SparseRows": lambda f: f.from_dense(probs).probs,
     "alpha_relu": lambda f: f(scores),
     "alpha_relu_loss": lambda f: f(scores, target),
     **{name: lambda _, m=m: m.ours(scores) for name, m in FUNCTIONS.items()},
