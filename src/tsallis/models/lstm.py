@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -148,15 +148,7 @@ class RNNSeq2Seq(SharingModel):
         size = d_model if d_embedding is None else d_embedding
         _check(d_model, layers, dropout, share, size)
         check_cell(cell)
-        if copy is not None and density is not None:
-            raise ValueError(f"density must be None with copy, got {density!r}")
-        if features is not None and density is not None:
-            raise ValueError(f"density must be None with features, got {density!r}")
-        if monotonic is not None:
-            if input_feeding:
-                raise ValueError("input_feeding must be False with monotonic, got True")
-            if other := [name for name in ("copy", "features", "density") if self.arguments[name] is not None]:
-                raise ValueError(f"{other[0]} must be None with monotonic, got {self.arguments[other[0]]!r}")
+        _check_conflicts(self.arguments)
         self.d_model = d_model
         self.layers = layers
         self.input_feeding = input_feeding
@@ -438,6 +430,18 @@ def _can_fuse(x: Tensor, *modules: nn.Module) -> bool:
     """Return whether CPU kernels can replace the modules: x is on a CPU, and nothing traces or hooks the modules."""
     hooks = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
     return x.device.type == "cpu" and not hooks and not tracing_active()
+
+
+def _check_conflicts(arguments: Mapping[str, Any]) -> None:
+    """Raise if arguments of :class:`RNNSeq2Seq` exclude each other."""
+    given = [name for name in ("copy", "features", "density") if arguments[name] is not None]
+    if "density" in given and len(given) > 1:
+        raise ValueError(f"density must be None with {given[0]}, got {arguments['density']!r}")
+    if arguments["monotonic"] is not None:
+        if arguments["input_feeding"]:
+            raise ValueError("input_feeding must be False with monotonic, got True")
+        if given:
+            raise ValueError(f"{given[0]} must be None with monotonic, got {arguments[given[0]]!r}")
 
 
 def _check(d_model: int, layers: int, dropout: float, share: str, d_embedding: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -259,6 +259,27 @@ class NextCharacters:
     missing: float
 
 
+@dataclass
+class _CharacterSums:
+    """Probabilities of the next characters, as terms of sums."""
+
+    missing: list[float]  # probabilities whose next character is unknown
+    terms: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, log_prob: float, text: bytes) -> None:
+        """Add the probability of sequences that continue with a text."""
+        character = text.decode(errors="replace")[:1]
+        known = character != "\N{REPLACEMENT CHARACTER}"
+        (self.terms.setdefault(character, []) if known else self.missing).append(math.exp(log_prob))
+
+    def result(self) -> NextCharacters:
+        joint = {character: math.fsum(parts) for character, parts in self.terms.items()}
+        unknown = math.fsum(self.missing)
+        total = math.fsum([*joint.values(), unknown]) or 1.0
+        ranked = sorted(joint.items(), key=lambda pair: (-pair[1], pair[0]))
+        return NextCharacters({character: prob / total for character, prob in ranked}, min(1.0, unknown / total))
+
+
 @torch.no_grad()
 def next_characters(
     model: Decoder,
@@ -307,20 +328,13 @@ def next_characters(
     check_at_least_one(longest=longest)
     check_sources(model, src, src_lengths)
     if len(src) != 1:
-        raise ValueError(f"next characters are of one source, got {len(src)}")
+        raise ValueError(f"src must have one source, got {len(src)}")
     if not model.output.normalized:
-        raise ValueError("next characters need outputs that sum to 1, and alpha-ReLU's don't")
-    steps, sums, encoded = _Steps(model, src.device), dict[str, list[float]](), typed.encode()
+        raise ValueError("model must have probabilities that sum to 1; those of alpha-ReLU do not")
+    steps, encoded = _Steps(model, src.device), typed.encode()
     with eval_mode(model):
         beginnings, left = spell_beginning(model, src, src_lengths, typed, spellings, place=place)
-        missing, waiting = [left], list[tuple[float, Any, int, bool]]()
-
-        def add(log_prob: float, added: bytes) -> None:
-            character = added.decode(errors="replace")[:1]
-            (missing if character == "\N{REPLACEMENT CHARACTER}" else sums.setdefault(character, [])).append(
-                math.exp(log_prob)
-            )
-
+        sums, waiting = _CharacterSums(missing=[left]), list[tuple[float, Any, int, bool]]()
         for prefix, state, row, exact in beginnings:
             if exact:
                 state = state.select(torch.tensor([row], device=src.device))
@@ -330,26 +344,22 @@ def next_characters(
             for node in prefix.chain():
                 reached, begun = spellings.reached(node.token, begun)
                 position += len(reached)
-            add(prefix.log_prob, reached[len(reached) - (position - len(encoded)) :])
+            sums.add(prefix.log_prob, reached[len(reached) - (position - len(encoded)) :])
         for number, (log_prob, state, last, begun) in enumerate(waiting):  # the list grows
             if number >= len(beginnings) + longest:
-                missing.append(math.exp(log_prob))
+                sums.missing.append(math.exp(log_prob))
                 continue
             log_probs, following = steps.read(state, [last])
             possible = (log_probs[0] > -torch.inf).nonzero().squeeze(-1)
             for token, value in zip(possible.tolist(), log_probs[0, possible].tolist(), strict=True):
                 if token == EOS:
-                    add(log_prob + value, b"")
+                    sums.add(log_prob + value, b"")
                 elif token in (PAD, BOS, UNK):
-                    missing.append(math.exp(log_prob + value))
+                    sums.missing.append(math.exp(log_prob + value))
                 else:
                     added, counts = spellings.reached(token, begun)
                     if added:
-                        add(log_prob + value, added)
+                        sums.add(log_prob + value, added)
                     else:
                         waiting.append((log_prob + value, following, token, counts))
-    joint = {character: math.fsum(parts) for character, parts in sums.items()}
-    unknown = math.fsum(missing)
-    total = math.fsum([*joint.values(), unknown]) or 1.0
-    ranked = sorted(joint.items(), key=lambda pair: (-pair[1], pair[0]))
-    return NextCharacters({character: prob / total for character, prob in ranked}, min(1.0, unknown / total))
+    return sums.result()
