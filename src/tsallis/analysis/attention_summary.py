@@ -96,11 +96,12 @@ def summarize_reader(
     attention_pass = AttentionPass(reader, batches, examples)
     texts = [sentence.text for batch in attention_pass for sentence in batch]
     if not texts:
-        raise InputError(f"{corpus}: no sentences to analyse: the input is empty")
+        raise InputError(f"{corpus} must contain at least one sentence, got none")
     missing = set(range(len(texts))).difference(text.index for text in texts)
     if missing:
         raise ValueError(
-            f"the {len(texts)} sentences must have the numbers from 0 to {len(texts) - 1}, none has {min(missing)}"
+            f"the {len(texts)} sentences must have the numbers from 0 to {len(texts) - 1}, "
+            f"but number {min(missing)} is missing"
         )
     symbols = sum(len(text.source) for text in texts), sum(len(text.target) for text in texts)
     roles, contrasts = attention_pass.roles.result(), attention_pass.contrasts.result()

@@ -226,7 +226,9 @@ class Comparison:
         shared = [kind for kind in SIDES if all(kind in {layer.kind for layer in layers} for layers in self.layers)]
         self.kinds = tuple(shared if kinds is None else kinds)
         if not self.kinds:
-            raise InputError("the two models must have a kind of attention in common, found none")
+            raise InputError(
+                "the two models must share a kind of attention (encoder, decoder or cross), but they share none"
+            )
         self._numbers = {kind: [_of_kind(layers, kind) for layers in self.layers] for kind in self.kinds}
         self._words = {kind: _WordLists(count) for kind in self.kinds}
 
@@ -238,7 +240,7 @@ class Comparison:
         """
         if one.text != other.text:
             raise InputError(
-                f"the two models must read the same sentences with the same tokens, but sentence "
+                "the two models must read the same sentences with the same tokens, but sentence "
                 f"{one.text.index + 1} differs"
             )
         for kind in self.kinds:
@@ -255,7 +257,7 @@ class Comparison:
         contrasts = tuple(words.result(kind) for kind, words in self._words.items() if words.count)
         if not contrasts:
             raise InputError(
-                f"nothing to compare: each query of {', '.join(self.kinds)} attention sees fewer than two keys"
+                f"can't compare the models: every query of {', '.join(self.kinds)} attention has fewer than two keys"
             )
         return contrasts
 
@@ -332,7 +334,7 @@ def compare_models(first: Recording, second: Recording, kind: str, count: int = 
     for one, other in zip_longest(first, second):
         if one is None or other is None:
             number = (one or other).text.index
-            raise InputError(f"the two models must read the same sentences, but only one has sentence {number + 1}")
+            raise InputError(f"the two models must read the same sentences, but only one read sentence {number + 1}")
         comparison.update(one, other)
     (contrast,) = comparison.result()
     return contrast

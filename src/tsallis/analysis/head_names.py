@@ -40,5 +40,5 @@ def choose_heads(layers: Sequence[AttentionLayer], names: str) -> list[Head]:
     missing = next((name for name in names.split(",") if name not in known), None)
     if missing is not None:
         first, last = next(iter(known)), next(reversed(known))
-        raise InputError(f"unknown head {describe(missing)}, expected all, or names from {first} to {last}")
+        raise InputError(f"heads must be all or names from {first} to {last}, got {describe(missing)}")
     return [known[name] for name in dict.fromkeys(names.split(","))]

@@ -173,7 +173,8 @@ def _compress(layer: AttentionLayer, texts: Sequence[Text], weights: Tensor) -> 
     fits = weights.dim() == 4 and weights.shape[:2] == shape[:2]
     if not fits or any(have < need for have, need in zip(weights.shape, shape, strict=True)):
         raise ValueError(
-            f"weights of {layer.name} must have shape {shape}, or a larger one with padding, got {tuple(weights.shape)}"
+            f"weights of {layer.name} must have shape {shape}, or a larger shape with padding, "
+            f"got {tuple(weights.shape)}"
         )
     # NumPy has no bfloat16. Keep float64, because some of its positive weights would be 0 in float32.
     rows = weights.detach().to(torch.promote_types(weights.dtype, torch.float32)).cpu().numpy()

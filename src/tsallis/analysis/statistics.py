@@ -51,7 +51,7 @@ class Statistic(ABC, Generic[R]):
             InputError: There were no sentences.
         """
         if self.sentences == 0:
-            raise InputError("no sentences to describe: the corpus is empty or was already iterated over")
+            raise InputError("can't describe the corpus: it has no sentences, or is an iterator that was already used")
         return self._result()
 
     @abstractmethod

@@ -87,7 +87,7 @@ def split_layers(
             layers.append(LayerWeights(name, number, rows))
     if not layers:
         raise ValueError(
-            f"{argument} must have the weights of at least one layer, got {describe(attention)}: "
+            f"{argument} must have the weights of at least one layer, got {describe(attention)}; "
             "Transformers models return weights with attn_implementation='eager' and output_attentions=True"
         )
     return layers
@@ -115,11 +115,11 @@ def _check_shape(name: str, tensor: Any, sizes: Sequence[tuple[int, int]]) -> No
     queries, keys = (max(side) for side in zip(*sizes, strict=True))
     shape = list(tensor.shape)
     if len(shape) != 4 or shape[0] != len(sizes) or 0 in shape or shape[2] < queries or shape[3] < keys:
-        sentences = "1 sentence" if len(sizes) == 1 else f"{len(sizes)} sentences, the longest"
+        tokens = f"{queries} {'token' if queries == 1 else 'tokens'} for queries and {keys} for keys"
+        longest = "the sentence has" if len(sizes) == 1 else "the longest sentences have"
         raise ValueError(
-            f"{name} must have shape [{len(sizes)}, heads, {queries}, {keys}] or a larger one with padding, for "
-            f"{sentences} with {queries} {'token' if queries == 1 else 'tokens'} for queries and {keys} for keys, "
-            f"got {shape}"
+            f"{name} must have shape [{len(sizes)}, heads, {queries}, {keys}] or a larger shape with padding, "
+            f"got {shape}; {longest} {tokens}"
         )
 
 
@@ -163,7 +163,7 @@ def _check_row(place: str, weights: Tensor, causal: bool, tolerance: float) -> N
     for index in _first(((sums - 1).abs() > tolerance) & (sums > 0)):
         raise ValueError(
             f"{place}{_numbers(index)} must sum to 1 within {tolerance:g} over {values.shape[-1]} keys, got "
-            f"{sums[index].item():.4g}: call model.eval() before, and pass all tokens except padding"
+            f"{sums[index].item():.4g}: record the weights after model.eval(), and pass all tokens except padding"
         )
 
 

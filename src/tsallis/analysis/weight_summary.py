@@ -119,7 +119,7 @@ def _read_sides(kinds: Collection[str], source: Tokens | None, target: Tokens | 
     counts = [len(pieces) for pieces in texts.values()]
     if len({*counts}) > 1:
         raise ValueError(
-            f"encoder_tokens and decoder_tokens must have as many sentences, got {counts[0]} and {counts[1]}"
+            f"encoder_tokens and decoder_tokens must have the same number of sentences, got {counts[0]} and {counts[1]}"
         )
     return texts
 

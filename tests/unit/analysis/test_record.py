@@ -248,7 +248,7 @@ def statistics() -> list[Statistic[Any]]:
 
 def test_an_empty_recording_has_no_statistics() -> None:
     for statistic in statistics():
-        with pytest.raises(InputError, match="no sentences to describe"):
+        with pytest.raises(InputError, match="it has no sentences"):
             collect(Recording(LAYERS, []), statistic)
     once = iter(list(random_sentences(2, LAYERS)))
     collect(Recording(LAYERS, once), *statistics())
