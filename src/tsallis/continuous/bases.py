@@ -104,8 +104,8 @@ class GaussianBasis(Basis):
             covs = spread
         if covs.shape != centres.shape + centres.shape[1:]:
             raise ValueError(
-                f"variance must be a number, one number per centre, or have shape "
-                f"{tuple(centres.shape + centres.shape[1:])}, got shape {tuple(spread.shape)}"
+                f"variance must be a number, or have shape ({size},) or {tuple(centres.shape + centres.shape[1:])}, "
+                f"got shape {tuple(spread.shape)}"
             )
         for name, numbers in (("centres", centres), ("variance", covs)):
             if not bool(numbers.isfinite().all()):
@@ -114,9 +114,12 @@ class GaussianBasis(Basis):
             check_symmetric(covs, "variance")
         least = covs if self.dims == 1 else torch.linalg.eigvalsh(covs.double())
         if not bool((least > 0).all()):
-            raise ValueError(
-                f"variance must be positive (definite), got the smallest eigenvalue {least.min().item():g}"
+            what = (
+                "variance must be positive, got"
+                if self.dims == 1
+                else "variance must be positive definite, got eigenvalue"
             )
+            raise ValueError(f"{what} {least.min().item():g}")
         self.register_buffer("centres", centres.detach())
         self.register_buffer("covs", covs.clone())
         self._measured: tuple[tuple[int, int], float] = (0, 0), self._measure_width()

@@ -58,7 +58,8 @@ def cell_masses(density: Density, edges: Tensor) -> Tensor:
         torch.broadcast_shapes(density.batch_shape, edges.shape[:-1])
     except RuntimeError as error:
         raise ValueError(
-            f"edges [..., cells + 1] must match the batch shape {tuple(density.batch_shape)}, got {tuple(edges.shape)}"
+            f"edges must have shape [..., cells + 1], and [...] must fit the batch shape {tuple(density.batch_shape)}, "
+            f"got {tuple(edges.shape)}"
         ) from error
     with torch.autocast(edges.device.type, enabled=False):
         return _masses(density, upcast(edges))

@@ -47,7 +47,7 @@ def moments(weights: Tensor, positions: Tensor, dims: int = 1) -> tuple[Tensor, 
     if t.shape[t.dim() - len(event) :] != event or t.shape[: t.dim() - len(event)][-1:] != w.shape[-1:]:
         target = f"[..., {w.shape[-1]}{f', {dims}' if event else ''}]"
         raise ValueError(
-            f"positions must have shape {target} with dims={dims} and weights of shape {tuple(w.shape)}, "
+            f"positions must have shape {target} for dims={dims} and weights of shape {tuple(w.shape)}, "
             f"got {tuple(t.shape)}"
         )
     limit = torch.finfo(t.dtype).max ** 0.25  # the square of a larger number could overflow

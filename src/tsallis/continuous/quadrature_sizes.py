@@ -277,8 +277,8 @@ def _warn(log_error: float, count: int, largest: int, what: str) -> None:
     if (what, size) not in _warnings:
         _warnings.add((what, size))
         warnings.warn(
-            f"the basis functions are much narrower than the density: {largest} {what} leave an error of up to "
-            f"1e{size:+03d} of their peak, and {count} would be enough; pass points=, widen the functions, or reduce "
-            "the variances",
+            f"the basis functions are much narrower than the density. With {largest} {what}, the default "
+            f"maximum, the error can reach 1e{size:+03d} times the peak of a function; {count} would be enough. "
+            "Pass points=, widen the functions, or reduce the variances.",
             stacklevel=2,
         )

@@ -145,7 +145,7 @@ class Signal:
         inner = density.batch_shape[len(batch) :]
         if len(density.batch_shape) < len(batch):
             raise ValueError(
-                f"density must have a batch shape that begins with the signal's, {tuple(batch)}, "
+                f"the batch shape of density must begin with {tuple(batch)}, the batch shape of the signal, "
                 f"got {tuple(density.batch_shape)}"
             )
         flat = expectations.flatten(len(batch), -2) if inner else expectations.unsqueeze(-2)
@@ -231,7 +231,9 @@ def _state(basis: Basis) -> _BasisState | None:
 def _parts(x: Tensor, count: int) -> Tensor:
     """Split [..., rows, d] among heads: return [..., count, rows, d / count]."""
     if count < 1 or x.shape[-1] % count:
-        raise ValueError(f"the size of the values must be a multiple of the {count} heads, got {x.shape[-1]}")
+        raise ValueError(
+            f"the last size of values must be a multiple of the number of heads, {count}, got {x.shape[-1]}"
+        )
     parts: Tensor = x.unflatten(-1, (count, x.shape[-1] // count))
     return parts.transpose(-2, -3)
 
@@ -344,7 +346,8 @@ class ValueFunction(nn.Module):
         if dims == 2:
             if grid is None or grid[0] * grid[1] != size or lengths is not None:
                 raise ValueError(
-                    f"in 2 dimensions, pass positions, or grid with height * width = {size} without lengths, got {grid}"
+                    f"in 2 dimensions, pass positions, or pass a grid (height, width) of {size} cells without lengths, "
+                    f"got {'lengths and ' * (lengths is not None)}grid {grid}"
                 )
             solver = self._cell_solver(("grid", *grid), values, remember)
             return solver if keep is None else self._at_positions(values, grid_centres(*grid), keep)

@@ -129,7 +129,7 @@ def test_what_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quadrature_sizes, "_warnings", set())
     density = BetaGaussian(torch.tensor([0.5, 0.5]), torch.eye(2), torch.tensor(1.5), 2)
     with pytest.warns(
-        UserWarning, match=r"384 angles leave an error of up to 1e[+-]\d+ of their peak, and \d+ would be enough"
+        UserWarning, match=r"With 384 angles, .* can reach 1e[+-]\d+ times the peak of a function; \d+ would be enough"
     ):
         density.expect(image_basis(variance=1e-4))
     with pytest.warns(UserWarning, match=r"1024 points leave .*; pass points="):

@@ -125,7 +125,7 @@ def test_the_batch_of_a_density_stands_behind_that_of_the_signal() -> None:
     assert fit(values).expect(density(4)).shape == (4, 2, 3, 5)
     assert fit(values).expect(TruncatedParabola(torch.rand(4), torch.tensor(0.01))).shape == (4, 5)
     assert fit(values[0]).expect(density(4)).shape == (4, 2, 3, 5)
-    with pytest.raises(ValueError, match="begins with the signal's"):
+    with pytest.raises(ValueError, match="batch shape of density must begin with"):
         fit(values).expect(TruncatedParabola(torch.tensor(0.5), torch.tensor(0.01)))
 
 
@@ -141,7 +141,7 @@ def test_wrong_observations_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             fit(x, **arguments)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"height \* width = 6 .*, got None"):
+    with pytest.raises(ValueError, match=r"\(height, width\) of 6 cells .*, got grid None"):
         plane(x)
     with pytest.raises(ValueError, match=r"got \(2, 2\)"):
         plane(x, grid=(2, 2))

@@ -93,7 +93,7 @@ def check_symmetric(cov: Tensor, name: str = "covariance") -> None:
     mismatch = (cov - cov.mT).abs() > size * math.sqrt(torch.finfo(cov.dtype).eps)
     if bool(mismatch.any()):
         pair = cov[mismatch][0].item(), cov.mT[mismatch][0].item()
-        raise ValueError(f"{name} must be symmetric, got {pair[0]:g} and {pair[1]:g} in opposite places")
+        raise ValueError(f"{name} must be symmetric, got {pair[0]:g} and {pair[1]:g} in mirrored entries")
 
 
 def tensors(mean: Tensor | float, spread: Tensor | float) -> tuple[Tensor, Tensor]:

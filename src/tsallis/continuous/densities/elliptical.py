@@ -139,7 +139,7 @@ class Elliptical(Density):
         if not bool(((diagonal > 0) & (diagonal < math.inf)).all()):
             what = "variance must be positive and finite" if self.dims == 1 else "covariance must be positive definite"
             value = diagonal[~((diagonal > 0) & (diagonal < math.inf))][0].item()
-            raise ValueError(f"{what}, got a factor with {value:g} on the diagonal")
+            raise ValueError(f"{what}, got {value:g} on the diagonal of its factor")
         if self.dims > 1:
             _check_triangle(factor)
         if isinstance(alpha, Tensor):
@@ -331,7 +331,7 @@ class Elliptical(Density):
             weights = rule.weights.expand(*self.batch_shape, -1)
             return (weights.reshape(weights.shape + (1,) * (values.dim() - axis - 1)) * values).sum(axis)
         if function.dims != self.dims:
-            raise ValueError(f"the basis must have the {self.dims} dimensions of the density, got {function.dims}")
+            raise ValueError(f"the basis must have as many dimensions as the density, {self.dims}, got {function.dims}")
         closed = self._closed_form(function)
         if closed is not None:
             return closed
