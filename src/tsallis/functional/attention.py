@@ -299,25 +299,29 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
             raise ValueError(f"{name} must have shape [..., heads, length, size] like the query, got {tuple(x.shape)}")
         if x.dtype != query.dtype or x.device != query.device:
             raise TypeError(
-                f"{name} must have the query's dtype and device, {query.dtype} on {query.device}, "
-                f"got {x.dtype} on {x.device}"
+                f"{name} must be {query.dtype} on {query.device}, like the query, got {x.dtype} on {x.device}"
             )
     if key.shape[-1] != query.shape[-1]:
-        raise ValueError(f"key must have the query's last size {query.shape[-1]}, got {key.shape[-1]}")
+        raise ValueError(f"key must have last size {query.shape[-1]}, like the query, got {key.shape[-1]}")
     if key.shape[:-1] != value.shape[:-1]:
         raise ValueError(
-            f"value must have the key's shape except the last size, {tuple(key.shape)}, got {tuple(value.shape)}"
+            f"value must have the shape of the key, {tuple(key.shape)}, apart from the last size, "
+            f"got {tuple(value.shape)}"
         )
     if key.shape[:-3] != query.shape[:-3]:
-        raise ValueError(f"query and key must have the same batch, got {tuple(query.shape)} and {tuple(key.shape)}")
+        raise ValueError(
+            f"query and key must have the same batch shape, got {tuple(query.shape)} and {tuple(key.shape)}"
+        )
     if query.dim() > 2 and key.shape[-3] != query.shape[-3]:
         heads, of_keys = query.shape[-3], key.shape[-3]
         if not enable_gqa:
             raise ValueError(
-                f"query and key must have as many heads without enable_gqa=True, got {heads} and {of_keys}"
+                f"query and key must have the same number of heads unless enable_gqa=True, got {heads} and {of_keys}"
             )
         if of_keys == 0 or heads % of_keys:
-            raise ValueError(f"the number of query heads must be a multiple of the {of_keys} key heads, got {heads}")
+            raise ValueError(
+                f"the number of query heads must be a multiple of the number of key heads, got {heads} and {of_keys}"
+            )
 
 
 def _lengths(
@@ -332,13 +336,13 @@ def _lengths(
     tensor = lengths if isinstance(lengths, Tensor) else _integers(lengths)
     check_integers(tensor, "key_lengths")
     if list(tensor.shape) != list(batch):
-        raise ValueError(f"key_lengths must have the batch's shape {tuple(batch)}, got {tuple(tensor.shape)}")
+        raise ValueError(f"key_lengths must have the batch shape {tuple(batch)}, got {tuple(tensor.shape)}")
     if traced() or without_numbers(tensor) or (asynchronous and tensor.is_cuda):
         return tensor.to(device).flatten()
     numbers: list[int] = tensor.flatten().tolist()
     out_of_range = [n for n in numbers if not 0 <= n <= keys]
     if out_of_range:
-        raise ValueError(f"key_lengths must be from 0 to {keys}, the number of keys, got {out_of_range[0]}")
+        raise ValueError(f"key_lengths must be from 0 to the number of keys, {keys}, got {out_of_range[0]}")
     return None if all(n == keys for n in numbers) else torch.tensor(numbers, device="cpu")
 
 

@@ -142,7 +142,7 @@ def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignor
     if list(target.shape) != leading:
         # Detect the layout of `torch.nn.functional.cross_entropy`, which has the classes in dimension 1.
         classes_second = list(target.shape) == [*shape[:1], *shape[2:]]
-        hint = "; scores must have the classes last: use scores.movedim(1, -1)" if classes_second else ""
+        hint = "; the last dimension of scores must be the classes: use scores.movedim(1, -1)" if classes_second else ""
         raise ValueError(
             f"class targets must have shape {tuple(leading)} for scores of shape {tuple(shape)}, "
             f"got {tuple(target.shape)}{hint}"

@@ -159,8 +159,8 @@ def check_dense(x: Tensor, name: str) -> None:
     if x.is_nested or x.layout is not _STRIDED or kind in ("MaskedTensor", "DTensor"):
         kind = f"{kind} of layout {x.layout}" + (", nested" if x.is_nested else "")
         raise TypeError(
-            f"{name} must be a dense tensor, got {kind}: pad a nested tensor and pass a mask, or call to_dense() on a "
-            "sparse tensor, get_data() on a MaskedTensor, full_tensor() or to_local() on a DTensor"
+            f"{name} must be a dense tensor, got {kind}. Convert it: pad a nested tensor and pass a mask; "
+            "call to_dense() on a sparse tensor, get_data() on a MaskedTensor, full_tensor() or to_local() on a DTensor"
         )
 
 
@@ -227,7 +227,7 @@ def number(name: str, value: Any) -> float:
     if isinstance(value, Tensor):
         if not _readable(value):
             raise TypeError(
-                f"{name} must be a number, or a tensor with one number that needs no gradient and is not traced; "
+                f"{name} must be a number, or a tensor with one number that is not traced and needs no gradient, "
                 f"got a tensor of shape {tuple(value.shape)}"
             )
         value = value.item()
