@@ -211,8 +211,8 @@ def parameter_groups(
     num_frozen = sum(not alpha.bias.requires_grad for alpha in learned)
     if num_frozen:
         warnings.warn(
-            f"the learned alphas of {num_frozen} attentions are frozen; PEFT trains and saves them with an "
-            f"adapter if its configuration has modules_to_save=[{ALPHA!r}]",
+            f"the learned alphas of {num_frozen} attentions are frozen. To train them and save them with a PEFT "
+            f"adapter, create its configuration with modules_to_save=[{ALPHA!r}].",
             stacklevel=2,
         )
     return nn_parameter_groups(model, lr, alpha_lr_scale=alpha_lr_scale, weight_decay=weight_decay)

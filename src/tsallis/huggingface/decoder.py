@@ -323,8 +323,8 @@ class TransformersDecoder(nn.Module):
         columns = width if self.is_encoder_decoder else width + ids.shape[1]
         if not layers or layers[-1] is None or layers[-1].shape[-1] != columns:
             raise ValueError(
-                f"the last layer of {type(unwrap(self.model)).__name__} returns no attention weights: create the "
-                "decoder with attention=False"
+                f"the last layer of {type(unwrap(self.model)).__name__} returns no attention weights. To decode "
+                "without them, create the decoder with attention=False."
             )
         weights: Tensor = layers[-1][:, :, -1, :width].mean(1)  # [rows, heads, queries, keys] -> [rows, src]
         if not self.is_encoder_decoder:

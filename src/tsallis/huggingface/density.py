@@ -64,8 +64,8 @@ class DensityMeter:
             self._stance = None
         if error is None and not any(counts.passes for counts in self._counts.values()):
             warnings.warn(
-                "no sparse attention ran in the block: call the model in the block, and call sparsify again if another "
-                "attention function was set",
+                "no sparse attention ran in the block: call the model in the block. If another attention function was "
+                "set after sparsify, call sparsify again first.",
                 stacklevel=2,
             )
 

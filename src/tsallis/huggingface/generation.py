@@ -93,12 +93,14 @@ class EntmaxLogitsProcessor(LogitsProcessor):
             keeps_all = getattr(processor, "top_k", 0) >= classes or getattr(processor, "min_p", None) == 0
             if setting is not None and not keeps_all:
                 name = setting.partition("=")[0]
-                raise ValueError(f"generate would apply {name} after entmax: pass {setting} to generate")
+                raise ValueError(
+                    f"generate would apply {name} after entmax. To turn it off, pass {setting} to generate."
+                )
             if isinstance(processor, TemperatureLogitsWarper):
                 later *= processor.temperature
         if later != 1:
             warnings.warn(
-                f"generate's temperature {later:g} has no effect: pass the temperature to EntmaxLogitsProcessor",
+                f"temperature {later:g} of generate has no effect: pass it to EntmaxLogitsProcessor instead",
                 stacklevel=3,
             )
         return later

@@ -169,7 +169,7 @@ def find_obstacles(model: nn.Module) -> dict[str, str]:
 
 def _own_way(attention: nn.Module) -> str:
     if isinstance(attention, nn.MultiheadAttention):
-        return "is a torch.nn.MultiheadAttention: use tsallis.nn.sparsify_module"
+        return "is a torch.nn.MultiheadAttention: replace it with tsallis.nn.sparsify_module"
     return "does not use Transformers' AttentionInterface"
 
 
@@ -181,7 +181,7 @@ def _function_obstacle(base: Any, attention: nn.Module) -> str:
     part = next((part for part in model_parts(base) if part.config is config), None)
     if part is None:
         is_inner = any(x is config for x in configurations(base))
-        return "" if is_inner else "has a configuration that is not part of the model's configuration"
+        return "" if is_inner else "has a configuration outside the model's configuration"
     if part._can_set_attn_implementation():
         return ""
     return f"belongs to {type(part).__name__}, whose attention function Transformers can't replace"

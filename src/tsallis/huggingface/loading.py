@@ -54,8 +54,8 @@ def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
     settings = getattr(config, SETTINGS, None)
     if settings is None:
         raise ValueError(
-            f"{path} was saved without the settings of sparsify: load it as usual, then call sparsify on the whole "
-            "model (layers= selects some of its attentions)"
+            f"{path} was saved without the settings of sparsify. Load it as usual, then call sparsify on the whole "
+            "model; the argument layers selects attentions."
         )
     wants_info = options.pop("output_loading_info", False)
     cls = model_class
@@ -91,6 +91,6 @@ def _check_alphas(
     unknown_names = sorted(name for name in attention_names if base_name(model, name) not in known_names)
     if unknown_names:
         raise ValueError(
-            f"{path} has alphas of {', '.join(unknown_names)}, which its configuration does not name: before saving, "
-            "call sparsify on the whole model with layers=, not on a part of it"
+            f"{path} has alphas of {', '.join(unknown_names)}, but its configuration does not list them. "
+            "Before saving, call sparsify on the whole model; the argument layers selects attentions."
         )

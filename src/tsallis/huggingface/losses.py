@@ -107,7 +107,7 @@ def lm_loss(
     hidden = _run_to_head(lm, head, rest)
     if hidden.shape[:-1] != labels.shape:
         raise ValueError(
-            f"labels must have shape {list(hidden.shape[:-1])}, one per position of {type(lm).__name__}, "
+            f"labels must have shape {list(hidden.shape[:-1])}, one label per position of {type(lm).__name__}, "
             f"got {list(labels.shape)}"
         )
     labels = (torch.nn.functional.pad(labels, (0, 1), value=-100)[..., 1:] if shift else labels).to(hidden.device)
@@ -140,7 +140,7 @@ def _shifts(lm: Any) -> bool:
     names = {name for method in methods for name in getattr(getattr(method, "__code__", None), "co_names", ())}
     if "loss_function" in names and lm.loss_type in CAUSAL:
         return True
-    raise ValueError(f"can't find out whether {type(lm).__name__} shifts labels: pass shift=True or shift=False")
+    raise ValueError(f"can't determine whether {type(lm).__name__} shifts labels: pass shift=True or shift=False")
 
 
 @untraced  # compiled code does not notice temporary hooks
@@ -174,7 +174,7 @@ def _run_to_head(lm: Any, head: nn.Linear, inputs: dict[str, Any]) -> Tensor:
             hook.remove()
     if len(states) != 1:
         calls = f"{type(lm).__name__} calls its output layer {len(states)} times per pass"
-        raise ValueError(f"{calls}; only models that call it once are supported")
+        raise ValueError(f"{calls}, but must call it exactly once")
     if logits.shape[-1:] != probes[0].shape or not (logits == probes[0]).all():
         config = lm.config.get_text_config()
         settings = {name: getattr(config, name, neutral) for name, neutral in SCALINGS.items()}

@@ -53,8 +53,8 @@ def warn_of_others(model: nn.Module, layers: Layer | Iterable[Layer] | None, kin
     ]
     if names:
         warnings.warn(
-            f"{type(model).__name__} has attentions that do not use Transformers' AttentionInterface and stay "
-            f"unchanged: {', '.join(names)}",
+            f"these attentions of {type(model).__name__} stay unchanged, because they do not use Transformers' "
+            f"AttentionInterface: {', '.join(names)}",
             stacklevel=3,
         )
 
@@ -82,8 +82,7 @@ def choose_attentions(
     attentions = dict(attention_modules(model))
     if not attentions:
         raise ValueError(
-            f"{type(model).__name__} has no attention that uses Transformers' AttentionInterface: its attention can't "
-            "be replaced"
+            f"can't replace the attention of {type(model).__name__}: none of it uses Transformers' AttentionInterface"
         )
     if layers is not None:
         if not isinstance(layers, int | str) and not (layers := list(layers)):

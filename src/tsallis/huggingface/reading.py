@@ -56,9 +56,7 @@ def find_obstacle(model: Any, base: Any) -> str:
         return "reads prefixes in both directions: load it with is_decoder=True or is_causal=True"
     share = getattr(config, "moe_eval_capacity_token_fraction", None)
     if share is not None and share < 1:
-        return (
-            f"drops tokens depending on the rest of the batch: moe_eval_capacity_token_fraction must be 1, got {share}"
-        )
+        return f"drops tokens, depending on the batch: moe_eval_capacity_token_fraction must be 1, got {share}"
     return ""
 
 

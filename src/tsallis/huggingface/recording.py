@@ -60,7 +60,8 @@ def summarize_texts(
     reader = TransformersReader(model, tokenizer)
     if reader.seq2seq != (targets is not None) or len(texts) != len(texts if targets is None else targets):
         needs = f"{len(texts)} targets" if reader.seq2seq else "no targets"
-        raise InputError(f"{type(model).__name__} needs {needs} for {len(texts)} texts, got {targets and len(targets)}")
+        got = "none" if targets is None else f"{len(targets)} targets"
+        raise InputError(f"{type(model).__name__} needs {needs} for {len(texts)} texts, got {got}")
     batches = list(text_batches(model, tokenizer, texts, targets))
     name = name or type(model).__name__
     return summarize_attention(model, reader, batches, name=name, corpus=corpus, sentences=sentences, examples=examples)

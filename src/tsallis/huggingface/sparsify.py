@@ -71,7 +71,7 @@ def sparsify(
         raise TypeError(
             f"model must be a Transformers model, got {type(model).__name__}; for other models use nn.sparsify_module"
         )
-    _check_whole(base, "sparsify with layers=")
+    _check_whole(base, "sparsify with the argument layers")
     layers = layers if layers is None or isinstance(layers, int | str) else list(layers)
     modules = {
         name: (attention, _alpha_module(value, name, attention, initial, low, high))
@@ -88,7 +88,7 @@ def _alphas_of_layers(alpha: Alpha | Mapping[Layer, Alpha], layers: Layers) -> l
     if not isinstance(alpha, Mapping):
         return [(alpha, layers)]
     if layers is not None or not alpha:
-        conflict = "use either layers or an alpha that names layers, not both"
+        conflict = "pass either layers or a mapping from layers to alphas, not both"
         raise ValueError(conflict if alpha else "alpha must name at least one layer, got {}")
     return [(value, layer) for layer, value in alpha.items()]
 
@@ -96,7 +96,7 @@ def _alphas_of_layers(alpha: Alpha | Mapping[Layer, Alpha], layers: Layers) -> l
 def _check_whole(base: nn.Module, call: str) -> None:
     """Raise if a model is part of a sparsified model."""
     if any(alpha_modules(base)) and not any(hasattr(part, DENSE) for part in model_parts(base)):
-        raise ValueError(f"{type(base).__name__} is a part of a sparsified model: call {call} on the whole model")
+        raise ValueError(f"{type(base).__name__} is part of a sparsified model: call {call} on the whole model")
 
 
 def densify(model: Model) -> Model:
@@ -191,5 +191,7 @@ def _alpha_module(
         return LearnedAlpha(count_heads(attention), low, high, initial, device=device, dtype=torch.float32)
     numbers = fixed_numbers(alpha)
     if isinstance(numbers, list) and len(numbers) != count_heads(attention):
-        raise ValueError(f"alpha must have one number per head of {name}, {count_heads(attention)}, got {len(numbers)}")
+        raise ValueError(
+            f"alpha must have {count_heads(attention)} numbers, one per head of {name}, got {len(numbers)}"
+        )
     return FixedAlpha(numbers, device)

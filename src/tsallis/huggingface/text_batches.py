@@ -35,7 +35,7 @@ def text_batches(
     base = unwrap(model)
     if base.main_input_name != "input_ids":
         raise InputError(
-            f"{type(base).__name__} must read input_ids, got {base.main_input_name}: record batches instead of texts"
+            f"{type(base).__name__} must read input_ids, got {base.main_input_name}: pass batches instead of texts"
         )
     most = _longest(base, tokenizer)
     truncation = {} if most is None else {"truncation": True, "max_length": most}

@@ -156,7 +156,7 @@ def test_a_part_that_is_sparsified_by_itself() -> None:
 def test_a_part_of_a_sparse_model_is_refused() -> None:
     model = sparsify(fill(lambda: tf.BartForConditionalGeneration(tf.BartConfig(**SEQ2SEQ, **TEXT))), 1.5)
     for change in (sparsify, densify):
-        with pytest.raises(ValueError, match="BartModel is a part of a sparsified model: call"):
+        with pytest.raises(ValueError, match="BartModel is part of a sparsified model: call"):
             change(model.model)
     set_alpha(model.model, 2.0)
     assert all(x == 2.0 for x in alphas(model).values())

@@ -139,5 +139,5 @@ def test_texts_and_targets_that_do_not_fit_are_refused() -> None:
         summarize_texts(sparsify(build("bert")), tokenizer(), TEXTS, TEXTS)
     with pytest.raises(InputError, match="MarianMTModel needs 3 targets for 3 texts, got 2"):
         summarize_texts(sparsify(build("marian")), tokenizer(), TEXTS, TEXTS[:2])
-    with pytest.raises(InputError, match="the texts: no sentences to analyse"):
+    with pytest.raises(InputError, match="the texts must contain at least one sentence"):
         summarize_texts(sparsify(build("bert")), tokenizer(), [])
