@@ -15,7 +15,7 @@ Stop = Literal["budget", "time", "mass", "length"]
 Scope = Literal["all", "limited"]
 ROUNDING = 1e-9  # rounding error of log-probabilities that are summed in float64
 LARGEST_LOG = math.log(sys.float_info.max)
-LARGE_SCORES = "scores are so large that their dtype holds whole numbers only and cannot tell close ones apart"
+LARGE_SCORES = "the scores are so large that their dtype rounds them to whole numbers, so close scores become equal"
 
 
 @dataclass(frozen=True)

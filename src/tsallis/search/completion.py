@@ -328,9 +328,9 @@ def next_characters(
     check_at_least_one(longest=longest)
     check_sources(model, src, src_lengths)
     if len(src) != 1:
-        raise ValueError(f"src must have one source, got {len(src)}")
+        raise ValueError(f"src must have exactly one source, got {len(src)}")
     if not model.output.normalized:
-        raise ValueError("model must have probabilities that sum to 1; those of alpha-ReLU do not")
+        raise ValueError("next characters need a model whose probabilities sum to 1; those of alpha-ReLU do not")
     steps, encoded = _Steps(model, src.device), typed.encode()
     with eval_mode(model):
         beginnings, left = spell_beginning(model, src, src_lengths, typed, spellings, place=place)

@@ -250,9 +250,9 @@ def match(
     check_real("at_least", at_least, 0, 1)
     for pattern in patterns:
         if not isinstance(pattern, Pattern):
-            raise TypeError(f"patterns must be tsallis.search.Pattern, got {describe(pattern)}")
+            raise TypeError(f"patterns must contain tsallis.search.Pattern objects, got {describe(pattern)}")
     if not model.output.normalized:
-        raise ValueError("match needs outputs that sum to 1, and alpha-ReLU's don't")
+        raise ValueError("match needs a model whose probabilities sum to 1; those of alpha-ReLU do not")
     lengths, results = check_sources(model, src, src_lengths), []
     limits = make_limits(lengths, max_length=max_length)
     least = math.log(at_least) if at_least else -math.inf

@@ -64,7 +64,9 @@ class Pattern:
         automaton = compile_pattern(pattern if isinstance(pattern, str) else list(pattern), characters)
         states, unsure = len(automaton.next), len(automaton.next) + 1  # `states` is the one before the first text
         if (states + 2) * len(texts) > ENTRIES:
-            raise ValueError(f"the pattern needs {states} states for {len(texts)} texts of tokens: simplify it")
+            raise ValueError(
+                f"the pattern needs {states} states for {len(texts)} different tokens, which is too many: simplify it"
+            )
         following = torch.tensor(automaton.next).reshape(states, -1)
         table = _follow(following, torch.arange(states), [y for _, y in texts], automaton.classes)
         begin = _follow(following, torch.tensor([automaton.start]), [x for x, _ in texts], automaton.classes)[0]
@@ -88,7 +90,9 @@ class Pattern:
             ValueError: The vocabulary has another number of tokens than the model.
         """
         if d_vocab != len(self.column):
-            raise ValueError(f"the pattern's vocabulary has {len(self.column)} symbols, the model {d_vocab}")
+            raise ValueError(
+                f"the vocabulary of the pattern must have {d_vocab} symbols, like the model, got {len(self.column)}"
+            )
         return self.table[states][:, self.column]
 
     def read(self, states: Tensor, tokens: Tensor) -> Tensor:

@@ -54,7 +54,9 @@ class _Graph:
 
     def add(self, *empty: int, anchor: str = "", read: tuple[int, int] | None = None) -> int:
         if len(self.empty) >= 4 * STATES:
-            raise ValueError(f"it has more than {4 * STATES} positions: shorten it or its counts {{n,m}}")
+            raise ValueError(
+                f"it has more than {4 * STATES} states: shorten the expression, or reduce its counts {{n,m}}"
+            )
         self.empty.append([(state, anchor) for state in empty])
         self.reads.append(read)
         return len(self.empty) - 1
@@ -79,7 +81,7 @@ class _Graph:
                 raise ValueError("the flag m (multiline) is not supported: outputs have one line")
             return self.add(end, anchor=str(value))
         if name not in ("MAX_REPEAT", "MIN_REPEAT"):
-            raise ValueError(f"{UNSUPPORTED.get(name, name)} is not supported: no automaton has it")
+            raise ValueError(f"{UNSUPPORTED.get(name, name)} is not supported")
         least, most, operations = value
         if most is _parser.MAXREPEAT:
             state = self.add(end)
@@ -118,7 +120,7 @@ def parse(pattern: str) -> tuple[_Graph, int, int]:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ValueError(f"{shorten(pattern)} is not a regular expression: {reason}") from None
     except ValueError as error:
-        raise ValueError(f"the regular expression {shorten(pattern)}: {error}") from None
+        raise ValueError(f"can't use the regular expression {shorten(pattern)}: {error}") from None
 
 
 def compile_regex(pattern: str, characters: Iterable[str]) -> Automaton:
@@ -220,7 +222,9 @@ def compile_strings(strings: Sequence[str], characters: Iterable[str]) -> Automa
         if not isinstance(string, str):
             raise TypeError(f"a pattern must be a regular expression or a list of strings, got {describe(string)}")
     if not strings or not all(strings):
-        raise ValueError(f"a list of strings must have at least one string, all non-empty, got {describe(strings)}")
+        raise ValueError(
+            f"a list of strings must have at least one string and no empty strings, got {describe(strings)}"
+        )
     letters = {letter: number for number, letter in enumerate(sorted(set("".join(strings))), start=1)}
     children: list[dict[int, int]] = [{}, {}]  # the root, and the state in which a string was found
     found = 1

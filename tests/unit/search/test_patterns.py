@@ -69,7 +69,7 @@ def test_atomic_parts_are_named(regex: str, part: str) -> None:
 
 @pytest.mark.parametrize("strings", [[], ["a", ""]])
 def test_lists_without_strings_are_refused(strings: list[str]) -> None:
-    with pytest.raises(ValueError, match="at least one string, all non-empty"):
+    with pytest.raises(ValueError, match="at least one string and no empty strings"):
         Pattern(strings, VOCABULARY)
 
 
@@ -79,9 +79,9 @@ def test_wrong_types_and_vocabularies_are_refused() -> None:
     with pytest.raises(TypeError, match="strings or bytes, got None"):
         Pattern("a", ["", "", "", "", None])
     model = trie({(): {EOS: 1.0}})
-    with pytest.raises(ValueError, match="has 9 symbols, the model 7"):
+    with pytest.raises(ValueError, match="must have 7 symbols, like the model, got 9"):
         match(model, *sources(0), [Pattern("a", VOCABULARY)])
-    with pytest.raises(TypeError, match=r"must be tsallis\.search\.Pattern, got 'a'"):
+    with pytest.raises(TypeError, match=r"tsallis\.search\.Pattern objects, got 'a'"):
         match(model, *sources(0), ["a"])  # type: ignore[list-item]
 
 
