@@ -38,8 +38,8 @@ def check_last_pass(recorded: Sequence[int] | None, decoded: DecoderOutput) -> N
     rows, steps = decoded.hidden.shape[:2]
     if tuple(recorded) != (rows, steps):
         raise RuntimeError(
-            "attended positions are stored only for the model's last pass: it had "
-            f"{recorded[0]} rows and {recorded[1]} steps, got a pass of {rows} rows and {steps} steps"
+            "attended positions are stored only for the last pass of the model. The last pass had "
+            f"{recorded[0]} rows and {recorded[1]} steps, but the requested pass has {rows} rows and {steps} steps."
         )
 
 

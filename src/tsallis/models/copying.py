@@ -159,7 +159,7 @@ def make_output(
     if copied is None:
         return OutputLayer(d_model, d_vocab, *options, **named)
     if len(copied) != src_vocab:
-        raise ValueError(f"copy must have one number per source symbol, {src_vocab}, got {len(copied)}")
+        raise ValueError(f"copy must have {src_vocab} numbers, one per source symbol, got {len(copied)}")
     return CopyOutput(d_model, d_vocab, copied, *options, **named)
 
 

@@ -183,9 +183,9 @@ class PictureReader(nn.Module):
             ValueError: A row has no question.
         """
         if self.image_store is None:
-            raise RuntimeError("image_store is None: set the reader's image_store to the images that sources refer to")
+            raise RuntimeError("image_store of the reader must contain the images that the sources refer to, got None")
         if int(src_lengths.min()) < 2:
-            raise ValueError(f"src_lengths must be at least 2, an image and a question, got {src_lengths.tolist()}")
+            raise ValueError(f"src_lengths must be at least 2 (an image and a question), got {src_lengths.tolist()}")
         images = self.image_store(src[:, 0].cpu()).to(src.device)
         hidden, attention = self.answerer.read(images, src[:, 1:], src_lengths - 1)
         return hidden, CellAttention(attention)

@@ -453,4 +453,4 @@ def _check(d_model: int, layers: int, dropout: float, share: str, d_embedding: i
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
     if share != "none" and d_embedding != d_model:
-        raise ValueError(f"d_embedding must be d_model {d_model} with share {share!r}, got {d_embedding}")
+        raise ValueError(f"d_embedding must be equal to d_model, {d_model}, with share {share!r}, got {d_embedding}")

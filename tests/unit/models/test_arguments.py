@@ -49,7 +49,11 @@ def grid(**options: Any) -> ImageGrid:
         (rnn, {"output_alpha": 0.5}, "alpha must be finite and at least 1, got 0.5"),
         (rnn, {"cell": "rnn"}, "cell must be one of lstm, gru, got 'rnn'"),
         (rnn, {"scorer": "dot"}, "scorer must be one of bilinear, additive, got 'dot'"),
-        (rnn, {"share": "target", "d_embedding": 4}, "d_embedding must be d_model 8 with share 'target', got 4"),
+        (
+            rnn,
+            {"share": "target", "d_embedding": 4},
+            "d_embedding must be equal to d_model, 8, with share 'target', got 4",
+        ),
         (rnn, {"share": "all"}, "share must be one of none, target, got 'all'"),
         (rnn, {"forbidden": (11,)}, r"forbidden must contain symbols from 0 to 10, .* got \(11,\)"),
         (transformer, {"heads": 3}, "d_model must be even and a multiple of heads, got 8 and 3 heads"),

@@ -321,7 +321,7 @@ def test_an_ensemble_of_models_that_copy_averages_mixtures() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"copy": [4, 5]}, "one number per source symbol, 8, got 2"),
+        ({"copy": [4, 5]}, "8 numbers, one per source symbol, got 2"),
         ({"copy": [-1] * 7 + [9]}, "target symbols from 4 to 8 or -1, got 9"),
         ({"copy": [-1] * 7 + [2]}, "target symbols from 4 to 8 or -1, got 2"),
         ({"copy": TARGETS, "density": "gaussian"}, "density must be None with copy, got 'gaussian'"),

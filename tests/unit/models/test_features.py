@@ -132,7 +132,7 @@ def test_features_move_to_new_memory(make: Any) -> None:
         (rnn, {"features": [3]}, "source symbols from 4 to 10, got 3"),
         (rnn, {"features": [4, SRC]}, "source symbols from 4 to 10, got 11"),
         (rnn, {"density": "gaussian"}, "density must be None with features, got 'gaussian'"),
-        (transformer, {"positions": "rope"}, "features need positions 'sinusoids', got 'rope'"),
+        (transformer, {"positions": "rope"}, "positions must be 'sinusoids' with features, got 'rope'"),
     ],
 )
 def test_arguments_that_make_no_model(make: Any, options: dict[str, Any], message: str) -> None:

@@ -424,7 +424,7 @@ def _check(arguments: dict[str, Any]) -> None:
         raise ValueError(f"d_model must be even and a multiple of heads, got {d_model} and {heads} heads")
     check_positions(arguments["positions"], ("sinusoids",))
     if arguments["features"] is not None and arguments["positions"] != "sinusoids":
-        raise ValueError(f"features need positions 'sinusoids', got {arguments['positions']!r}")
+        raise ValueError(f"positions must be 'sinusoids' with features, got {arguments['positions']!r}")
     for name in ("dropout", "attention_dropout"):
         if not 0 <= arguments[name] < 1:
             raise ValueError(f"{name} must be at least 0 and below 1, got {arguments[name]}")
