@@ -110,7 +110,8 @@ def refuse_learned(name: str, value: Alpha) -> None:
     """Raise if an argument requires a gradient, which is not supported."""
     if isinstance(value, Tensor) and value.requires_grad:
         raise ValueError(
-            f"{name} must not require a gradient, because it gets none here: pass a number or {name}.detach()"
+            f"{name} must not require a gradient, because this function computes none for it: "
+            f"pass a number or {name}.detach()"
         )
 
 

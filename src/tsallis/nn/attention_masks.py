@@ -73,7 +73,7 @@ def split_lengths(lengths: Tensor, q: Tensor, keys: int, plain: bool) -> tuple[T
         least, most = (int(x) for x in lengths.aminmax())
         if not 0 <= least <= most <= keys:
             raise ValueError(
-                f"key_lengths must be from 0 to {keys}, the number of keys, got {least if least < 0 else most}"
+                f"key_lengths must be from 0 to the number of keys, {keys}, got {least if least < 0 else most}"
             )
         if least == keys:
             return None, None

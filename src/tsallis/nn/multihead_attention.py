@@ -342,7 +342,10 @@ class MultiheadAttention(ConstantBuffers):
         if query.dim() not in (2, 3):
             raise ValueError(f"query must have 2 or 3 dimensions, got shape {tuple(query.shape)}")
         if (key is None) != (value is None) or (key is None and cache is None):
-            raise ValueError("key and value must both be given, or both be None with a cache")
+            given = " and ".join(
+                f"{name} {'None' if x is None else 'given'}" for name, x in (("key", key), ("value", value))
+            )
+            raise ValueError(f"key and value must both be given, or both be None with a cache, got {given}")
         if query.shape[-1] != self.embed_dim:
             raise ValueError(f"query must have last size {self.embed_dim}, got {query.shape[-1]}")
         for name, x, size in (("key", key, self.kdim), ("value", value, self.vdim)):
@@ -426,8 +429,8 @@ class MultiheadAttention(ConstantBuffers):
     def _last_pass(self) -> _PassRecord:
         if self._last is None:
             raise RuntimeError(
-                "no attention weights are recorded: call the model first; call a compiled model in "
-                "'with torch.compiler.set_stance(\"force_eager\")'"
+                "no attention weights are recorded. Call the model first. If it is compiled, call it in "
+                "'with torch.compiler.set_stance(\"force_eager\")'."
             )
         return self._last
 
@@ -521,6 +524,6 @@ def attention_stats(module: nn.Module) -> dict[str, AttentionStats]:
         raise ValueError(f"{kind} has no tsallis.nn.MultiheadAttention: call sparsify_module first")
     stats = {name: part.stats() for name, part in parts.items() if part.recorded}
     if not stats:
-        message = f"no attention of {kind} has run: call the model first; compiled models record no statistics"
+        message = f"no attention of {kind} has run: call the model first, without torch.compile"
         warnings.warn(message, stacklevel=2)
     return stats

@@ -253,7 +253,7 @@ def _add_extras(new: NewAttention, old: Attention, path: str) -> None:
                 continue
             if name in existing:
                 raise TypeError(
-                    f"{path}.{name} was added to a {type(old).__name__}, but {type(new).__name__} has its own"
+                    f"{path}.{name} was added to a {type(old).__name__}, but {type(new).__name__} already has a {name}"
                 )
             getattr(new, kind)[name] = value
             if kind == "_buffers" and name in old._non_persistent_buffers_set:

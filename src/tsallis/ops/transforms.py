@@ -53,8 +53,8 @@ def check_recordable() -> None:
 
 def _not_recordable(recorder: str, transforms: str) -> NotImplementedError:
     return NotImplementedError(
-        f"{recorder} can't record tsallis inside {transforms} or forward-mode AD: "
-        "record with torch.fx.experimental.proxy_tensor.make_fx, or record the function without the transform"
+        f"{recorder} can't record tsallis inside {transforms} or forward-mode AD. "
+        "Record with torch.fx.experimental.proxy_tensor.make_fx, or record the function without the transform."
     )
 
 
@@ -184,7 +184,7 @@ def functionalized() -> bool:
         return False
     if forward_mode() or _differentiated():
         raise NotImplementedError(
-            "derivatives inside torch.func.functionalize are not supported: trace them first, as in "
+            "derivatives inside torch.func.functionalize are not supported: trace the derivative first, as in "
             "functionalize(make_fx(grad(f))(x))"
         )
     return True

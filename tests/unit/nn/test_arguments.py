@@ -112,7 +112,7 @@ def decoder(**options: Any) -> TransformerDecoderLayer:
         (continuous, {"density": 0.5}, "alpha must be finite and at least 1, got 0.5"),
         (continuous, {"components": 0}, "components must be at least 1"),
         (continuous, {"moments": "scores", "components": 2}, "1 with moments='scores', got 2"),
-        (continuous, {"combine": True}, "combine=True needs .* got 'query'"),
+        (continuous, {"combine": True}, "moments must be .* with combine=True, got 'query'"),
         (continuous, {"moments": "discrete", "transform": "alpha_relu"}, "sum to 1.*'alpha_relu'"),
         (continuous, {"moments": "discrete", "transform": "hardmax"}, "transform must be one of .*'hardmax'"),
         (continuous, {"matching": "paper"}, "matching must be 'covariance' or 'scale', got 'paper'"),
@@ -120,7 +120,7 @@ def decoder(**options: Any) -> TransformerDecoderLayer:
         (continuous, {"basis": image_basis(3)}, "basis must have 1 dimensions, got 2"),
         (continuous, {"ridge": 0.0}, "ridge must be positive"),
         (continuous, {"floor": 0.0}, "floor must be positive and finite, got 0"),
-        (continuous, {"project": False, "d_values": 6}, "d_values must be d_model 8 .* got 6"),
+        (continuous, {"project": False, "d_values": 6}, "d_values must be equal to d_model, 8, .* got 6"),
         (continuous, {"moments": "pooled", "filter_width": 2}, "width must be odd and at least 1, got 2"),
     ],
 )

@@ -133,9 +133,9 @@ class ContinuousAttention(nn.Module):
         if components < 1 or (moments == "scores" and components > 1):
             raise ValueError(f"components must be at least 1, and exactly 1 with moments='scores', got {components}")
         if combine and moments not in ("discrete", "scores"):
-            raise ValueError(f"combine=True needs moments='discrete' or 'scores', got {moments!r}")
+            raise ValueError(f"moments must be 'discrete' or 'scores' with combine=True, got {moments!r}")
         if not project and d_values != d_model:
-            raise ValueError(f"d_values must be d_model {d_model} with project=False, got {d_values}")
+            raise ValueError(f"d_values must be equal to d_model, {d_model}, with project=False, got {d_values}")
         self.d_model = d_model
         self.num_heads = num_heads
         self.head_dim = d_model // num_heads

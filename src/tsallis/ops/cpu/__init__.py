@@ -110,7 +110,7 @@ def warn_of_absence() -> None:
     state = status()
     if not state.available and not state.left_out:
         warnings.warn(
-            "tsallis runs on the CPU without its compiled kernels, which are several times faster: "
+            f"tsallis runs several times slower on the CPU, because it can't use its compiled kernels: "
             f"{state.reason}. To use PyTorch's operations without this warning, set TSALLIS_BACKEND=eager.",
             stacklevel=2,
         )

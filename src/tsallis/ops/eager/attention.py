@@ -45,7 +45,7 @@ def resolve(args: AttentionArgs) -> AttentionArgs:
     lengths = lengths.cpu().long().contiguous()
     invalid = lengths[(lengths < 0) | (lengths > keys)]
     if len(invalid):
-        raise ValueError(f"key_lengths must be from 0 to {keys}, the number of keys, got {invalid[0]}")
+        raise ValueError(f"key_lengths must be from 0 to the number of keys, {keys}, got {invalid[0]}")
     return args._replace(lengths=lengths)
 
 

@@ -275,8 +275,8 @@ def random_numbers(args: AttentionArgs) -> dict[str, Any]:
     """
     if args.dropout > 0 and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "dropout_p must be 0 while a CUDA graph is captured, because each replay would drop the same weights, got "
-            f"{args.dropout:g}: call eval() on the module, or keep attention out of the graph"
+            f"dropout_p must be 0 while a CUDA graph is captured, got {args.dropout:g}: each replay would drop the "
+            "same weights. Call eval() on the module, or keep attention out of the graph."
         )
     keep_prob, seed = 1 - args.dropout, args.seed_value
     return {
