@@ -282,11 +282,11 @@ def test_several_dtypes_become_autocasts(either: None) -> None:
         result = entmax_attention(query, key, value, 1.0)
         expected = scaled_dot_product_attention(query, key, value)
         alike = entmax_attention(query, key.float(), value.float(), 1.0)
-        with pytest.raises(TypeError, match=r"key must have the query's dtype .* torch\.float64 .* torch\.bfloat16"):
+        with pytest.raises(TypeError, match=r"key must be torch\.float64 .* got torch\.bfloat16"):
             entmax_attention(query.double(), key, value)
     assert result.dtype == expected.dtype == torch.bfloat16 and alike.dtype == torch.float32
     torch.testing.assert_close(result, expected, atol=1e-2, rtol=1e-2)
-    with pytest.raises(TypeError, match=r"key must have the query's dtype .* torch\.float32 .* torch\.bfloat16"):
+    with pytest.raises(TypeError, match=r"key must be torch\.float32 .* got torch\.bfloat16"):
         entmax_attention(query, key, value)
 
 
@@ -689,8 +689,8 @@ def given_instead(**changes: Any) -> dict[str, Any]:
         ({"value": torch.ones(2, 2, 6, 5)}, ValueError, r"value .* \(2, 2, 6, 5\)"),
         ({"query": torch.ones(3, 4, 6, 5)}, ValueError, r"\(3, 4, 6, 5\)"),
         ({"query": torch.ones(2, 8, 6, 5)}, ValueError, "enable_gqa=True, got 8 and 4"),
-        ({"query": torch.ones(2, 6, 6, 5), "enable_gqa": True}, ValueError, "4 key heads, got 6"),
-        ({"query": torch.ones(2, 2, 6, 5), "enable_gqa": True}, ValueError, "4 key heads, got 2"),
+        ({"query": torch.ones(2, 6, 6, 5), "enable_gqa": True}, ValueError, "key heads, got 6 and 4"),
+        ({"query": torch.ones(2, 2, 6, 5), "enable_gqa": True}, ValueError, "key heads, got 2 and 4"),
         ({"alpha": 0.5}, ValueError, "alpha .* 0.5"),
         ({"alpha": float("inf")}, ValueError, "alpha .* inf"),
         ({"alpha": torch.tensor([1.5, 2.0, 0.25, 1.0])}, ValueError, "alpha .* 0.25"),

@@ -226,9 +226,9 @@ def test_a_number_that_two_sentences_have_is_refused() -> None:
     model, data = transformer(), corpus(4)
     reader = read_model(model, SRC, TGT)
     batches = [data.batch([0, 1]), data.batch([0, 1])]
-    with pytest.raises(ValueError, match="numbers from 0 to 3, none has 2"):
+    with pytest.raises(ValueError, match="numbers from 0 to 3, but number 2 is missing"):
         summarize_attention(model, reader, batches, name="model", corpus="samples")
-    with pytest.raises(InputError, match="samples: no sentences to analyse"):
+    with pytest.raises(InputError, match="samples must contain at least one sentence"):
         summarize_attention(model, reader, [], name="model", corpus="samples")
 
 
