@@ -357,7 +357,7 @@ def test_jit_trace_records_offsets_that_are_computed_from_sizes() -> None:
         first, second = ([torch.randn(shape) for shape in shapes] for _ in range(2))
         traced = torch.jit.trace(function, tuple(first), check_trace=False)  # a cache is not the same twice
         torch.testing.assert_close(traced(*second), function(*second))
-    with pytest.raises(TypeError, match="query_offset must contain integers, got torch.float32"):
+    with pytest.raises(TypeError, match="query_offset must contain integers, got"):
         torch.jit.trace(lambda q: tsallis.entmax_attention(q, q, q, query_offset=q.sum()), torch.ones(1, 2, SIZE))
 
 

@@ -143,7 +143,7 @@ def test_wrong_observations_are_refused() -> None:
             fit(x, **arguments)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"\(height, width\) of 6 cells .*, got grid None"):
         plane(x)
-    with pytest.raises(ValueError, match=r"got \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"got grid \(2, 2\)"):
         plane(x, grid=(2, 2))
     with pytest.raises(ValueError, match="6, 2"):
         plane(x, positions=torch.rand(2, 6))

@@ -57,9 +57,7 @@ def test_what_is_not_there_is_named(options: dict, message: str) -> None:
 
 def test_a_model_with_an_attention_of_its_own_is_refused() -> None:
     model = tf.DebertaV2Model(tf.DebertaV2Config(**SMALL, **TEXT))
-    with pytest.raises(
-        ValueError, match="attention of DebertaV2Model: none of it uses Transformers' AttentionInterface"
-    ):
+    with pytest.raises(ValueError, match="attention of DebertaV2Model: none of it uses"):
         sparsify(model)
 
 
