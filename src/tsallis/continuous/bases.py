@@ -199,7 +199,7 @@ class ProductBasis(Basis):
         self.other = second if second is not first else None
         for basis in (self.first, self.second):
             if basis.dims != 1:
-                raise ValueError(f"the bases of a product must have 1 dimension, got {basis.dims}")
+                raise ValueError(f"each basis of a product must have 1 dimension, got {basis.dims}")
 
     @property
     def second(self) -> Basis:

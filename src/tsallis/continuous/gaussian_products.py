@@ -70,7 +70,7 @@ class _PlaneSum(Function):
     def forward(ctx: Any, weights: Tensor, x: Tensor, y: Tensor, *shapes: Tensor) -> Tensor:
         if ctx.needs_input_grad[0] or any(ctx.needs_input_grad[3:]):
             raise NotImplementedError(
-                "plane_sum computes gradients only for its points, but its weights or Gaussians require gradients"
+                "plane_sum computes gradients only for points, but the weights or Gaussians require gradients"
             )
         ctx.save_for_backward(weights, x, y, *shapes)
         first, second = Bells(*shapes[:2]), Bells(*shapes[2:])

@@ -40,7 +40,10 @@ def modules_of_settings(
     settings = {base_name(model, name): setting for name, setting in settings.items()}
     attentions = {name: x for name, x in choose_attentions(model).items() if base_name(model, name) in settings}
     if settings and not attentions:
-        raise ValueError(f"{type(model).__name__} has none of the sparse attentions {', '.join(sorted(settings))}")
+        raise ValueError(
+            f"{type(model).__name__} has none of the attentions that the settings of sparsify list: "
+            f"{', '.join(sorted(settings))}"
+        )
     return {name: (x, _alpha_module(name, x, settings[base_name(model, name)])) for name, x in attentions.items()}
 
 

@@ -121,7 +121,7 @@ def densify(model: Model) -> Model:
     _check_whole(base, "densify")
     parts = model_parts(base)
     if not any(hasattr(part, DENSE) for part in parts):
-        raise ValueError(f"{type(base).__name__} is not sparsified: call sparsify first")
+        raise ValueError(f"{type(base).__name__} has no sparse attention to restore")
     restore_attention(base)
     for part in parts:
         vars(part.config).pop(SETTINGS, None)

@@ -106,7 +106,9 @@ class KeyValueCache:
             )
         for memory, new in ((self._keys, keys), (self._values, values)):
             if memory is not None and (new.shape[:2] != memory.shape[:2] or new.shape[3] != memory.shape[3]):
-                raise ValueError(f"can't append shape {tuple(new.shape)} to a cache of shape {tuple(memory.shape)}")
+                raise ValueError(
+                    f"can't append a tensor of shape {tuple(new.shape)} to a cache of shape {tuple(memory.shape)}"
+                )
         self._keys = self._append(self._keys, keys)
         self._values = self._append(self._values, values)
         self._length += keys.shape[2]

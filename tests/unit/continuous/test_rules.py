@@ -273,7 +273,7 @@ def test_sums_of_products_are_quick_where_only_points_have_gradients(monkeypatch
         attention(torch.randn(2, 3, 8), torch.randn(2, 6, 8), grid=(2, 3))[0].sum().backward()
         assert calls == path
     one = bells(torch.zeros(1, dtype=D), torch.ones(1, dtype=D))
-    with pytest.raises(NotImplementedError, match="gradients only for its points"):
+    with pytest.raises(NotImplementedError, match="gradients only for points"):
         plane_sum(torch.ones(2, dtype=D, requires_grad=True), *torch.zeros(2, 1, 2, dtype=D), one, one)
 
 

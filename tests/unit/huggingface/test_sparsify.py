@@ -94,7 +94,7 @@ def test_what_was_learned_can_be_fixed() -> None:
 def test_other_modules_are_refused() -> None:
     with pytest.raises(TypeError, match="model must be a Transformers model, got Linear"):
         sparsify(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="BertForMaskedLM is not sparsified"):
+    with pytest.raises(ValueError, match="BertForMaskedLM has no sparse attention"):
         densify(build("bert"))
     with pytest.raises(ValueError, match="Linear has no attention with a fixed alpha"):
         set_alpha(nn.Linear(2, 2), 1.5)

@@ -106,5 +106,5 @@ def test_a_library_of_other_sizes_is_not_used(tmp_path: Path, name: str, size: i
     done = python(TRY, TSALLIS_KERNEL_PATH=str(out))
     available, values, explained = done.stdout.splitlines()
     assert available == "False" and values == "[0.75, 0.25, 0.0]", done.stderr
-    said = f"fake.so has the size {theirs} for '{name}', expected {sizes[name]}: reinstall tsallis"
+    said = f"fake.so was compiled with size {theirs} for '{name}', expected {sizes[name]}: reinstall tsallis"
     assert explained == f"eager ({said})"

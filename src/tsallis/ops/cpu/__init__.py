@@ -82,7 +82,7 @@ def _load() -> tuple[Any, Status]:
     for name, size in sizes().items():
         theirs = library.tsallis_size(name.encode())
         if theirs != size:
-            reason = f"{path.name} has the size {theirs} for {name!r}, expected {size}: reinstall tsallis"
+            reason = f"{path.name} was compiled with size {theirs} for {name!r}, expected {size}: reinstall tsallis"
             return None, Status(False, reason, path=str(path))
     for name, call in CALLS.items():
         function = getattr(library, f"tsallis_{name}")
