@@ -252,7 +252,7 @@ def test_an_empty_recording_has_no_statistics() -> None:
             collect(Recording(LAYERS, []), statistic)
     once = iter(list(random_sentences(2, LAYERS)))
     collect(Recording(LAYERS, once), *statistics())
-    with pytest.raises(InputError, match="already iterated over"):
+    with pytest.raises(InputError, match="already used"):
         collect(Recording(LAYERS, once), *statistics())
 
 

@@ -40,7 +40,9 @@ def test_an_attention_of_pytorch_can_be_made_sparse_beside_the_others() -> None:
     pixels = torch.randn(2, 3, 8, 8)
     before = model(pixel_values=pixels).pooler_output
     *obstacles, last = find_obstacles(model).values()
-    assert obstacles == ["", ""] and last == "is a torch.nn.MultiheadAttention: use tsallis.nn.sparsify_module"
+    assert (
+        obstacles == ["", ""] and last == "is a torch.nn.MultiheadAttention: replace it with tsallis.nn.sparsify_module"
+    )
     sparsify_module(model, 1.0, names="*head.attention")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
