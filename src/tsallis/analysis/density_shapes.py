@@ -120,7 +120,7 @@ def signal_densities(density: Density, channels: Sequence[str]) -> tuple[SignalD
     *first, heads, count = (1, 1, *density.batch_shape)[-3:]
     if len(density.batch_shape) < 2 or first != [1] or count != len(channels):
         raise ValueError(
-            f"density must have batch shape [heads, channels] with {len(channels)} channels, "
+            f"density must have batch shape [heads, {len(channels)}], whose last size is the number of channels, "
             f"got {list(density.batch_shape)}"
         )
     leading = (0,) * (len(density.batch_shape) - 2)

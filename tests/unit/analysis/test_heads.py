@@ -491,7 +491,7 @@ def test_tables_need_pandas(monkeypatch: pytest.MonkeyPatch, model_recording: Re
 def test_histograms_count_everything() -> None:
     values = np.linspace(0, 1, 101)
     assert sum(Histogram.of(values, 7).counts) == 101
-    with pytest.raises(ValueError, match=r"between 0 and 1, got 1\.5"):
+    with pytest.raises(ValueError, match=r"from 0 to 1, got 1\.5"):
         Histogram.of([0.2, 1.5], 3)
     with pytest.raises(ValueError, match="got nan"):
         Histogram.of([math.nan], 3)
