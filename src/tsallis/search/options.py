@@ -79,13 +79,14 @@ class SearchOptions:
     """
 
     mode: Mode = _option(  # noqa: RUF009 (it calls `field`)
-        "Search method: beam search (beam, the default), best outputs with proof (exact), all possible outputs (all), "
-        "or random draws (sample).",
+        "Search method. beam (the default): beam search. exact: the best outputs, with a proof. all: all possible "
+        "outputs. sample: random outputs.",
         unset="beam",
         default="beam",
     )
     beam_size: int | None = _option(
-        "Beam size: number of prefixes kept per source, at least the number of outputs (default: the run's).",
+        "Number of prefixes that the beam keeps per source; at least the number of outputs (default: "
+        "the run's setting).",
         *("beam", "exact"),
         least=1,
         most=MOST,
@@ -93,7 +94,7 @@ class SearchOptions:
         of_runs=True,
     )
     n_best: int | None = _option(
-        "Number of outputs per source, best first (default: 1; in mode all: every output).",
+        "Number of outputs per source, best first (default: 1; mode all returns all outputs by default).",
         *("beam", "exact", "all"),
         least=1,
         most=MOST,
@@ -109,7 +110,7 @@ class SearchOptions:
         "Maximum search time per source, in seconds (default: no limit).", "exact", "all"
     )
     mass: float | None = _option(
-        "Stop once the outputs found for a source have this total probability, between 0 and 1.",
+        "Stop the search for a source once its outputs have this total probability, between 0 and 1.",
         "exact",
         "all",
         most=1,
@@ -120,44 +121,44 @@ class SearchOptions:
     )
     seed: int | None = _option("Random seed for sampling (default: 0).", "sample", most=2**62, default=0)
     temperature: float | None = _option(
-        "Divide the scores by this number before sampling; below 1, likely symbols are drawn more often (default: 1).",
+        "Divide the scores by this number before sampling; numbers below 1 favour likely symbols (default: 1).",
         "sample",
         inside=True,
         default=1.0,
     )
     prefix: str | None = _option("Text that every output starts with.")
     pattern: str | None = _option(
-        "Regular expression that every output matches as a whole; certificates are about these outputs."
+        "Regular expression that every output must match as a whole; certificates cover only matching outputs."
     )
     min_length: int | None = _option(
-        "Minimum number of symbols per output (default: the run's).",
+        "Minimum number of symbols per output (default: the run's setting).",
         *("beam", "exact", "all"),
         most=LENGTH,
         default=0,
         of_runs=True,
     )
     max_length: int | None = _option(
-        "Maximum number of symbols per output (default: the run's, or twice the source's length plus 20).",
+        "Maximum number of symbols per output (default: the run's setting, or 20 plus twice the source length).",
         least=1,
         most=LENGTH,
         of_runs=True,
     )
     length_penalty: float | None = _option(
-        "Rank outputs by log-probability divided by length to this power (default: the run's).",
+        "Exponent p: outputs are ranked by log-probability / length^p (default: the run's setting).",
         *("beam", "exact", "all"),
         most=PENALTY,
         default=0.0,
         of_runs=True,
     )
     end_rule: EndRule | None = _option(  # noqa: RUF009
-        "Finished outputs that beam search keeps. every: all of them. competing: only those that are among the best of "
-        "the beam when they end, as in other toolkits (default: the run's).",
+        "Finished outputs that beam search keeps. every: all finished outputs. competing: only outputs whose ending is "
+        "among the best continuations of the beam, as in other toolkits (default: the run's setting).",
         "beam",
         default="every",
         of_runs=True,
     )
     min_risk: bool = _option(
-        "Return the output with the best expected score among those found or drawn (minimum Bayes risk).",
+        "Return only one of the outputs found or drawn: the one with the best expected score (minimum Bayes risk).",
         *("beam", "all", "sample"),
         unset=False,
         default=False,

@@ -56,7 +56,7 @@ class EmbeddingsConfig(Section):
     """Word vectors that initialise the embeddings. A configuration may give just the file name instead of a section."""
 
     file: FileName  # text file or .safetensors file
-    words: FileName | None = None  # file with the word of each row, one per line; default: row i is symbol i
+    words: FileName | None = None  # file with the word of each row, one per line; default: row i belongs to symbol i
     tensor: str | None = Field(None, max_length=1000)  # name of the tensor to read from a file with several matrices
     freeze: bool = False
 
@@ -103,16 +103,16 @@ class Settings(Section):
 
     Args:
         init_from: Run folder of a trained model, whose parameters initialise the new model. Only `tsallis train` reads
-            this setting and the next four; the class `Trainer` does not read them.
+            `init_from`, `init_checkpoint`, `src_embeddings`, `tgt_embeddings` and `teacher`; `Trainer` ignores them.
         init_checkpoint: Checkpoint in `init_from`: "best", "last" or "average".
         src_embeddings: File of word vectors that initialise the source embeddings.
         tgt_embeddings: File of word vectors that initialise the target embeddings.
         teacher: Folder of a teacher's distributions (see `tsallis distill`), which are the targets together with the
             references; `{folder: DIR, weight: 0.5}` sets the share of the teacher.
         epochs: Maximum number of epochs.
-        updates: Maximum number of updates; default: no limit other than `epochs`.
+        updates: Maximum number of updates; default: only `epochs` limits the run.
         batch_size: Number of rows per batch.
-        max_tokens: Maximum number of padded symbols per batch, counted on the longer side; replaces `batch_size`.
+        max_tokens: Maximum number of symbols per batch on each side, including padding; replaces `batch_size`.
         bucket: Number of batches whose rows are sorted by length together. Larger numbers reduce padding.
         sort_by: Length by which rows are sorted, "total" or "target", see
             :class:`tsallis.toolkit.data.batching.BatchPlan`.
@@ -139,8 +139,8 @@ class Settings(Section):
         validate_updates: Number of updates between validations; replaces `validate_every`.
         validation_beam: Beam size of the search in validation.
         validation_end_rule: Rule for finished outputs in validation, see :func:`tsallis.search.beam_search`.
-        validation_rows: Number of rows of the development set that validation searches; default: all. The loss is
-            always computed on all rows.
+        validation_rows: Number of development-set rows for which validation searches outputs; default: all. The
+            loss is always computed on all rows.
         select: Name of the development-set score that selects the best checkpoint; default: the first score of the
             task.
         patience: Number of validations without a better score before the run ends; default: no limit.
@@ -202,7 +202,7 @@ class Settings(Section):
     @model_validator(mode="after")
     def _check_combinations(self) -> Settings:
         if self.sort_by == "target" and self.max_tokens is not None:
-            raise ValueError("sort_by: target needs batch_size: leave out max_tokens")
+            raise ValueError(f"max_tokens {self.max_tokens} can't be used with sort_by: target; set batch_size instead")
         if self.lowest_learning_rate > self.learning_rate:
             raise ValueError(
                 f"lowest_learning_rate must be at most learning_rate {self.learning_rate:g}, "

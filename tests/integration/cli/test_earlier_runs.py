@@ -48,7 +48,7 @@ def _log_probs(line: dict[str, Any]) -> dict[str, float]:
 def test_it_goes_on(earlier: str, tsallis: Run) -> None:
     before = Path("run/log.jsonl").read_text(encoding="utf-8")
     refused = tsallis("train", "config.yaml", "training.seed=7", status=2)
-    assert "another configuration (now training.seed: 7; " in refused.stderr
+    assert "another configuration (new training.seed: 7; " in refused.stderr
     tsallis("train", "config.yaml", "training.updates=65", "training.epochs=40")
     log = Path("run/log.jsonl").read_text(encoding="utf-8")
     assert log.startswith(before)

@@ -183,7 +183,7 @@ def test_a_prompt_is_printed_as_it_was_given(tsallis, speaker: Path, tmp_path: P
         assert text.startswith(prompt) or not text, (prompt, text)
         assert "<unk>" not in text and "\u2047" not in text and "am  " not in text.replace("am  zw", "")
     done = tsallis("generate", speaker, stdin="am\n@@\n")
-    assert f"2 symbols of sources are unknown to {speaker} and read as <unk>: '@' on line 2\n" in done.stderr
+    assert f"2 source symbols are unknown to {speaker} and read as <unk>: '@' on line 2\n" in done.stderr
 
 
 def test_a_beam_that_finds_nothing_says_so(tsallis, speaker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +245,7 @@ def test_analyze_writes_a_page_of_heads_and_outputs(tsallis, speaker: Path, tmp_
     (run,) = json.loads((tmp_path / "2.json").read_text(encoding="utf-8"))["runs"]
     assert [sentence["text"]["target"] for sentence in run["sentences"]] == [["<s>", *"am"], ["<s>", *"der"]]
     refusal = tsallis("analyze", speaker, "-o", tmp_path / "no.html", "--searched", 1, status=2).stderr
-    assert "runs of the task language are not searched" in refusal
+    assert "the task language uses no search" in refusal
 
 
 def test_commands_that_are_not_for_texts_say_so(tsallis, speaker: Path, trained: Path, tmp_path: Path) -> None:

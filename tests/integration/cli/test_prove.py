@@ -77,7 +77,7 @@ def test_no_lines_prove_nothing(tsallis: Any, trained: Path) -> None:
 def test_python_takes_lists_of_strings_and_checks_options(opened: TextRun) -> None:
     (proof,) = opened.prove(["walk\tV;PST"], never=["0", "17"])
     assert proof.result == "proved" and proof.absolute and proof.witness is None
-    with pytest.raises(InputError, match="n_best is not for proofs"):
+    with pytest.raises(InputError, match="n_best can't be used in a proof"):
         opened.prove(["walk\tV;PST"], never="a", options=SearchOptions(mode="all", n_best=3))
     with pytest.raises(InputError, match="at least one string"):
         opened.prove(["walk\tV;PST"], never=[])

@@ -263,13 +263,13 @@ def test_a_line_without_an_output_has_a_line_that_says_so(
 def test_symbols_that_a_run_does_not_know_are_counted(tsallis, trained: Path, answers: Answers) -> None:
     lines = "rebel\tV;PST\nrebel\tV;FOO\ncafé\tV;PST;BAR\n"
     done = tsallis("translate", trained, stdin=lines)
-    message = f"3 symbols of sources are unknown to {trained} and read as <unk>: 'FOO' on line 2, 'BAR' on line 3"
+    message = f"3 source symbols are unknown to {trained} and read as <unk>: 'FOO' on line 2, 'BAR' on line 3"
     assert done.stderr == f"tsallis: standard input: {message}, 'é' on line 3\n"
     assert [answer["unknown"] for answer in answers(stdin=lines)] == [0, 1, 2]
     assert tsallis("translate", trained, stdin="rebel\tV;PST\n").stderr == ""
     many = tsallis("suggest", trained, stdin="äöü\tV\nßéè\tV\n").stderr
     assert "'é' on line 2, ...\n" in many and many.count(" on line ") == 5
-    assert "1 symbol of sources is unknown" in tsallis("translate", trained, stdin="é\tV;PST\n").stderr
+    assert "1 source symbol is unknown" in tsallis("translate", trained, stdin="é\tV;PST\n").stderr
 
 
 def test_a_line_without_tags_is_shown_those_of_the_run(tsallis, trained: Path) -> None:
@@ -277,7 +277,7 @@ def test_a_line_without_tags_is_shown_those_of_the_run(tsallis, trained: Path) -
         message = tsallis(name, trained, stdin=lines, status=1 + (name == "suggest")).stderr
         number = lines.count("\n")
         assert f"standard input:{number}: expected source<TAB>features or" in message and message.count("\n") == 1
-        assert "found 1 column: 'rebel'; for example rebel<TAB>V (the run's features, separated by ';': V, " in message
+        assert "found 1 column: 'rebel'; for example rebel<TAB>V (write ';' between features; the run has" in message
 
 
 def test_an_empty_output_has_a_score(tsallis, trained: Path) -> None:

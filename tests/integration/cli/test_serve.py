@@ -131,7 +131,7 @@ def test_mistakes_are_one_line(tsallis: Any, trained: Path, tmp_path: Path) -> N
             ((trained, "--batch", 0), "--batch"),
             ((trained, "--device", "x", "--port", 0), "x"),
             ((trained, "--examples", tmp_path / "none", "--port", 0), "none: can't be read: No such file"),
-            ((trained, "--examples", bad, "--port", 0), "no run can read any of its lines"),
+            ((trained, "--examples", bad, "--port", 0), "no run can read any of these lines"),
             ((), "RUN"),
         ]
         for arguments, message in cases:

@@ -61,7 +61,7 @@ def test_evaluate_reads_standard_input_by_its_name(tsallis, trained: Path, tmp_p
     assert whole[0] == "on: test split (24 lines)"
     assert tsallis("evaluate", trained, "--split", "dev").stdout.startswith("on: dev split (24 lines)\n")
     manifest = tsallis("evaluate", trained, "-", "--manifest", tmp_path / "m.json", stdin=KNOWN, status=2).stderr
-    assert "expected a file, found standard input" in manifest
+    assert "FILE must be a file, got standard input" in manifest
     assert "use either --split or FILE, not both: got dev and standard input" in (
         tsallis("evaluate", trained, "-", "--split", "dev", stdin=KNOWN, status=2).stderr
     )

@@ -73,9 +73,9 @@ def test_sigterm_ends_the_runs_and_the_same_command_goes_on(tmp_path: Path, tsal
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["training.epochs=1"], "a sweep needs a setting with several values"),
-        (["model.dropout=[]"], "expected one list of at least one value"),
-        (["model.dropout=[0.1,0.2]", "model.dropout=[0.3]"], "expected one list of at least one value"),
+        (["training.epochs=1"], "a sweep needs at least one setting with a list of values"),
+        (["model.dropout=[]"], "the list has no values"),
+        (["model.dropout=[0.1,0.2]", "model.dropout=[0.3]"], "another list sets the same setting"),
         (["model.dropout=[0.1,7]"], "model.dropout: .*less than 1"),
         (["model.nothing=[1,2]"], "model.nothing: unknown key"),
     ],

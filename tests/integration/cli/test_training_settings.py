@@ -54,7 +54,7 @@ def test_a_source_that_does_not_fit_is_refused(tsallis: Run, inflector: Path, tr
         ([f"training.init_from={tmp_path}"], "training.init_from: .*: not a run folder"),
         ([f"training.init_from={translator}"], "expected a run of the task strings, found translation"),
         ([f"training.init_from={inflector}", "model.d_model=6"], "use the same sizes"),
-        ([f"training.init_from={inflector}", "model.output=alpha_relu"], "model.tau: auto needs an untrained model"),
+        ([f"training.init_from={inflector}", "model.output=alpha_relu"], "model.tau: auto can't use"),
         (["training.warmup=50"], "training.warmup: 50 has no effect with schedule: halve-on-worse"),
         (["training.src_embeddings={fiel: x}"], "training.src_embeddings.file: missing; .*fiel: unknown key"),
     ):
@@ -71,8 +71,8 @@ def test_a_run_is_made_longer(tsallis: Run, tmp_path: Path) -> None:
     tsallis("train", config, "--run-dir", run)
     before = contents(run)
     for change, words in (
-        ("training.epochs=1", f"{run}: training.epochs: expected more than 2, which are already done, found 1"),
-        ("training.learning_rate=0.5", r"another configuration (now training.learning_rate: 0.5; then training.lea"),
+        ("training.epochs=1", f"{run}: training.epochs must be above 2, because 2 are already done, got 1"),
+        ("training.learning_rate=0.5", r"another configuration (new training.learning_rate: 0.5; old training.lear"),
     ):
         assert words in tsallis("train", config, change, "--run-dir", run, status=2).stderr
     assert words in tsallis("train", config, change, "--run-dir", run, "--dry-run", status=2).stderr
@@ -113,7 +113,7 @@ def test_a_dry_run_writes_nothing(tsallis: Run, tmp_path: Path) -> None:
     assert "the folder is not empty and contains no run" in done.stderr
     done = tsallis("train", config, "data.max_length=11", "--run-dir", tmp_path / "short", "--dry-run")
     assert re.search(
-        "# left out of 32: [1-9] longer than data.max_length, 0 with an empty source or target\n", done.stdout
+        "# left out of 32 examples: [1-9] longer than data.max_length, 0 with an empty source or target\n", done.stdout
     )
 
 

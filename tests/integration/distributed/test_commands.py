@@ -43,7 +43,7 @@ def test_training_with_images(launch: Launch, tmp_path: Path) -> None:
     ("change", "words"),
     [
         ("model.d_modle=9", "override 'model.d_modle=9': model.d_modle: unknown key (did you mean d_model?)"),
-        ("training.max_tokens=2", "at most max_tokens 2 symbols"),
+        ("training.max_tokens=2", "at most 2 symbols (max_tokens)"),
     ],
 )
 def test_a_mistake_is_one_line(launch: Launch, tmp_path: Path, change: str, words: str) -> None:

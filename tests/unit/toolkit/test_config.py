@@ -103,10 +103,13 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
         ),
         (
             BASE + "model: {share: target, d_embedding: 8}\n",
-            "model: d_embedding must be d_model 300 with share: target, found 8",
+            "model: d_embedding must equal d_model 300 with share: target, found 8",
         ),
         (BASE + "training: {betas: [0.9, 1.0]}\n", "training.betas.1: .*less than 1, found 1.0"),
-        (BASE + "training: {sort_by: target, max_tokens: 9}\n", "training: sort_by: target needs batch_size"),
+        (
+            BASE + "training: {sort_by: target, max_tokens: 9}\n",
+            "training: max_tokens 9 can't be used",
+        ),
         (
             BASE + "training: {lowest_learning_rate: 1}\n",
             "training: lowest_learning_rate must be at most learning_rate 0.001, found 1",
@@ -401,5 +404,5 @@ def test_a_file_that_is_no_configuration(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="expected a file, found a pipe or a device"):
             load_config(path)
     for name in ("a\0b", "a\ud800"):
-        with pytest.raises(InputError, match="no file has such a name"):
+        with pytest.raises(InputError, match="no file can have this name"):
             load_config(tmp_path / name)

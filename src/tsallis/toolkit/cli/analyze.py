@@ -31,32 +31,40 @@ def analyze(
     search: SearchOptions,
     out: Annotated[Path, typer.Option("--out", "-o", help="Write the page to this file.")] = Path("report.html"),
     split: Annotated[
-        str | None, typer.Option(help="Split of the first run's data: train, dev or test (default: dev).")
+        str | None,
+        typer.Option(help="Split to analyse, from the data of the first run: train, dev or test (default: dev)."),
     ] = None,
     text: Annotated[
         Path | None,
         typer.Option(
-            help="Read the lines of this file instead of a split (-: standard input). RUN generates missing outputs."
+            help="Analyse the lines of this file instead of a split (-: standard input). If the lines have no outputs, "
+            "the first run generates them."
         ),
     ] = None,
     records: Annotated[Path | None, typer.Option("--json", help="Also write all numbers to this file.")] = None,
     limit: Annotated[
-        int, typer.Option(min=1, help="Number of sentences to analyse, starting with the first.")
+        int, typer.Option(min=1, help="Number of sentences to analyse, from the start of the data.")
     ] = Options.limit,
     sentences: Annotated[
         int, typer.Option(min=1, help="Number of sentences for which the page shows all attention weights.")
     ] = Options.sentences,
     importance: Annotated[
         int,
-        typer.Option(min=0, help="Number of sentences on which to measure how much the loss rises without each head."),
+        typer.Option(min=0, help="Number of sentences used to measure how much the loss rises without each head."),
     ] = 0,
     searched: Annotated[
         int | None,
-        typer.Option(min=0, help="List the wrong outputs of this many sentences (default: 200)."),
+        typer.Option(
+            min=0,
+            help="Number of outputs to compare with the references; the page lists the wrong ones (default: 200).",
+        ),
     ] = None,
     sweep: Annotated[
         bool,
-        typer.Option("--sweep", help="Only plot scores against the setting in which the runs differ; run no model."),
+        typer.Option(
+            "--sweep",
+            help="Only plot the scores of the runs against the setting in which they differ; no model is run.",
+        ),
     ] = False,
     language: TextLanguage = None,
     checkpoint: Which = "best",
@@ -136,8 +144,7 @@ def report_runs(
             report = Report(densities=describe_labels(loaded, split or "dev", lines, values, options))
         else:
             if (limits or {}).get("searched") and not all(task.searched for _, task in loaded):
-                runs = f"runs of the task {loaded[0][1].name}"
-                raise InputError(f"{folders[0]}: {runs} are not searched: leave out --searched")
+                raise InputError(f"{folders[0]}: the task {loaded[0][1].name} uses no search: leave out --searched")
             # Default to dev: training data can be far too large for a report.
             report = Report(*summarize_all(loaded, split or "dev", lines, values, options, limits is not None))
         _write(report._replace(sweep=sweep_if_any(folders)), out, records)
@@ -159,7 +166,7 @@ def _write(report: Report, out: Path, records: Path | None) -> None:
     page = build_page(**report._asdict(), note=f"tsallis {tsallis.__version__}")
     count = len(report.runs[0].sentences) if report.runs else 0
     if (most := sentences_that_fit(report.runs)) < count:
-        message = f"the page shows {most} of {count} sentences, because more would be too large for a browser"
+        message = f"the page shows only {most} of {count} sentences, because a page with all is too large for a browser"
         print(f"tsallis: {out}: {message}", file=sys.stderr)
     files[out] = page
     check_writable(*files)

@@ -15,7 +15,10 @@ def average(
     run: RunArgument,
     last: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of checkpoints to average, latest first (default: all stored checkpoints)."),
+        typer.Option(
+            min=1,
+            help="Number of checkpoints to average, from the last one backwards (default: all stored checkpoints).",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

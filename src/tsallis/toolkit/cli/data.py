@@ -57,7 +57,9 @@ def data_get(
 ) -> None:
     """Download a data set.
 
-    An interrupted download resumes. Each file must match its known digest, or that of its first download."""
+    An interrupted download resumes. Each file must match its published digest. Without one, it must match its first
+    download.
+    """
     from tsallis.toolkit.datasets.registry import get
 
     selection = languages.split(",") if languages else None

@@ -43,7 +43,7 @@ OF_SEARCH = ("mode", "beam_size", "budget", "length_penalty", "end_rule")
 @search_options(
     *OF_SEARCH,
     modes=("beam", "exact"),
-    help={"mode": "Search method: beam search (beam, the default) or the best outputs with proof (exact)."},
+    help={"mode": "Search method. beam (the default): beam search. exact: the best output, with a proof."},
 )
 def evaluate(
     context: typer.Context,
@@ -53,13 +53,15 @@ def evaluate(
         list[Path] | None,
         typer.Argument(
             metavar="[RUN2] [FILE]",
-            help="RUN2: another run to compare with. FILE: the input (-: standard input; default: a data split).",
+            help="RUN2: run to compare with RUN. FILE: lines to evaluate on (-: standard input; default: a "
+            "split of the data).",
         ),
     ] = None,
     split: Annotated[
         str | None,
         typer.Option(
-            help="Split to evaluate without FILE: train, dev or test (default: test if there is one, else dev)."
+            help="Split to evaluate on if FILE is missing: train, dev or test (default: test if there is "
+            "one, else dev)."
         ),
     ] = None,
     out: Annotated[
@@ -82,11 +84,11 @@ def evaluate(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Score a model on lines with reference outputs: quality, loss, certificates and sparsity.
+    """Evaluate a model on lines with reference outputs: quality, loss, certificates and sparsity.
 
-    Strings get accuracy, error rates and edit distance, with 95 % intervals, and the first wrong outputs. A run of
-    several languages also gets scores per language and their means. Translations get BLEU, chrF and TER with their
-    signatures. Texts get epsilon-perplexity and sparsemax score.
+    The scores of strings are accuracy, error rates and edit distance, with 95 % intervals; the first wrong outputs are
+    also printed. A run of several languages also has scores per language and their means. The scores of translations
+    are BLEU, chrF and TER with their signatures. The scores of texts are epsilon-perplexity and sparsemax score.
 
     With RUN2, print the scores of both runs, and the 95 % interval of their difference.
 
@@ -112,14 +114,14 @@ def evaluate(
     check_writable(out, manifest)
     if file is not None and manifest is not None:
         if is_stdin(file):
-            raise InputError("--manifest stores the digest of the input: expected a file, found standard input")
+            raise InputError("--manifest stores the digest of the input file: FILE must be a file, got standard input")
         check_file(file)  # reject pipes: they can be read only once, so they have no digest
     opened = open_run(run, checkpoint, device, others or ())
     loaded, task = opened.run, opened.task
     typed = [name for name in (*OF_SEARCH, "exact", "out") if _is_typed(context, name)]
     if not task.searched and typed:
         of_search = map(flag, typed)
-        raise InputError(f"{run}: runs of the task {task.name} are not searched: leave out {', '.join(of_search)}")
+        raise InputError(f"{run}: the task {task.name} uses no search: leave out {', '.join(of_search)}")
     config = load_config(loaded.folder / CONFIG)
     if file is None and split is None:
         split = "dev" if config.data.train is not None and config.data.test is None else "test"
@@ -202,7 +204,7 @@ def _print_comparison(first: Evaluated, second: Evaluated, data: str | None, hea
     if other.name != task.name:
         raise InputError(f"{names[1]}: expected a run of the task {task.name}, found {other.name}")
     if first.lines.references != second.lines.references:
-        raise InputError(f"{names[1]}: its references differ from those of {names[0]}: compare runs with the same data")
+        raise InputError(f"{names[1]}: the references differ from those of {names[0]}: compare runs with the same data")
     compared = compare_outputs(task, first.texts, second.texts, first.lines.references)
     if data is None:
         print_fields(heading)

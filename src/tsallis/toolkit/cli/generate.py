@@ -21,7 +21,7 @@ from tsallis.toolkit.inference.continuations import MODES, OF_GENERATION, TOKENS
     modes=MODES,
     help={
         "mode": "Draw random texts (sample, the default) or search for the most probable text (beam).",
-        "max_length": f"Maximum number of symbols after the prompt (default: the run's, or {TOKENS}).",
+        "max_length": f"Maximum number of symbols after the prompt (default: the run's setting, or {TOKENS}).",
     },
 )
 def generate(
@@ -38,12 +38,12 @@ def generate(
 ) -> None:
     """Generate texts with a language model.
 
-    Each input line is a prompt; the output repeats it. An empty line starts a new text. By default, tokens are drawn
-    from the whole support, and a text is cut after --max-length symbols. With --num-samples above 1, each row starts
-    with the line number, unless --prefix is given.
+    Each input line is a prompt; the output repeats it. An empty line starts a new text. By default, each token is
+    drawn from all possible tokens, and a text is cut after --max-length symbols. With --num-samples above 1, each
+    row starts with the line number, unless --prefix is given.
 
     With --mode beam, each row has the text, its probability and the certificate, separated by tabs. The certificate
-    covers all texts that end within --max-length. If the search finds no text, the row has an empty one.
+    covers all texts that end within --max-length. If the search finds no text, the row has an empty text.
     """
     if prefix is not None and file is not None:
         raise InputError(f"use either --prefix or FILE, not both: got {describe(prefix)} and {input_name(file)}")

@@ -87,7 +87,7 @@ class UnknownSymbols:
             return
         named = [f"{shorten(s)} on line {line}" for s, line in list(self.first_lines.items())[:MOST_NAMED]]
         rest = ", ..." if len(self.first_lines) > MOST_NAMED else ""
-        symbols = f"{self.total} symbol of sources is" if self.total == 1 else f"{self.total} symbols of sources are"
+        symbols = f"{self.total} source symbol is" if self.total == 1 else f"{self.total} source symbols are"
         message = f"{symbols} unknown to {self.run.folder} and read as <unk>: {', '.join(named)}{rest}"
         print(one_line(f"tsallis: {name}: {message}"), file=sys.stderr)
 

@@ -30,12 +30,14 @@ def look(
     ] = None,
     weights: Annotated[
         bool,
-        typer.Option("--weights", help="Print the weights above zero as one JSON object per line; write no page."),
+        typer.Option(
+            "--weights", help="Print the weights above zero, one JSON object per line, instead of writing a page."
+        ),
     ] = False,
     heads: Annotated[
         str | None,
         typer.Option(
-            help="Heads that --weights prints: all, or names separated by commas, for example encoder.1.2,cross.3.1."
+            help="Heads to print with --weights: all, or names separated by commas, for example encoder.1.2,cross.3.1."
         ),
     ] = None,
     language: Language = None,

@@ -16,40 +16,43 @@ from tsallis.search.options import MODES, OPTIONS, TYPES, Mode, SearchOptions
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 FileArgument = Annotated[
-    Path | None, typer.Argument(metavar="[FILE]", help="Input file. Without it, or with -, standard input is read.")
+    Path | None, typer.Argument(metavar="[FILE]", help="Input file (- or no file: standard input).")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 OnError = Annotated[
     Literal["stop", "skip"] | None,
     typer.Option(
-        help="What to do after a bad line: stop, or skip it with an empty answer and exit with status 1 at the end "
-        "(default: stop for files, skip for standard input)."
+        help="What to do after a bad line. stop (default for files): exit with an error. skip (default for standard "
+        "input): print an empty answer, continue, and exit with status 1 at the end."
     ),
 ]
 Language = Annotated[str | None, typer.Option(help="Language of the lines if the run has several languages.")]
-Images = Annotated[Path | None, typer.Option(help="Images that the lines refer to (default: those of the test split).")]
+Images = Annotated[
+    Path | None, typer.Option(help="Images that the lines refer to (default: the images of the test split).")
+]
 SplitLanguage = Annotated[
     str | None,
     typer.Option(
-        "--language", help="Language of FILE if the run has several. Without FILE: use only lines of this language."
+        "--language",
+        help="Language of FILE, if the run has several languages. Without FILE: use only lines of this language.",
     ),
 ]
 TextLanguage = Annotated[
     str | None,
     typer.Option(
         "--language",
-        help="Language of --text if the run has several. Without --text: use only lines of this language.",
+        help="Language of --text, if the run has several languages. Without --text: use only lines of this language.",
     ),
 ]
 SplitImages = Annotated[
-    Path | None, typer.Option("--images", help="Images that the lines refer to (default: those of the split).")
+    Path | None, typer.Option("--images", help="Images that the lines refer to (default: the images of the split).")
 ]
 With = Annotated[
     list[Path] | None,
     typer.Option(
         "--with",
         metavar="RUN2",
-        help="Average the probabilities with those of this run (an ensemble); may be repeated.",
+        help="Another run for an ensemble, which averages the probabilities of all its runs; may be repeated.",
     ),
 ]
 Device = Annotated[str, typer.Option(help="Device: cpu, cuda, or auto (a GPU if there is one).")]

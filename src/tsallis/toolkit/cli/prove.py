@@ -41,7 +41,10 @@ def prove(
         str | None, typer.Option(metavar="REGEX", help="Regular expression that every output must match as a whole.")
     ] = None,
     at_least: Annotated[
-        float, typer.Option(min=0, max=1, help="Ignore outputs of a smaller probability; 0: consider all outputs.")
+        float,
+        typer.Option(
+            min=0, max=1, help="Ignore outputs whose probability is below this number (0: consider all outputs)."
+        ),
     ] = AT_LEAST,
     others: With = None,
     language: Language = None,
@@ -50,15 +53,15 @@ def prove(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Prove for each input line that no output matches a pattern, or that every output does.
+    """Prove for each input line that no output matches a pattern, or that every output matches it.
 
     An input line is `source<TAB>features`, a sentence to translate, a document to classify, or `image<TAB>question`.
 
     Each row has the line number, the result (proved, refuted or unknown), an upper bound on the probability of an
     output that breaks the rule, and the most probable such output that was found.
 
-    Exit status: 0 if every line is proved, 1 if a line is refuted, 3 if none is refuted but a line is unknown, and 2
-    for an error.
+    Exit status: 0 if every line is proved, 1 if at least one line is refuted, 3 if no line is refuted but at least one
+    is unknown, and 2 after an error.
     """
     rule = Rule.of(never, always, at_least, options)
     opened = open_run(run, checkpoint, device, others or ())
@@ -73,6 +76,6 @@ def prove(
                 print_fields(str(proof.line), proof.result, f"{proof.match.upper:.6g}", proof.witness or "")
         sys.stdout.flush()
     if not results:
-        raise InputError(f"{input_name(file)}: no line to prove anything about")
+        raise InputError(f"{input_name(file)}: expected at least one line with text, found none")
     if "refuted" in results or "unknown" in results:
         raise typer.Exit(REFUTED if "refuted" in results else UNKNOWN)

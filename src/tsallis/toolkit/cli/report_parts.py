@@ -177,7 +177,7 @@ def describe_labels(
             lines, _ = _read_text(run, task, text, values, options.limit)
         if rows is not None and rows[-1] >= len(lines.corpus):
             raise InputError(
-                f"{run.folder}: reads only {len(lines.corpus)} examples of {name}, fewer than {first.folder}"
+                f"{run.folder}: the run reads only {len(lines.corpus)} examples of {name}, fewer than {first.folder}"
             )
         with _progress([run]) as advance:
             summary = summarize_densities(run, lines.corpus, name, lines.titles, options, rows, advance)

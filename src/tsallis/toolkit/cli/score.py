@@ -22,7 +22,10 @@ def score(
     file: FileArgument = None,
     tokens: Annotated[
         bool,
-        typer.Option("--tokens", help="Also print each symbol's log-probability, and why an output is impossible."),
+        typer.Option(
+            "--tokens",
+            help="Also print the log-probability of each symbol, and the reason why an output is impossible.",
+        ),
     ] = False,
     others: With = None,
     language: Language = None,
@@ -35,13 +38,14 @@ def score(
     """Print the log-probability of given outputs; -inf if the model excludes one.
 
     An input line is `source<TAB>target<TAB>features`, `source<TAB>target`, `label<TAB>text` or
-    `image<TAB>question<TAB>answer`. A form or a target may be empty.
+    `image<TAB>question<TAB>answer`. A target may be empty.
 
-    --tokens and --json also print each symbol's log-probability. For an impossible output they name its first
-    impossible symbol, the symbols that were possible there, and how far its score is below the threshold.
+    --tokens and --json also print the log-probability of each symbol. For an impossible output, they also print its
+    first impossible symbol, how far the score of this symbol is below the threshold, and the symbols possible there.
 
-    If subwords can spell an output in several ways, the probabilities of these ways are summed. `lower bound` follows
-    if there are too many ways to sum all of them, `upper bound` if no possible way was found.
+    If subwords can spell an output in several ways, the probabilities of these ways are summed. The second field of
+    the row is `lower bound` if there are too many ways to sum all of them, and `upper bound` if all ways that were
+    tried are impossible.
 
     On several processes: torchrun --nproc-per-node N -m tsallis score RUN FILE
     """

@@ -28,7 +28,7 @@ DEV_EXAMPLES = 5
 
 def serve(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run folders; the page first shows the first run.")
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders. The page starts with the first of these runs.")
     ],
     host: Annotated[
         str, typer.Option(help="Address to listen on (127.0.0.1: only this machine can connect; 0.0.0.0: any machine).")
@@ -67,8 +67,8 @@ def serve(
 ) -> None:
     """Start a web page and a JSON API that answer with trained models.
 
-    They offer searches with certificates, completions, single steps and attention weights. The command prints the
-    address of the page, and runs until Ctrl-C or SIGTERM.
+    The page and the API offer searches with certificates, completions, single steps and attention weights. The command
+    prints the address of the page, and runs until Ctrl-C or SIGTERM.
     """
     try:
         from tsallis.toolkit.serve.app import build_app
@@ -84,7 +84,7 @@ def serve(
         served = _load(runs, checkpoint, device, limits, examples)
         app = build_app(served, limits, allow_host or ())
         if not is_loopback(opened):
-            message = f"everyone who can reach {url_of(opened)} can use the runs, unencrypted"
+            message = f"everyone who can reach {url_of(opened)} can use the runs, without encryption"
             name = f"to open the page by the name of this machine, add --allow-host {socket.gethostname()}"
             print(f"tsallis: warning: {message}; {name}", file=sys.stderr)
         try:
@@ -113,7 +113,8 @@ def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, exa
         served.append(one)
     if lines and not any(one.examples for one in served):
         raise InputError(
-            f"{input_name(examples)}: no run can read any of its lines: expected lines {served[0].task.formats[0]}"
+            f"{input_name(examples)}: no run can read any of these lines: expected the format "
+            f"{served[0].task.formats[0]}"
         )
     return served
 

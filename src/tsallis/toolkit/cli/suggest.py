@@ -83,7 +83,7 @@ def _converse(completer: Completer, options: dict[str, Any]) -> None:
     from tsallis.toolkit.tasks.copying import copy_unknown
 
     run, task = completer.run, completer.task
-    print(f"Type {task.formats[0]}, then what the {task.noun} begins with. An empty line: next source. Ctrl-D: end.")
+    print(f"Type {task.formats[0]}, then the start of the {task.noun}. An empty line: next source. Ctrl-D: end.")
     try:
         while True:
             line = input(f"{task.formats[0]}: ").replace("<TAB>", "\t")

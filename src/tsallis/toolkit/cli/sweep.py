@@ -26,28 +26,32 @@ SEED = "training.seed"
 
 def sweep(
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="Configuration or file with columns, as for `tsallis train`.")
+        Path, typer.Argument(metavar="CONFIG", help="Configuration file or data file, as for `tsallis train`.")
     ],
     settings: Annotated[
         list[str],
-        typer.Argument(metavar="KEY=[VALUE,...]...", help="Values to try. KEY=VALUE sets the same value in all runs."),
+        typer.Argument(
+            metavar="KEY=[VALUE,...]...",
+            help="Settings with lists of values to try. KEY=VALUE sets one value for all runs.",
+        ),
     ],
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder for the runs and the results (default: runs/NAME-sweep).")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Number of runs that train at the same time.")] = 2,
     draw: Annotated[
-        int | None, typer.Option("--random", min=1, help="Train only this number of random combinations.")
+        int | None,
+        typer.Option("--random", min=1, help="Number of random combinations to train (default: all combinations)."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of --random.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for --random.")] = 1,
     device: Device = "auto",
 ) -> None:
-    """Train a run for each combination of settings, several at a time, and compare the runs.
+    """Train a run for each combination of settings, and compare the runs.
 
     Example: tsallis sweep config.yaml model.dropout=[0.1,0.3] training.seed=[1,2]
 
-    The folder gets sweep.json with all results, and a page with a chart for each setting whose values are numbers. The
-    same command resumes an interrupted sweep.
+    Several runs train at the same time. The file sweep.json contains all results. For each setting whose values are
+    numbers, the command also writes a page with a chart. The same command resumes an interrupted sweep.
     """
     from tsallis.toolkit.data.io import write_output
 
@@ -91,11 +95,12 @@ def split_settings(settings: Sequence[str]) -> tuple[list[str], dict[str, list[A
         if not isinstance(values, list):
             fixed.append(setting)
         elif not values or key in swept:
-            raise InputError(f"override {describe(setting)}: expected one list of at least one value per setting")
+            fault = "another list sets the same setting; join the lists" if values else "the list has no values"
+            raise InputError(f"override {describe(setting)}: {fault}")
         else:
             swept[key] = values
     if not swept:
-        raise InputError("a sweep needs a setting with several values, such as model.dropout=[0.1,0.3]")
+        raise InputError("a sweep needs at least one setting with a list of values, such as model.dropout=[0.1,0.3]")
     return fixed, swept
 
 

@@ -52,7 +52,7 @@ def train(
 ) -> None:
     """Train a model, or resume an interrupted training.
 
-    For a file with columns, the settings follow from the file; the run is written to runs/NAME.
+    If CONFIG is a data file, the settings are derived from it, and the run is written to runs/NAME.
 
     On several processes: torchrun --nproc-per-node N -m tsallis train CONFIG
     """
@@ -199,11 +199,10 @@ def _describe_finished(checkpoints: Checkpoints) -> str:
     metrics = best["metrics"]
     select = metrics.get("select") or next((key.removeprefix("dev_") for key in metrics if key != "dev_loss"), "loss")
     value, score = metrics.get(f"dev_{select}"), find_score(select)
-    number = (
-        "" if value is None else f", best dev {select.replace('_', ' ')} {value:{score.format if score else '.2%'}}"
-    )
+    number = "" if value is None else f" dev {select.replace('_', ' ')} {value:{score.format if score else '.2%'}}"
     return (
-        f"The run is finished: {last['epoch']} epochs, {last['step']} updates{number} after {best['step']}; "
+        f"The run is finished: {last['epoch']} epochs, {last['step']} updates, best{number} after "
+        f"update {best['step']}; "
         "increase training.epochs, training.updates or training.patience to continue it"
     )
 
@@ -225,7 +224,7 @@ def _describe_data(run: PreparedRun) -> Iterator[str]:
     yield f"{len(data.train)} examples to train on, {len(data.dev.corpus)} to validate on"
     if counts is not None and counts.rows < counts.read:
         left_out = f"{counts.long} longer than data.max_length, {counts.empty} with an empty source or target"
-        yield f"left out of {counts.read}: {left_out}"
+        yield f"left out of {counts.read} examples: {left_out}"
     yield f"{len(symbols.src)} source symbols, {len(symbols.tgt)} target symbols"
     yield from run.task.preview(data)
 

@@ -65,11 +65,11 @@ def translate(
 
     By default the best output is printed, one per line. With --exact, --all or --n-best above 1, each row has the line
     number, the output and its probability, separated by tabs. The first row of each line also has the certificate,
-    which states what is proved about the list. If a line has no output, its row has an empty one.
+    which states what is proved about the list. If a line has no output, the output in its row is empty.
 
     With --mode sample, each row has the line number, the output and its probability, in the order of the draws.
 
-    --n-best N with --exact or --all stops when the N most probable outputs are proved.
+    With --exact or --all, --n-best N stops the search once the N most probable outputs are found and proved.
 
     --alignment adds a column of position pairs such as `0-0 2-1`. Positions count symbols from 0.
 

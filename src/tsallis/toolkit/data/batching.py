@@ -45,7 +45,7 @@ def make_batch(src: Rows, tgt: Rows, index: Sequence[int], empty_sources: bool =
     sources, src_lengths = _flat(src, rows)
     targets, tgt_lengths = _flat(tgt, rows)
     if not empty_sources and not src_lengths.all():
-        raise ValueError(f"sources must not be empty, got an empty one in row {rows[int(src_lengths.argmin())]}")
+        raise ValueError(f"sources must not be empty, got an empty source in row {rows[int(src_lengths.argmin())]}")
     tgt_in = _pad(targets, tgt_lengths, PAD, start=BOS)
     tgt_out = _pad(targets, tgt_lengths, IGNORE_INDEX, end=EOS)
     return Batch(
@@ -191,7 +191,10 @@ class BatchPlan:
         if sort_by not in ORDERS:
             raise ValueError(f"sort_by must be one of {', '.join(ORDERS)}, got {sort_by!r}")
         if sort_by == "target" and (max_tokens is not None or not pairs):
-            raise ValueError("sort_by 'target' needs lengths of shape [rows, 2], and batch_size without max_tokens")
+            raise ValueError(
+                "sort_by 'target' needs lengths of shape [rows, 2] and no max_tokens, "
+                f"got shape {list(counts.shape)} and max_tokens {max_tokens}"
+            )
         # `widths` contains the length of the longer side of each row. `totals` decides the order of rows with equal
         # widths.
         self.widths: Ints = (np.maximum(counts[:, 0], counts[:, 1] + 1) if pairs else counts).astype(np.int64)
@@ -201,7 +204,8 @@ class BatchPlan:
         longest = int(self.widths.argmax())
         if max_tokens is not None and self.widths[longest] > max_tokens:
             raise InputError(
-                f"rows must have at most max_tokens {max_tokens} symbols, found {self.widths[longest]} in row {longest}"
+                f"each row must have at most {max_tokens} symbols (max_tokens), found "
+                f"{self.widths[longest]} in row {longest}"
             )
 
     def __len__(self) -> int:
@@ -211,7 +215,7 @@ class BatchPlan:
             TypeError: If `max_tokens` is set, because epochs then have different numbers of batches.
         """
         if self.max_tokens is not None:
-            raise TypeError("with max_tokens the number of batches depends on the epoch: use len(plan.epoch(number))")
+            raise TypeError("with max_tokens, the number of batches depends on the epoch: use len(plan.epoch(number))")
         return -(-len(self.widths) // self.batch_size)
 
     def epoch(self, number: int) -> Batches:

@@ -39,7 +39,8 @@ def read_parallel(src_path: Path | str, tgt_path: Path | str) -> Iterator[tuple[
             pair = zip((source, target), sides, strict=True)
             counts = [number + (line is not None) + sum(1 for _ in side) for line, side in pair]
             raise InputError(
-                f"{src_path if source is None else tgt_path}:{number + 1}: expected as many lines in both files, "
+                f"{src_path if source is None else tgt_path}:{number + 1}: expected the same number of "
+                "lines in both files, "
                 f"found {counts[0]} in {src_path} and {counts[1]} in {tgt_path}"
             )
         yield source, target

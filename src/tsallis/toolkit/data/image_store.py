@@ -55,7 +55,8 @@ class ImageStore:
             shape = self._images[0][0].shape if self._images else pictures.shape
             if pictures.shape != shape:
                 raise InputError(
-                    f"image {describe(name)} must have the others' size {_size(shape)}, got {_size(pictures.shape)}"
+                    f"image {describe(name)} must have the size of the other images, {_size(shape)}, "
+                    f"got {_size(pictures.shape)}"
                 )
             self._numbers[key] = len(self._images)
             self._images.append((pictures, name))

@@ -81,7 +81,7 @@ class ArrayPictures:
             raise InputError(f"{source}: expected shape [images, height, width, channels], found {list(array.shape)}")
         pictures = array.dtype == np.uint8
         if not pictures and array.dtype.kind != "f":
-            raise InputError(f"{source}: expected uint8 or floating point, found {array.dtype}")
+            raise InputError(f"{source}: expected dtype uint8 or a floating-point dtype, found {array.dtype}")
         if pictures and array.shape[-1] != 3:
             raise InputError(f"{source}: expected pictures with 3 channels, found {array.shape[-1]}")
         height, width, channels = array.shape[1:]
@@ -111,7 +111,7 @@ class ArrayPictures:
             row = self._row(name)
             if row is None:
                 last = len(self) - 1
-                raise InputError(f"{self.source}: expected an image from 0 to {last}, found {describe(name)}")
+                raise InputError(f"{self.source}: expected an image number from 0 to {last}, found {describe(name)}")
             rows.append(row)
         images = self.array[rows]  # a copy, even if the file is mapped into memory
         return torch.from_numpy(images if images.dtype == np.uint8 else images.astype(np.float32, copy=False))
@@ -158,7 +158,8 @@ class Photos:
             raise InputError(f"{self.source}: image {describe(name)} does not exist")
         if len(paths) > 1:
             raise InputError(
-                f"{self.source}: several images have the name {describe(name)}: {', '.join(sorted(paths)[:4])}"
+                f"{self.source}: several images have the name {describe(name)}: "
+                f"{', '.join(sorted(paths)[:4])}; add the ending"
             )
         if paths[0] not in self._images:
             self._images[paths[0]] = self._read(paths[0])
@@ -166,7 +167,8 @@ class Photos:
         if image.shape != self.shape:
             found, expected = (f"{shape[0]} x {shape[1]}" for shape in (image.shape, self.shape))
             raise InputError(
-                f"{self.source}: {paths[0]} has {found} pixels, but the first image {expected}; set a size"
+                f"{self.source}: {paths[0]} has {found} pixels, but the first image has {expected}; "
+                "set size to resize all"
             )
         return image
 

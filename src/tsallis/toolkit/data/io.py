@@ -224,7 +224,7 @@ def check_file(path: Path | str) -> None:
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
     except ValueError as error:  # the path contains a null byte or a lone surrogate
-        raise InputError(f"{path}: can't be read: no file has such a name") from error
+        raise InputError(f"{path}: can't be read: no file can have this name") from error
     if stat.S_ISDIR(mode):
         raise InputError(f"{path}: can't be read: {os.strerror(errno.EISDIR)}")
     if not stat.S_ISREG(mode):
@@ -488,5 +488,5 @@ class BoundedStream:
     def _count(self, content: bytes) -> bytes:
         self.size += len(content)
         if self.size > self.limit:
-            raise TooLarge(f"{self.path}: unpacks to more than {RATIO} times its size, more than text can")
+            raise TooLarge(f"{self.path}: unpacks to more than {RATIO} times its size, which is too much for text")
         return content

@@ -36,7 +36,7 @@ def load_subwords(path: Path | str) -> Subwords:
     try:
         return Subwords(model, str(path))
     except InputError as error:
-        if "expected padding, start, end and unknown" not in str(error):
+        if "padding, start, end and unknown must have" not in str(error):
             raise
     try:
         return Subwords(renumber(model), str(path))

@@ -56,7 +56,7 @@ class Subwords:
         special = tuple(getattr(self._processor, f"{name}_id")() for name in ("pad", "bos", "eos", "unk"))
         if special != (PAD, BOS, EOS, UNK):
             raise InputError(
-                f"{source}: expected padding, start, end and unknown to be 0, 1, 2, 3, "
+                f"{source}: padding, start, end and unknown must have the numbers 0, 1, 2, 3, "
                 f"found {', '.join(map(str, special))}; train the model with "
                 "spm_train --pad_id=0 --bos_id=1 --eos_id=2 --unk_id=3"
             )
@@ -249,7 +249,7 @@ def _explain(message: str, size: int) -> str:
         return f"{size} subwords are too many for this text: at most {match[1]} can be learned from it"
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return (
-            f"{size} subwords are too few for this text: its characters need {match[1]}, or a lower character coverage"
+            f"{size} subwords are too few for the characters of this text: set at least {match[1]}, or a lower coverage"
         )
     if "sentences_.empty()" in message or "all_chars_count" in message:
         return "there is no text to learn subwords from (lines of more than 4192 bytes are ignored)"
@@ -268,7 +268,7 @@ def _kind(model: bytes, label: str) -> str:
         raise InputError(f"{label}: not a sentencepiece model, or a truncated one") from error
     names = [name for name, number in KINDS.items() if number == kind]
     if not whole or not names:
-        expected = f"a sentencepiece model of the kind {', '.join(KINDS)}"
+        expected = f"a sentencepiece model of the kind {' or '.join(KINDS)}"
         raise InputError(f"{label}: expected {expected}, found another kind or a truncated file")
     return names[0]
 

@@ -61,12 +61,12 @@ def read_word_vectors(
     if Path(path).name.endswith(".safetensors"):
         rows = _read_matrix(Path(path), symbols, words, tensor)
     elif words is not None or tensor is not None:
-        raise InputError(f"{path}: the settings words and tensor need a .safetensors file")
+        raise InputError(f"{path}: the settings words and tensor apply only to .safetensors files: leave them out")
     else:
         rows = _read_text(path, symbols)
     if not rows:
         some = ", ".join(map(describe, list(symbols)[:3]))
-        raise InputError(f"{path}: contains none of the {len(symbols)} symbols, such as {some}")
+        raise InputError(f"{path}: contains no vector for any of the {len(symbols)} symbols, such as {some}")
     for symbol, number in symbols.items():
         if number in rows and not rows[number].isfinite().all():
             raise InputError(f"{path}: the vector of {describe(symbol)} must be finite")
@@ -103,7 +103,8 @@ def _read_matrix(
         index = {number: number for number in symbols.values()}
         if len(matrix) != max(index) + 1:
             raise InputError(
-                f"{path}: expected {max(index) + 1} rows, one per symbol, found {len(matrix)}; set words to a word list"
+                f"{path}: expected {max(index) + 1} rows, one per symbol, found {len(matrix)}; set "
+                "words to a file with the word of each row"
             )
     else:
         spellings = list(read_lines(words))
@@ -126,7 +127,8 @@ def _open_matrix(path: Path, tensor: str | None) -> Tensor:
             names = [name for name, shape in shapes.items() if len(shape) == 2]
             if len(names) != 1 if tensor is None else tensor not in names:
                 wanted = "one matrix" if tensor is None else f"a matrix {describe(tensor)}"
-                raise InputError(f"{path}: expected {wanted}, found {', '.join(names[:5])}; set tensor to one of them")
+                found = f"{', '.join(names[:5])}; set tensor to one of these names" if names else "none"
+                raise InputError(f"{path}: expected {wanted}, found {found}")
             matrix: Any = content.get_tensor(tensor or names[0])
     except SafetensorError as error:
         raise InputError(f"{path}: not a safetensors file: {' '.join(str(error).split())}") from error

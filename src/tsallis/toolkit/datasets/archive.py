@@ -215,7 +215,7 @@ def _members(part: Part, path: Path) -> Iterator[tuple[tuple[int | str, ...], re
         while stream.read(LONGEST):
             pass
     if part.count not in (None, len(keys)):
-        raise ValueError(f"expected {part.count} files {part.member}, found {len(keys)}")
+        raise ValueError(f"expected {part.count} files whose names match {part.member}, found {len(keys)}")
 
 
 @contextmanager

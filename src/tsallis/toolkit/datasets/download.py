@@ -173,7 +173,7 @@ def _stream(url: str, part: Path, size: int | None) -> None:
     with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
         sent = answer.headers.get("Content-Range", "")
         if answer.status == 206 and not sent.startswith(f"bytes {have}-"):
-            raise InputError(f"{url}: expected the bytes of the file from {have} on, found the range {sent!r}")
+            raise InputError(f"{url}: expected the bytes from {have} to the end of the file, found the range {sent!r}")
         position = have if answer.status == 206 else 0  # if a server ignores the range, it sends the whole file again
         length = answer.headers.get("Content-Length", "")
         end = position + int(length) if length.isdecimal() else size

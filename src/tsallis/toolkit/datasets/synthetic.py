@@ -151,7 +151,7 @@ class SyntheticStream:
         if least < self.task.shortest:
             raise ValueError(f"least must be at least {self.task.shortest} for the task {name}, got {least}")
         if most < least:
-            raise ValueError(f"most must not be below least, {least}, got {most}")
+            raise ValueError(f"most must be at least the value of least, {least}, got {most}")
         self.least, self.most, self.seed = least, most, seed
 
     def example(self, number: int) -> SyntheticExample:

@@ -116,7 +116,7 @@ def evaluate(
     count = len(corpus)
     if not count or len(results) != count:
         raise ValueError(
-            f"results must have one result per sample and not be empty, got {len(results)} for {count} samples"
+            f"expected one result per sample and at least one sample, got {len(results)} results for {count} samples"
         )
     possible: dict[int, bool] = {}
     scores = TeacherForcedScores.of(teacher_forced_sums(model, corpus.batches(BATCH), possible=possible))

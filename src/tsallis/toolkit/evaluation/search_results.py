@@ -60,7 +60,7 @@ def search_corpus(
     if options.mode == "sample":
         raise ValueError("mode must be beam, exact or all to search a corpus, got sample")
     if wrong := [name for name in ("prefix", "pattern", "min_risk") if getattr(options, name)]:
-        raise ValueError(f"{wrong[0]} can't be used to search a corpus, which has no texts")
+        raise ValueError(f"{wrong[0]} can't be used to search a corpus, because a corpus has no texts")
     by_row = search_batches(model, corpus.batches(batch_size), options, **data)
     return [by_row[i] for i in range(len(corpus))]
 

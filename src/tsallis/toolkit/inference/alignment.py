@@ -37,7 +37,7 @@ def check_alignment(task: Task, run: Run, links: str | None) -> None:
     if not isinstance(task, SequenceTask):
         raise OptionError(
             lambda spell: (
-                f"{spell('alignment')} can't be used with a run of the task {task.name}, which outputs single labels"
+                f"{spell('alignment')} can't be used with a run of the task {task.name}, whose outputs are labels"
             ),
             where=run.folder,
         )

@@ -84,11 +84,12 @@ class Rule:
             OptionError: If not exactly one pattern is given, or an option is out of range or has no effect.
         """
         if (never is None) == (always is None):
-            raise OptionError(lambda spell: f"{spell('never')} and {spell('always')} are two rules: give one of them")
+            found = "neither" if never is None else "both"
+            raise OptionError(lambda spell: f"use either {spell('never')} or {spell('always')}, got {found}")
         if fault := real_fault(at_least, 0, 1):
             raise OptionError(lambda spell: f"{spell('at_least')} {fault}")
         if others := [name for name in options.given if name not in (*OF_PROOFS, "mode")]:
-            raise OptionError(lambda spell: f"{spell(others[0])} is not for proofs")
+            raise OptionError(lambda spell: f"{spell(others[0])} can't be used in a proof")
         pattern = never if always is None else always
         return cls(pattern if isinstance(pattern, str) else tuple(pattern or ()), always is not None, at_least, options)
 

@@ -450,7 +450,9 @@ class TextRun:
         """
         self.check_command("translate")
         if not self.run.model.output.normalized:
-            raise InputError(f"{self.run.folder}: proofs need outputs that sum to 1, those of an alpha-ReLU do not")
+            raise InputError(
+                f"{self.run.folder}: proofs need probabilities that sum to 1, but alpha-ReLU does not normalise"
+            )
         if not len(lines.corpus):
             return []
         numbers = [first + number + 1 for number in lines.numbers]

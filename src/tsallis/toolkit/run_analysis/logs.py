@@ -124,7 +124,7 @@ def _history(log: Path | str, name: str) -> HeadHistory:
         steps = tuple(0 if event["event"] == "start" else int(event["step"]) for event in events)
         values = {key.removeprefix(f"{name}_"): np.array([event[key] for event in events], np.float64) for key in kinds}
     if any(array.ndim != 3 for array in values.values()):
-        raise InputError(f"{path}: {name} must be numbers [layers, heads] in each event")
+        raise InputError(f"{path}: {name} must be an array [layers, heads] of numbers in each event")
     return HeadHistory(steps, values)
 
 

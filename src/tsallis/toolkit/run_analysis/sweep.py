@@ -85,11 +85,13 @@ def _swept(runs: Sequence[SweepRun]) -> tuple[str, list[float]]:
     if sorted(differ) == sorted(alphas) and all(column[alphas[0]] == column[alphas[1]] for column in columns):
         return BOTH, [column[alphas[0]] for column in columns]
     if len(differ) != 1:
-        found = f"differences in {', '.join(differ)}" if differ else "no difference but their seeds"
+        found = f"differences in {', '.join(differ)}" if differ else "no difference except seeds"
         raise InputError(f"a sweep needs runs that differ in exactly one setting, found {found}")
     values: list[Any] = [column.get(differ[0]) for column in columns]
     if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
-        raise InputError(f"a sweep needs runs that differ in a number, found differences in {differ[0]}: {values}")
+        raise InputError(
+            f"a sweep needs a setting whose values are numbers, found {differ[0]} with the values {values}"
+        )
     return differ[0], list(map(float, values))
 
 

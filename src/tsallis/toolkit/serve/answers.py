@@ -159,7 +159,7 @@ class ServedRun:
         """
         check_for_run(request.options, self.run)
         if request.options.pattern is not None and not self.task.searched:
-            raise Refusal(400, "pattern is not for texts of language models")
+            raise Refusal(400, "pattern can't be used with a language model")
         options = request.options.with_defaults(self.search)
         if request.options.max_length is None and options.max_length is not None:
             options = replace(options, max_length=min(options.max_length, self.limits.longest))
@@ -299,7 +299,7 @@ class ServedRun:
         options = SearchOptions(n_best=1).with_defaults(self.search)
         (result,) = search(replace(self.run, model=model), self.task, source, options)
         if result.best is None:
-            raise Refusal(400, "output is missing, and the search found none: send an output")
+            raise Refusal(400, "the request has no output, and the search found none: send an output")
         return [*result.best.tokens]
 
     def _score_text(

@@ -297,8 +297,8 @@ class Task(ABC):
         known = {MODELS[name] for name in self.models}
         if type(run.model) not in known:
             raise InputError(
-                f"{run.folder / TASK}: the task {self.name} does not support the model class in {MODEL}, "
-                f"{type(run.model).__name__}: restore the file of this run"
+                f"{run.folder / TASK}: the task {self.name} does not support {type(run.model).__name__}, the model "
+                f"class in {MODEL}: restore the file of this run"
             )
 
     def vocabularies(self, run: Run) -> Vocabularies:
@@ -405,7 +405,7 @@ def find_file(folder: Path | str, name: str, endings: Sequence[str] = PACKED_END
     if file := find_packed(path, endings):
         return file
     *others, last = (ending for ending in endings if ending.count(".") == 1)
-    raise InputError(f"{path}: no such file, nor one with {', '.join(others)} or {last} added to its name")
+    raise InputError(f"{path}: no such file, and none with {', '.join(others)} or {last} added to the name")
 
 
 def split_columns(line: str, origin: str, expected: str, counts: Container[int]) -> list[str]:

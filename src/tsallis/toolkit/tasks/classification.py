@@ -33,7 +33,7 @@ class LabelColumnsConfig(Section):
     """Numbers of the columns of a line, from 1. Other columns are ignored."""
 
     label: Count = 1
-    text: Count | Literal[-1] = -1  # -1 means the last column
+    text: Count | Literal[-1] = -1  # column of the text; -1 means the last column
 
     @model_validator(mode="after")
     def _check_different(self) -> LabelColumnsConfig:
@@ -140,9 +140,10 @@ class Classification(LabelTask):
             return
         example, other = examples[-1], "{label: 2, text: 1}"
         raise InputError(
-            f"{path}: the columns seem to be wrong: {fault}; for example label {describe(example.label)}, text "
-            f"{describe(example.text)}; to choose other columns, set for example data.columns='{other}', and "
-            "data.header=true if the first line is a header"
+            f"{path}: the columns seem to be wrong: {fault}. The last line is read as label {describe(example.label)}, "
+            f"text {describe(example.text)}; to choose other columns, set data.columns, such as "
+            f"data.columns='{other}', "
+            "and set data.header=true if the first line is a header"
         )
 
     @classmethod
@@ -188,7 +189,7 @@ class Classification(LabelTask):
         if len(examples) >= FEWEST and 2 * len(unknown) > len(examples):
             number, example = unknown[0]
             raise InputError(
-                f"{name}:{first + number + 1}: most labels are unknown to the run, for example label "
+                f"{name}:{first + number + 1}: most labels are unknown to the run. This line is read as label "
                 f"{describe(example.label)}, text {describe(example.text)}; expected lines {self.formats[True]}"
             )
         return examples

@@ -46,7 +46,11 @@ def hallucinate(examples: Sequence[Any], count: int, separators: Sequence[str]) 
     stems = [_stems(*side) if e.features else [] for e, side in zip(examples, sides, strict=True)]
     rows = [row for row, found in enumerate(stems) if found]
     if not rows:
-        raise InputError("data.hallucinate: no training example has features and a common substring of three symbols")
+        raise InputError(
+            "data.hallucinate: expected an example with features whose source and target share three "
+            "successive symbols, "
+            "found none in the training data"
+        )
     chance = random.Random(SEED)
     chance.shuffle(rows)
     result = []

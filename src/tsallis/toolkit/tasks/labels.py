@@ -29,7 +29,7 @@ class LabelModel(ModelSection):
     def _check_density(self) -> LabelModel:
         if self.density is not None and self.attention == "discrete":
             raise ValueError(
-                f"density: {self.density} applies only to attention: continuous or combined, found discrete"
+                f"density: {self.density} applies only to attention: continuous or combined, found attention: discrete"
             )
         return self
 

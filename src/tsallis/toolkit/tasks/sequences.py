@@ -130,16 +130,18 @@ class RNNConfig(EncoderDecoderModel):
     def _check_conflicts(self) -> RNNConfig:
         if self.share != "none" and self.d_embedding not in (None, self.d_model):
             raise ValueError(
-                f"d_embedding must be d_model {self.d_model} with share: {self.share}, found {self.d_embedding}"
+                f"d_embedding must equal d_model {self.d_model} with share: {self.share}, found {self.d_embedding}"
             )
         if self.copy and self.density is not None:
-            raise ValueError(f"copy: true needs discrete attention: leave out density, found {self.density}")
+            raise ValueError(f"copy: true needs discrete attention, found density: {self.density}; leave density out")
         if self.features != "joined" and self.density is not None:
-            raise ValueError(f"features: separate needs discrete attention: leave out density, found {self.density}")
+            raise ValueError(
+                f"features: separate needs discrete attention, found density: {self.density}; leave density out"
+            )
         if self.monotonic is not None and self.input_feeding:
-            raise ValueError(f"monotonic: {self.monotonic} needs input_feeding: false, found true")
+            raise ValueError(f"monotonic: {self.monotonic} needs input_feeding: false, found input_feeding: true")
         if self.monotonic is not None and (self.copy or self.features != "joined" or self.density is not None):
-            raise ValueError(f"monotonic: {self.monotonic} excludes copy, features: separate and density")
+            raise ValueError(f"monotonic: {self.monotonic} can't be used with copy, density or features: separate")
         return self
 
 
@@ -208,8 +210,8 @@ def _threshold_of(source: Run) -> float:
     arguments = source.model.arguments
     if arguments.get("output") != "alpha_relu":
         raise InputError(
-            f"model.tau: auto needs an untrained model, but {source.folder} is trained with output "
-            f"{arguments.get('output')}: set tau to a number"
+            f"model.tau: auto can't use {source.folder}, because its output is {arguments.get('output')} instead of "
+            "alpha_relu: set tau to a number"
         )
     return float(arguments["tau"])
 
@@ -238,7 +240,7 @@ def check_source(
     files = [name for name in names if getattr(data, name) is not None]
     if chosen and files:
         raise ValueError(
-            f"{', '.join(files)} can't be used with {chosen[0]} data: use either files or {chosen[0]} data"
+            f"{', '.join(files)} can't be used with {chosen[0]} data: use either files or {chosen[0]} data, not both"
         )
     if not chosen and not set(needed).issubset(files):
         raise ValueError(f"{' and '.join(needed)} must be set (or embedded: {embedded})")

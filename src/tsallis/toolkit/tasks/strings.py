@@ -121,7 +121,7 @@ class StringsData(Section):
                 given.append("columns")
             if given:
                 raise ValueError(
-                    f"{', '.join(given)} can't be used with embedded data: use either files or embedded data"
+                    f"{', '.join(given)} can't be used with embedded data: use either files or embedded data, not both"
                 )
         return self
 
@@ -205,7 +205,8 @@ class Strings(SequenceTask):
         examples, dev_examples = task.examples_of(config, "train"), task.examples_of(config, "dev")
         if not examples or not dev_examples:
             raise InputError(
-                f"data.held_out: holding out {config.held_out:g} of the sources leaves no training or no dev examples"
+                f"data.held_out: holding out {config.held_out:g} of the sources leaves the training "
+                "data or the dev data empty"
             )
         task.check_columns(examples)
         dev = _in_turn(dev_examples)
@@ -219,7 +220,7 @@ class Strings(SequenceTask):
         if not train:
             limit = f"{config.max_length} symbols (data.max_length)"
             name = "data.embedded" if config.train is None else Path(config.folder) / config.train
-            raise InputError(f"{name}: none of the {len(examples)} examples has at most {limit}")
+            raise InputError(f"{name}: all {len(examples)} examples have a source or target of more than {limit}")
         src, tgt = (Vocabulary.build([sides[row][i] for row in rows], separator=separators[i]) for i in range(2))
         vocabularies = Vocabularies(src, tgt)
         lines = task.encode(dev, vocabularies)
@@ -319,9 +320,9 @@ class Strings(SequenceTask):
             if 2 * len(found) > len(of):
                 other = replace(columns, target=columns.features[0], features=(columns.target, *columns.features[1:]))
                 raise InputError(
-                    f"{found[0].origin}: the columns seem to be wrong: most features {fault}; for example "
-                    f"{self.describe_columns(found[0])}; to choose other columns, set for example "
-                    f"{other.as_setting()} (features: null for none)"
+                    f"{found[0].origin}: the columns seem to be wrong: most features {fault}. This line is read as "
+                    f"{self.describe_columns(found[0])}; to choose other columns, set data.columns, such as "
+                    f"{other.as_setting()} (features: null if there are no features)"
                 )
 
     def describe_columns(self, example: StringsExample) -> str:
@@ -381,7 +382,8 @@ class Strings(SequenceTask):
             looks_like_word = similarity(example.source, ";".join(example.features)) > SIMILAR
             if example.features and not known[0] and (known[1] or looks_like_word):
                 raise InputError(
-                    f"{origin}: all features are unknown to the run: {self.describe_columns(example)}; expected "
+                    f"{origin}: all features of this line are unknown to the run: "
+                    f"{self.describe_columns(example)}; expected "
                     f"{' or '.join(self.formats)}{self._example(run, example.source)}"
                 )
             examples.append((number, example))
@@ -390,7 +392,7 @@ class Strings(SequenceTask):
         if len(examples) >= FEWEST and 2 * sum(symbols) < len(symbols):
             example = examples[0][1]
             raise InputError(
-                f"{example.origin}: most symbols of the targets are unknown to the run, for example "
+                f"{example.origin}: most target symbols are unknown to the run. This line is read as "
                 f"{self.describe_columns(example)}; expected lines {self.formats[True]}"
             )
         return examples
@@ -403,8 +405,8 @@ class Strings(SequenceTask):
             return ""
         known = f"{', '.join(features[:MOST_NAMED])}{', ...' if len(features) > MOST_NAMED else ''}"
         line = f"{shorten(source)[1:-1]}<TAB>{features[0]}"
-        joined = f"separated by {describe(self.feature_separator)}"
-        return f"; for example {line} (the run's features, {joined}: {known})"
+        joined = f"write {describe(self.feature_separator)} between features"
+        return f"; for example {line} ({joined}; the run has the features {known})"
 
     def _title_parts(self, title: str) -> tuple[str, str]:
         """Return the source and the joined features of a title; a title without features is a source."""
@@ -442,7 +444,7 @@ class Strings(SequenceTask):
         if target is not None and not empty and not self._symbols(target, self.tgt_symbols):
             raise InputError(f"{origin}: expected {expected}, found an empty {self._column_name(columns.target)}")
         if not all(features) or (texts and not features):
-            rule = f"features separated by single {describe(self.feature_separator)}"
+            rule = f"features separated by a single {describe(self.feature_separator)}"
             raise InputError(f"{origin}: expected {rule}, found {describe(' '.join(texts))}")
         return StringsExample(source, features, target, language, origin)
 

@@ -96,7 +96,7 @@ class TranslationData(Section):
         check_source(self, ("train", "dev", "test"), "german-english-numbers")
         if self.lowercase and self.subwords.models is not None:
             raise ValueError(
-                "lowercase can't be used with an existing model, which has its own rule: leave out lowercase"
+                "lowercase can't be used with an existing model, which has its own rule for case: leave it out"
             )
         return self
 
@@ -297,6 +297,6 @@ def _find_side(config: TranslationData, name: str, language: str) -> Path:
             "two columns to these two files"
         )
     raise InputError(
-        f"{path}: no such file, nor one with .xz or .gz added to its name: translation needs one file per language, "
-        "whose name ends in data.src or data.tgt; see `tsallis data list`"
+        f"{path}: no such file, and none with .xz or .gz added to the name. Translation needs one file per language "
+        f"(data.src, data.tgt): {name}.{config.src} and {name}.{config.tgt}"
     )

@@ -174,7 +174,7 @@ class Visual(LabelTask):
     ) -> list[tuple[int, ImageQuestion]]:
         source = images or self.images
         if source is None:
-            raise OptionError(lambda spell: f"the run names no images: set {spell('images')}", where=run.folder)
+            raise OptionError(lambda spell: f"the run has no default images: set {spell('images')}", where=run.folder)
         store = self.vocabularies(run).images
         assert store is not None
         pictures = store.open(source, None if self.size is None else (self.size[0], self.size[1]))

@@ -52,12 +52,12 @@ class Changes:
             before, now = self.values[path]
             depends = "schedule: linear" if self.settings.schedule == "linear" else "output_alpha"
             if key == "step" and (self.settings.schedule == "linear" or self.settings.output_alpha is not None):
-                expected = f"expected {before} as before, because {depends} depends on it"
+                expected = f"must be {before} as before, because {depends} depends on it"
             elif now is None or now > last[key]:
                 continue
             else:
-                expected = f"expected more than {last[key]}, which are already done"
-            raise InputError(f"{folder}: {path}: {expected}, found {now}; change it or choose another folder")
+                expected = f"must be above {last[key]}, because {last[key]} are already done"
+            raise InputError(f"{folder}: {path} {expected}, got {now}; change the setting or choose another folder")
 
 
 def find_changes(text: str, before: Config, now: Config) -> Changes | None:

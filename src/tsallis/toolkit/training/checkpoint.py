@@ -340,7 +340,7 @@ class Checkpoints:
         if len(blob) != expected.bytes:
             raise InputError(f"{path}: truncated or changed: expected {expected.bytes} bytes, found {len(blob)}")
         if hashlib.sha256(blob).hexdigest() != expected.sha256:
-            raise InputError(f"{path}: damaged: its SHA-256 differs from the one in {MANIFEST}")
+            raise InputError(f"{path}: damaged: the SHA-256 digest differs from that in {MANIFEST}")
         return blob
 
 

@@ -247,11 +247,11 @@ class Engine:
                 )
         state, trained = optimizer["state"], [name for _, names in self._groups() for name in names]
         if state.keys() != set(trained):
-            raise InputError("the stored optimizer belongs to other parameters than those of this model")
+            raise InputError("the stored optimizer does not belong to the parameters of this model")
         for name in trained:
             expected = {"exp_avg": shapes[name], "exp_avg_sq": shapes[name], "step": torch.Size()}
             if {kind: getattr(state[name].get(kind), "shape", None) for kind in expected} != expected:
-                raise InputError(f"the stored optimizer's state of {name} must have shape {list(shapes[name])}")
+                raise InputError(f"the stored optimizer state of {name} must have shape {list(shapes[name])}")
 
     def _groups(self) -> list[tuple[dict[str, Any], list[str]]]:
         """Return the parameter groups of the optimizer, each with its parameter names."""

@@ -125,7 +125,7 @@ def set_embeddings(model: Any, side: str, vectors: WordVectors, origin: str) -> 
     """
     name = embedding_name(model, side)
     if name is None:
-        raise InputError(f"{origin}: the model has no embeddings of {side}")
+        raise InputError(f"{origin}: the model has no {side} embeddings")
     parameter = model.get_parameter(name)
     if vectors.matrix.shape[1] != parameter.shape[1]:
         raise InputError(f"{origin}: expected vectors of {parameter.shape[1]} numbers, found {vectors.matrix.shape[1]}")

@@ -93,7 +93,7 @@ class Log:
             InputError: If the file is missing, can't be written, or contains an invalid line.
         """
         if not self.path.exists():
-            raise InputError(f"{self.path}: missing; restore the file, or create an empty one")
+            raise InputError(f"{self.path}: missing; restore the file, or create an empty file")
         self.check(0)
         position = 0
         for line, event in self._lines():

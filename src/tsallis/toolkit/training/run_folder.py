@@ -310,8 +310,8 @@ def _difference(old: str, new: str) -> str:
     """Return up to four differences of two configurations. New values of old settings come before new settings."""
     before, after = (dict(_settings(with_new_names(parse_yaml(text, CONFIG)))) for text in (old, new))
     added = [path for path in after if path not in before or before[path] != after[path]]
-    lines = [f"now {path}: {after[path]}" for path in sorted(added, key=lambda path: path not in before)]
-    lines += [f"then {path}: {text}" for path, text in before.items() if path not in after or after[path] != text]
+    lines = [f"new {path}: {after[path]}" for path in sorted(added, key=lambda path: path not in before)]
+    lines += [f"old {path}: {text}" for path, text in before.items() if path not in after or after[path] != text]
     return "; ".join(lines[:4])
 
 

@@ -60,11 +60,11 @@ class Index(Record):
     @model_validator(mode="after")
     def _check_names(self) -> Index:
         if (self.last is None) != (self.best is None) or (self.last is None and (self.validated or self.average)):
-            raise ValueError("last and best must both be set, or no checkpoint may be named")
+            raise ValueError("last and best must both be set if the index names a checkpoint")
         if len(set(self.validated)) != len(self.validated):
-            raise ValueError("kept names a checkpoint twice")
+            raise ValueError("kept must not name a checkpoint twice")
         if both := self.names & set(self.discard):
-            raise ValueError(f"{min(both)} must not be both a checkpoint and in discard")
+            raise ValueError(f"{min(both)} is named as a checkpoint: it must not be in discard")
         return self
 
     @property
@@ -249,7 +249,7 @@ def explain(error: ValidationError) -> str:
     if details[0]["type"] == "json_invalid":
         return f"not a JSON file: {details[0]['ctx']['error']}"
     texts = list(dict.fromkeys(_mistake(detail) for detail in details))
-    more = f"; and {len(texts) - MOST_MISTAKES} more" if len(texts) > MOST_MISTAKES else ""
+    more = f"; and {len(texts) - MOST_MISTAKES} more errors" if len(texts) > MOST_MISTAKES else ""
     return "; ".join(texts[:MOST_MISTAKES]) + more
 
 

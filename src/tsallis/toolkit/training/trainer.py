@@ -226,8 +226,8 @@ class Trainer:
         begun = (self.checkpoints.folder / INDEX).exists()
         if not begun and self.log.position and any(event["event"] != "start" for event in self.log.events()):
             raise InputError(
-                f"{self.log.path}: contains a training, but {self.checkpoints.folder / INDEX} is missing; "
-                "restore that file, or choose another folder"
+                f"{self.log.path}: has events of a training, but {self.checkpoints.folder / INDEX} is "
+                "missing; restore the missing file, or choose another folder"
             )
 
     def _check_logs(self) -> None:
@@ -295,7 +295,7 @@ class Trainer:
         position, settings = self.position, self.settings
         windows = self.plan.updates(position.epoch, settings.accumulate, self.world.size)
         if position.update >= len(windows):
-            last = f"the last checkpoint is at update {position.update} of an epoch with only {len(windows)}"
+            last = f"the last checkpoint is at update {position.update} of an epoch with only {len(windows)} updates"
             raise CommonError(f"{self.checkpoints.folder}: {last}")
         self._start_clock()
         while position.update < len(windows):

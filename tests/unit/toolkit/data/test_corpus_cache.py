@@ -52,8 +52,8 @@ def test_pairs_of_lines(tmp_path: Path, ending: str) -> None:
 @pytest.mark.parametrize(
     ("src", "tgt", "message"),
     [
-        (3, 5, r"^{0}:4: expected as many lines in both files, found 3 in {0} and 5 in {1}$"),
-        (5, 3, r"^{1}:4: expected as many lines in both files, found 5 in {0} and 3 in {1}$"),
+        (3, 5, r"^{0}:4: expected the same number of lines in both files, found 3 in {0} and 5 in {1}$"),
+        (5, 3, r"^{1}:4: expected the same number of lines in both files, found 5 in {0} and 3 in {1}$"),
     ],
 )
 def test_unequal_numbers_of_lines(tmp_path: Path, src: int, tgt: int, message: str) -> None:
@@ -257,7 +257,7 @@ def test_what_was_left_by_a_kill_is_swept(
 
 def test_errors_leave_nothing(tmp_path: Path) -> None:
     paths, cache = written(tmp_path, tgt=ENGLISH[:3]), tmp_path / "cache"
-    with pytest.raises(InputError, match=r"a\.en:4: expected as many lines"):
+    with pytest.raises(InputError, match=r"a\.en:4: expected the same number of lines"):
         cached_corpus(cache, *paths, SRC, TGT)
     assert entries(cache) == []
     with pytest.raises(InputError, match=r"gone: can't be read: No such file"):

@@ -60,7 +60,7 @@ def test_arrays_of_features(tmp_path: Path) -> None:
         (PIXELS[0], r"expected shape \[images, height, width, channels\], found \[4, 5, 3\]"),
         (PIXELS[:0], r"found \[0, 4, 5, 3\]"),
         (PIXELS[..., :2], "3 channels, found 2"),
-        (PIXELS.astype(np.int64), "floating point, found int64"),
+        (PIXELS.astype(np.int64), "floating-point dtype, found int64"),
         (PIXELS.astype(object), "not an array file"),
     ],
     ids=["dimensions", "empty", "channels", "dtype", "objects"],
@@ -238,7 +238,7 @@ def test_photographs_of_several_sizes_need_one(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, {"a.png": photo(4, 6, (1, 2, 3)), "b.png": photo(5, 6, (1, 2, 3))})
     pictures = open_pictures(folder)
     assert pictures.shape == (4, 6, 3) and len(pictures.batch(["a"])) == 1
-    with pytest.raises(InputError, match=r"b.png has 5 x 6 pixels, but the first image 4 x 6; set a size"):
+    with pytest.raises(InputError, match=r"b.png has 5 x 6 pixels, but the first image has 4 x 6; set size"):
         pictures.batch(["a", "b"])
 
 

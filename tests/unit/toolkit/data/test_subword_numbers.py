@@ -35,7 +35,7 @@ def test_text_is_segmented_as_before(tmp_path: Path, kind: str, numbering: str) 
     )
     path = tmp_path / "m.model"
     path.write_bytes(blob.getvalue())
-    with pytest.raises(InputError, match="expected padding, start, end and unknown to be 0, 1, 2, 3"):
+    with pytest.raises(InputError, match="padding, start, end and unknown must have the numbers 0, 1, 2, 3"):
         Subwords.load(path)
     before, after = sentencepiece.SentencePieceProcessor(model_proto=blob.getvalue()), load_subwords(path)
     assert [after.name(i) for i in range(4)] == ["<pad>", "<s>", "</s>", "<unk>"]

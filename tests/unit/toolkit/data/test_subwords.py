@@ -95,7 +95,7 @@ def test_sizes_that_do_not_fit_the_text(model: Subwords, capfd: pytest.CaptureFi
     assert len(Subwords.train(LINES, largest, model.kind)) == largest
     with pytest.raises(InputError, match=f"at most {largest} can"):
         Subwords.train(LINES, largest + 1, model.kind)
-    with pytest.raises(InputError, match=r"^9 subwords are too few for this text: its characters need (\d+)"):
+    with pytest.raises(InputError, match=r"^9 subwords are too few for the characters .* set at least (\d+)"):
         Subwords.train(LINES, 9, model.kind)
     for nothing in ([], ["", "  "], ["x" * 5000]):
         with pytest.raises(InputError, match="there is no text to learn subwords from"):
@@ -104,9 +104,9 @@ def test_sizes_that_do_not_fit_the_text(model: Subwords, capfd: pytest.CaptureFi
 
 
 def test_arguments_of_training() -> None:
-    with pytest.raises(InputError, match="expected a sentencepiece model of the kind unigram, bpe, word"):
+    with pytest.raises(InputError, match="expected a sentencepiece model of the kind unigram or bpe or word"):
         Subwords.train(LINES, 60, "char")
-    with pytest.raises(InputError, match="4 subwords are too few for this text"):
+    with pytest.raises(InputError, match="4 subwords are too few for the characters of this text"):
         Subwords.train(LINES, 4)
     for arguments in ({"coverage": 1.5}, {"normalization": "nfd"}):
         with pytest.raises(InputError, match="sentencepiece could not learn subwords"):
@@ -182,12 +182,12 @@ def test_a_model_with_other_special_symbols(tmp_path: Path) -> None:
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(LINES), model_prefix=prefix, vocab_size=60, minloglevel=2
     )
-    with pytest.raises(InputError, match=r"other\.model: expected .* 0, 1, 2, 3, found -1, 1, 2, 0 .*--pad_id=0"):
+    with pytest.raises(InputError, match=r"other\.model: .* 0, 1, 2, 3, found -1, 1, 2, 0; .*--pad_id=0"):
         Subwords.load(f"{prefix}.model")
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(LINES), model_prefix=prefix, vocab_size=20, minloglevel=2, model_type="char"
     )
-    with pytest.raises(InputError, match="of the kind unigram, bpe, word"):
+    with pytest.raises(InputError, match="of the kind unigram or bpe or word"):
         Subwords.load(f"{prefix}.model")
     assert read_bytes(f"{prefix}.model")
 

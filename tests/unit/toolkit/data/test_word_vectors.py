@@ -49,7 +49,7 @@ def test_a_word_may_be_white_space_of_another_kind(tmp_path: Path) -> None:
         ("red 1 x\n", r"vectors\.txt:1: expected a word and its numbers.*'x'"),
         ("red 1 nan\n", r"vectors\.txt: the vector of 'red' must be finite"),
         ("red\n", r"vectors\.txt:1: expected a word and its numbers"),
-        ("yellow 1 2\n", r"vectors\.txt: contains none of the 4 symbols, such as 'red', 'green', '\. \.'"),
+        ("yellow 1 2\n", r"vectors\.txt: contains no vector for any of the 4 symbols, such as 'red', 'green', '\. \.'"),
         ("", r"vectors\.txt: the file is empty"),
     ],
 )
@@ -96,5 +96,5 @@ def test_files_that_are_no_vectors(tmp_path: Path) -> None:
     path.write_bytes(b"x" * 100)
     with pytest.raises(InputError, match="not a safetensors file"):
         read_word_vectors(path, SYMBOLS)
-    with pytest.raises(InputError, match=r"words and tensor need a \.safetensors file"):
+    with pytest.raises(InputError, match=r"words and tensor apply only to \.safetensors files"):
         read_word_vectors(write(tmp_path, "red 1\n"), SYMBOLS, tensor="a")

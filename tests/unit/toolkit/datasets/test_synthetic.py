@@ -105,7 +105,7 @@ def test_bad_arguments_are_errors() -> None:
         SyntheticStream("count", 8, 8)
     with pytest.raises(ValueError, match=r"least must be at least 8 .* got 4"):
         SyntheticStream("recall", 4, 9)
-    with pytest.raises(ValueError, match="most must not be below least, 64, got 16"):
+    with pytest.raises(ValueError, match="most must be at least the value of least, 64, got 16"):
         SyntheticStream("copy", 64, 16)
 
 

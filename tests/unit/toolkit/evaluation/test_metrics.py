@@ -105,5 +105,5 @@ def test_an_ensemble_is_evaluated_as_one_model(nested: bool) -> None:
 @pytest.mark.parametrize(("corpus", "results"), [(Corpus([], []), 0), (CORPUS, 1)])
 def test_what_has_no_result_a_sample_is_refused(corpus: Corpus, results: int) -> None:
     net = model("softmax")
-    with pytest.raises(ValueError, match=f"one result per sample .* got {results} for {len(corpus)}"):
+    with pytest.raises(ValueError, match=f"one result per sample .* got {results} results for {len(corpus)}"):
         evaluate(net, corpus, search_corpus(net, CORPUS, SearchOptions(beam_size=3))[:results], 1.0)

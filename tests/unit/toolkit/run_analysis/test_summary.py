@@ -126,7 +126,7 @@ def test_runs_that_spell_otherwise_are_not_compared(tmp_path: Path) -> None:
 def test_runs_with_other_corpora_are_refused(tmp_path: Path) -> None:
     runs = [run_of(tmp_path, transformer(), name) for name in "ab"]
     inputs = [RunInput(runs[0], corpus(5), "samples"), RunInput(runs[1], corpus(6), "samples")]
-    with pytest.raises(InputError, match=r"b: reads 6 sentences of samples, .*a reads 5"):
+    with pytest.raises(InputError, match=r"b: expected 5 sentences of samples, as in .*a, found 6"):
         summarize_runs(inputs)
 
 
@@ -252,5 +252,5 @@ def test_empty_outputs_are_compared_exactly() -> None:
 def test_empty_rates_of_nothing() -> None:
     with pytest.raises(InputError, match="corpus is empty"):
         empty_rate(lstm(), Corpus([], []), [])
-    with pytest.raises(ValueError, match="got 0 for 4 sentences"):
+    with pytest.raises(ValueError, match="got 0 results for 4 sentences"):
         empty_rate(lstm(), corpus(4), [])

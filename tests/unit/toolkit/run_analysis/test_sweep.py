@@ -59,7 +59,7 @@ def test_thresholds_that_were_estimated_stand_beside_numbers_by_the_log() -> Non
 def test_thresholds_that_were_all_estimated_are_no_difference() -> None:
     swept = sweep([relu_run("auto", size / 10, **{"model.d": size}) for size in (1, 2)])
     assert swept.setting == "model.d" and [point.value for point in swept.points] == [1, 2]
-    with pytest.raises(InputError, match="found no difference but their seeds"):
+    with pytest.raises(InputError, match="found no difference except seeds"):
         sweep([relu_run("auto", seed / 10, **{"training.seed": seed}) for seed in (1, 2)])
 
 
@@ -86,7 +86,7 @@ def test_of_equal_scores_the_lowest_loss_is_best() -> None:
     ("runs", "message"),
     [
         ([run("a", [1.0])], "at least two runs, got 1"),
-        ([run("a", [1.0], 1), run("b", [1.0], 2)], "found no difference but their seeds"),
+        ([run("a", [1.0], 1), run("b", [1.0], 2)], "found no difference except seeds"),
         (
             [run("a", [1.0], d=1, e=1), run("b", [1.0], d=2, e=2)],
             r"one setting, found differences in model\.d, model\.e",
@@ -95,7 +95,7 @@ def test_of_equal_scores_the_lowest_loss_is_best() -> None:
             [run("a", [1.0], output="entmax"), run("b", [1.0], output="alpha_relu", tau=1)],
             "differ in exactly one setting",
         ),
-        ([run("a", [1.0], norm="pre"), run("b", [1.0], norm="post")], r"model\.norm: \['pre', 'post'\]"),
+        ([run("a", [1.0], norm="pre"), run("b", [1.0], norm="post")], r"model\.norm with the values \['pre', 'post'\]"),
         (
             [
                 run("a", [1.0], d=1),

@@ -163,7 +163,7 @@ def test_swapped_columns_stop_before_training(
     write(tmp_path / "train", paradigms(order))
     config = StringsData(folder=str(tmp_path), train="train", columns=columns)
     with pytest.raises(
-        InputError, match=r"train:\d+: most features (look like words|occur once): source 'walk'"
+        InputError, match=r"train:\d+: .* most features (look like words|occur once)\. .* source 'walk'"
     ) as error:
         Strings.load(config)
     assert f"data.columns='{setting}'" in str(error.value)
@@ -175,13 +175,16 @@ def test_swapped_columns_of_a_file_stop_a_command(tmp_path: Path) -> None:
     task = task_of(run.task)
     for gold in (True, False):
         with pytest.raises(
-            InputError, match="in:1: all features are unknown to the run: source 'walk', target 'V;PST', feat"
+            InputError,
+            match=r"in:1: all features of this line are unknown .* source 'walk', target 'V;PST', feat",
         ):
             task.read(paradigms("sft"), "in", run, gold=gold)
-    with pytest.raises(InputError, match="in:1: all features are unknown to the run: source 'walk', features 'walked'"):
+    with pytest.raises(
+        InputError, match=r"in:1: all features of this line are unknown .* source 'walk', features 'walked'"
+    ):
         task.read(["walk\twalked"], "in", run, gold=False)
     greek = [f"walk\tπερπάτησα\tV;PST{end}" for end in ("", ";SG", ";3", ";PRS", ";NFIN")]
-    with pytest.raises(InputError, match="in:1: most symbols of the targets are unknown to the run"):
+    with pytest.raises(InputError, match="in:1: most target symbols are unknown to the run"):
         task.read(greek, "in", run, gold=True)
     assert len(task.read(greek, "in", run, gold=False).corpus) == 5
 

@@ -185,7 +185,7 @@ def test_ensembles_copy_if_every_model_does(folder: Path) -> None:
 
 
 def test_density_and_copying_exclude_each_other(folder: Path) -> None:
-    with pytest.raises(InputError, match="leave out density, found gaussian"):
+    with pytest.raises(InputError, match="found density: gaussian; leave density out"):
         untrained_run(folder, DATA, {**MODEL, "density": "gaussian"})
 
 

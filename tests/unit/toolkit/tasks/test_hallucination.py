@@ -57,7 +57,7 @@ def test_the_result_depends_on_the_arguments_alone() -> None:
     ids=["no features", "no stem"],
 )
 def test_data_that_has_nothing_to_replace(example: StringsExample) -> None:
-    with pytest.raises(InputError, match=r"data\.hallucinate: no training example has features and a common"):
+    with pytest.raises(InputError, match=r"data\.hallucinate: expected an example with features"):
         hallucinate([example], 1, ("", ""))
 
 

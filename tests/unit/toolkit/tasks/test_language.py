@@ -126,7 +126,7 @@ def test_bad_settings_are_one_line_each(data: dict[str, Any], words: str) -> Non
 
 
 def test_files_that_are_missing_or_empty_are_named(folder: Path) -> None:
-    with pytest.raises(InputError, match="valid: no such file, nor one with"):
+    with pytest.raises(InputError, match="valid: no such file, and none with"):
         prepare(config(files(folder, dev="valid")))
     (folder / "empty").write_text("\n\n")
     with pytest.raises(InputError, match=rf"^{folder}/empty: expected at least one text with symbols"):

@@ -104,7 +104,7 @@ def test_the_task_of_another_run_is_refused(runs: Path, own: str, other: str, wo
 @pytest.mark.parametrize(
     ("own", "other", "words"),
     [
-        ("verbs", "classes", "the task classification does not support the model class in model.json, .*"),
+        ("verbs", "classes", "the task classification does not support .*, the model class in model.json"),
         ("verbs", "one", r"languages is \['aa'\], but the vocabulary has \[\]"),
         ("all", "verbs", r"languages is \[\], but the vocabulary has \['aa', 'bb'\]"),
     ],

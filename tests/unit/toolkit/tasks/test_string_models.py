@@ -77,8 +77,8 @@ def test_data_without_features_is_an_error(folder: Path) -> None:
     ("model", "message"),
     [
         ({**RNN, "features": "separate", "density": "gaussian"}, "found density: gaussian"),
-        ({**RNN, "monotonic": 1}, "monotonic: 1 needs input_feeding: false, found true"),
-        ({**RNN, "monotonic": 0, "input_feeding": False, "copy": True}, "monotonic: 0 excludes copy"),
+        ({**RNN, "monotonic": 1}, "monotonic: 1 needs input_feeding: false, found input_feeding: true"),
+        ({**RNN, "monotonic": 0, "input_feeding": False, "copy": True}, "monotonic: 0 can't be used with copy"),
         ({**RNN, "monotonic": 2, "input_feeding": False}, "monotonic: .* found 2"),
         ({**TRANSFORMER, "features": "separate", "positions": "alibi"}, "needs positions: sinusoids, found alibi"),
     ],

@@ -93,7 +93,7 @@ def test_lines_without_a_form(tmp_path: Path) -> None:
         ("a\tb\tV\n" + "x" * 50 + "\n", 2, "found 1 column: '" + "x" * 37 + "...'"),
         ("\tb\tV\n", 1, "found an empty source"),
         ("a\t\tV\n", 1, "found an empty target"),
-        ("a\tb\t\n", 1, "expected features separated by single ';', found ''"),
+        ("a\tb\t\n", 1, "expected features separated by a single ';', found ''"),
         ("a\tb\t; ;\n", 1, "found '; ;'"),
         ("a\tb\tV;;N\n", 1, "found 'V;;N'"),
         ("\ufeffa\tb\n", 1, "found 2 columns: 'a\\tb'"),

@@ -266,7 +266,7 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     assert start(prepare(config, tmp_path), tmp_path)
     assert (tmp_path / "config.yaml").read_text() == old
     other = prepare(config_of({**content, "training": {"select": "loss"}}), tmp_path)
-    with pytest.raises(InputError, match=r"another configuration \(now training.select: loss"):
+    with pytest.raises(InputError, match=r"another configuration \(new training.select: loss"):
         start(other, tmp_path)
 
 

@@ -72,21 +72,21 @@ def test_before_the_first_checkpoint_nothing_is_made_yet(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("settings", "values", "words"),
     [
-        ({}, {"epochs": (5, 3)}, "training.epochs: expected more than 3, which are already done, found 3"),
+        ({}, {"epochs": (5, 3)}, "training.epochs must be above 3, because 3 are already done, got 3"),
         (
             {"updates": 12},
             {"updates": (20, 12)},
-            "training.updates: expected more than 12, which are already done, found 12",
+            "training.updates must be above 12, because 12 are already done, got 12",
         ),
         (
             {"schedule": "linear", "updates": 40, "warmup": 1},
             {"updates": (20, 40)},
-            "training.updates: expected 20 as before, because schedule: linear depends on it, found 40",
+            "training.updates must be 20 as before, because schedule: linear depends on it, got 40",
         ),
         (
             {"output_alpha": {"start": 1}, "updates": 40},
             {"updates": (20, 40)},
-            "training.updates: expected 20 as before, because output_alpha depends on it, found 40",
+            "training.updates must be 20 as before, because output_alpha depends on it, got 40",
         ),
     ],
 )

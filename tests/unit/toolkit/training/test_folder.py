@@ -72,7 +72,7 @@ def test_a_missing_index_deletes_nothing(run: Path, whole: Path) -> None:
 
 def test_missing_checkpoints_leave_the_log(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
-    stops(run, r"log\.jsonl: contains a training, but .*index\.json is missing")
+    stops(run, r"log\.jsonl: has events of a training, but .*index\.json is missing")
 
 
 @pytest.mark.parametrize("key", ["last", "best", "kept", "average"])
@@ -126,7 +126,7 @@ def test_an_index_cannot_have_anything_else_removed(run: Path) -> None:
         change_json(run / "checkpoints" / "index.json", discard=[name])
         stops(run, r"index\.json: discard\.0")
     change_json(run / "checkpoints" / "index.json", discard=["step-00000006"])
-    stops(run, "step-00000006 must not be both a checkpoint and in discard")
+    stops(run, "step-00000006 is named as a checkpoint: it must not be in discard")
     change_json(run / "checkpoints" / "index.json", discard=["step-00000001"])
     train(run)
     assert (target / "mine.txt").read_text() == "mine"
@@ -195,7 +195,7 @@ def test_a_log_that_is_shorter_than_it_was(run: Path) -> None:
     stops(run, r"no line ends at byte \d+")
     log.write_bytes(text)
     (run / "timing.jsonl").unlink()
-    stops(run, r"timing\.jsonl: missing; restore the file, or create an empty one")
+    stops(run, r"timing\.jsonl: missing; restore the file, or create an empty file")
 
 
 def test_times_are_no_part_of_a_checkpoint(run: Path, whole: Path) -> None:

@@ -85,11 +85,11 @@ def test_what_others_left_stays(tmp_path: Path, name: str) -> None:
 
 def test_another_configuration_or_other_data(finished: Path) -> None:
     before = contents(finished)
-    with pytest.raises(InputError, match="now seed: 2; then version: 1"):
+    with pytest.raises(InputError, match="new seed: 2; old version: 1"):
         start(finished, "seed: 2\n")
     text = "training:\n  epochs: 3\ndata:\n  languages:\n  - a\n  - b\n"
     (finished / "config.yaml").write_text(text)
-    with pytest.raises(InputError, match=r"\(now training.epochs: 5; now data.languages: \[.a., .c.\]; then training"):
+    with pytest.raises(InputError, match=r"\(new training.epochs: 5; new data.languages: \[.a., .c.\]; old training"):
         start(finished, text.replace("3", "5").replace("- b", "- c"))
     (finished / "config.yaml").write_bytes(before["config.yaml"])
     with pytest.raises(InputError, match="data has changed"):

@@ -72,7 +72,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"kept": 1}, "kept: "),
         ({"kept": [1]}, "kept.0: "),
         ({"kept": [[]]}, "kept.0: "),
-        ({"kept": ["step-00000004"] * 2}, "kept names a checkpoint twice"),
+        ({"kept": ["step-00000004"] * 2}, "kept must not name a checkpoint twice"),
         ({"finished": "no"}, "finished: "),
         ({"finished": None}, "finished: missing"),
         ({"average": "step-00000001"}, "average: "),
@@ -219,7 +219,7 @@ STATES: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda state: state["position"].update(loss=float("nan")), r"position\.loss: "),
     (lambda state: state["position"].update(update=10**9), "at update 1000000000 of an epoch with only 4"),
     (lambda state: state.update(optimizer=[]), "optimizer: "),
-    (lambda state: state["optimizer"].update(state={}), "the stored optimizer belongs to other parameters"),
+    (lambda state: state["optimizer"].update(state={}), "the stored optimizer does not belong to"),
     (lambda state: state["optimizer"]["state"]["output.projection.bias"].update(exp_avg=3), "state of output"),
     (lambda state: state["optimizer"]["state"]["output.projection.bias"].update(exp_avg=torch.ones(2)), "state of out"),
 ]
