@@ -166,7 +166,7 @@ def _write(report: Report, out: Path, records: Path | None) -> None:
     page = build_page(**report._asdict(), note=f"tsallis {tsallis.__version__}")
     count = len(report.runs[0].sentences) if report.runs else 0
     if (most := sentences_that_fit(report.runs)) < count:
-        message = f"the page shows only {most} of {count} sentences, because a page with all is too large for a browser"
+        message = f"the page shows only {most} of {count} sentences, because a page with all would be too large"
         print(f"tsallis: {out}: {message}", file=sys.stderr)
     files[out] = page
     check_writable(*files)

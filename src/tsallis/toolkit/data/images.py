@@ -168,7 +168,7 @@ class Photos:
             found, expected = (f"{shape[0]} x {shape[1]}" for shape in (image.shape, self.shape))
             raise InputError(
                 f"{self.source}: {paths[0]} has {found} pixels, but the first image has {expected}; "
-                "set size to resize all"
+                "set size to resize all images"
             )
         return image
 
