@@ -279,5 +279,5 @@ def test_a_store_holds_images_of_one_size() -> None:
     assert store.add(request) == [0, 1, 2] and store.add(request[1:]) == [1, 2] and len(store) == 3
     result = store(torch.tensor([1, 0, 2, 0]))
     assert result[:, 0, 0, 0].tolist() == [9, 4, 9, 4]
-    with pytest.raises(InputError, match="size 4 x 4 x 3, got 5 x 4 x 3"):
+    with pytest.raises(InputError, match="4 x 4 x 3, got 5 x 4 x 3"):
         store.add([(large, "2")])
