@@ -110,7 +110,7 @@ class SearchOptions:
         "Maximum search time per source, in seconds (default: no limit).", "exact", "all"
     )
     mass: float | None = _option(
-        "Stop the search for a source once its outputs have this total probability, between 0 and 1.",
+        "For each source, stop once the outputs found have this total probability, between 0 and 1.",
         "exact",
         "all",
         most=1,
@@ -151,8 +151,8 @@ class SearchOptions:
         of_runs=True,
     )
     end_rule: EndRule | None = _option(  # noqa: RUF009
-        "Finished outputs that beam search keeps. every: all finished outputs. competing: only outputs whose ending is "
-        "among the best continuations of the beam, as in other toolkits (default: the run's setting).",
+        "Finished outputs that beam search keeps. every: all of them. competing: an output only if, at its last step, the "
+        "end symbol is among the best continuations of the beam, as in other toolkits (default: the run's setting).",
         "beam",
         default="every",
         of_runs=True,
