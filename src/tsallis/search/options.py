@@ -151,8 +151,8 @@ class SearchOptions:
         of_runs=True,
     )
     end_rule: EndRule | None = _option(  # noqa: RUF009
-        "Finished outputs that beam search keeps. every: all of them. competing: an output only if, at its last step, the "
-        "end symbol is among the best continuations of the beam, as in other toolkits (default: the run's setting).",
+        "Finished outputs that beam search keeps. every: all of them. competing: an output only if, at its last step, "
+        "the end symbol is among the best continuations of the beam, as in other toolkits (default: the run's value).",
         "beam",
         default="every",
         of_runs=True,
