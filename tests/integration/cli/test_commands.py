@@ -94,7 +94,7 @@ def test_demo_needs_a_run_folder_with_a_name(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     done = tsallis("demo", "--run-dir", folder, status=2)
-    assert done.stderr.count("\n") == 1 and f"{folder}: expected a folder with a name" in done.stderr
+    assert done.stderr.count("\n") == 1 and done.stderr.endswith(f"a name, such as runs/demo, got {folder}\n")
     assert list(tmp_path.rglob("*")) == [tmp_path / "here"]
 
 

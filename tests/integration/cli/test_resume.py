@@ -79,7 +79,7 @@ def calls(whole: Whole, tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
 
 
 def said(done: Ended) -> str:
-    lines = [line for line in done.text.splitlines() if not line.startswith(("Training in", "Going on in", "epoch "))]
+    lines = [line for line in done.text.splitlines() if not line.startswith(("Training in", "Resuming in", "epoch "))]
     assert done.status == 2 and len(lines) == 1 and lines[0].startswith("tsallis: "), done.text
     return lines[0]
 

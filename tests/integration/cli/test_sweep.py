@@ -66,7 +66,7 @@ def test_sigterm_ends_the_runs_and_the_same_command_goes_on(tmp_path: Path, tsal
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     assert process.wait(300) == 128 + signal.SIGTERM
-    assert "Ended by SIGTERM" in (folder / "model.dropout=0.0.log").read_text()
+    assert "Stopped by SIGTERM" in (folder / "model.dropout=0.0.log").read_text()
     assert not (folder / "sweep.json").exists()
 
 

@@ -42,9 +42,9 @@ def test_a_run_that_starts_from_another_one(tsallis: Run, inflector: Path, tmp_p
     source.rename(tmp_path / "elsewhere")
     (tmp_path / "vectors.txt").unlink()
     text = tsallis("train", config, *overrides, "--run-dir", tmp_path / "killed").stdout
-    assert "Going on" in text and f"Starts from {source} (best, step " in text
+    assert "Resuming" in text and f"Starts from {source} (best, step " in text
     assert contents(tmp_path / "killed") == expected
-    assert "Going on" in tsallis("train", config, *overrides, "--run-dir", tmp_path / "killed").stdout
+    assert "Resuming" in tsallis("train", config, *overrides, "--run-dir", tmp_path / "killed").stdout
     assert tsallis("translate", tmp_path / "killed", stdin="walk\tV;PST\n").stdout.count("\n") == 1
 
 

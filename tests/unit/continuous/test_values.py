@@ -176,7 +176,7 @@ def test_moments_of_weights() -> None:
     assert grad.isfinite().all()
     with pytest.raises(ValueError, match="'covariance' or 'scale', got 'paper'"):
         match_moments(TruncatedParabola, weights, positions, matching="paper")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="positions must be"):
+    with pytest.raises(ValueError, match="positions must have shape"):
         moments(weights, positions[:, :2])
 
 

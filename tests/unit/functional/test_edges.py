@@ -95,7 +95,7 @@ def test_smoothing_is_computed_in_the_dtype_of_the_scores() -> None:
 
 
 def test_a_threshold_does_not_enlarge_scores() -> None:
-    with pytest.raises(ValueError, match=r"tau must be broadcastable to the scores \(3,\), got shape \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"tau must be broadcastable to the scores of shape \(3,\), got \(2, 3\)"):
         tsallis.alpha_relu(torch.zeros(3), tau=torch.zeros(2, 3))
     assert tsallis.alpha_relu(torch.zeros(2, 3), tau=torch.zeros(2, 1)).shape == (2, 3)
 

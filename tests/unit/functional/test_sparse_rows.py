@@ -67,7 +67,7 @@ def test_bad_values(change: dict[str, list[float]], message: str) -> None:
 
 
 def test_bad_types() -> None:
-    with pytest.raises(TypeError, match="indices must be integers"):
+    with pytest.raises(TypeError, match="indices must contain integers"):
         SparseRows(some().probs, some().probs, some().offsets)
     with pytest.raises(TypeError, match="probs must be floating point"):
         SparseRows(some().indices, some().indices, some().offsets)

@@ -78,9 +78,9 @@ def test_models_that_shift_no_labels_themselves(make: Any) -> None:
 
 def test_models_that_read_no_texts_are_told() -> None:
     vit = sparsify(tf.ViTModel(tf.ViTConfig(**SMALL, image_size=8, patch_size=4)), 1.5)
-    with pytest.raises(InputError, match="ViTModel reads pixel_values, no texts"):
+    with pytest.raises(InputError, match="ViTModel must read input_ids, got pixel_values"):
         summarize_texts(vit, tokenizer(), TEXTS)
-    with pytest.raises(InputError, match="WhisperForConditionalGeneration reads input_features, no texts"):
+    with pytest.raises(InputError, match="WhisperForConditionalGeneration must read input_ids, got input_features"):
         summarize_texts(sparsify(whisper(), 1.5), tokenizer(), TEXTS, TEXTS)
     with pytest.raises(ValueError, match="a batch must have input_ids, got pixel_values"):
         TransformersReader(vit, tokenizer()).texts({"pixel_values": inputs(BY_NAME["bert"])["input_ids"]})

@@ -180,7 +180,7 @@ def test_a_tied_projection_is_one_parameter() -> None:
     output, table = OutputLayer(6, 9), nn.Embedding(9, 6)
     output.tie(table.weight)
     assert output.weight is table.weight
-    with pytest.raises(ValueError, match=r"shape \(9, 6\), got \(8, 6\)"):
+    with pytest.raises(ValueError, match=r"\(9, 6\), got \(8, 6\)"):
         output.tie(nn.Embedding(8, 6).weight)
 
 

@@ -60,7 +60,7 @@ def test_the_part_that_is_not_supported_is_named(regex: str, part: str) -> None:
         Pattern(regex, VOCABULARY)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="the syntax is new in Python 3.11")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs python: 3.11 or newer")
 @pytest.mark.parametrize(("regex", "part"), [("a++", "possessive"), ("(?>a)", "atomic")])
 def test_atomic_parts_are_named(regex: str, part: str) -> None:
     with pytest.raises(ValueError, match=part):

@@ -205,7 +205,7 @@ def test_updates(lengths: list[tuple[int, int]], accumulate: int, ranks: int, bu
         assert len(update) == ranks and max(counts) - min(counts) <= 1
         assert max(counts) == accumulate if number + 1 < len(updates) else max(counts) <= accumulate
         assert counts == [accumulate] * ranks or number + 1 == len(updates)
-    with pytest.raises(IndexError, match=f"numbered from 0 to {len(updates) - 1}"):
+    with pytest.raises(IndexError, match=f"from 0 to {len(updates) - 1}"):
         updates[len(updates)]
     # One process goes through the batches in their order, and what an update holds depends on the product alone.
     assert [b for update in plan.updates(1, accumulate) for b in update[0]] == batches

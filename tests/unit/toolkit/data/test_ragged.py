@@ -49,7 +49,7 @@ def test_single_rows(tmp_path: Path) -> None:
     rows = written(tmp_path / "r")
     assert rows[-2].tolist() == [4] * 100 and rows[2].dtype == np.uint16
     for index in (5, -6):
-        with pytest.raises(IndexError, match=f"numbered from 0 to 4, got {index}"):
+        with pytest.raises(IndexError, match=f"from 0 to 4, got {index}"):
             rows[index]
     assert rows != ROWS[:-1] and rows != [*ROWS[:-1], [1]] and rows != "rows"
     with pytest.raises(ValueError, match="read-only"):

@@ -32,7 +32,7 @@ def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatc
             )
         )
     lines = capsys.readouterr().out.split("\n")
-    assert lines[0] == f"Going on in {folder}" and lines[2:] == [""]
+    assert lines[0] == f"Resuming in {folder}" and lines[2:] == [""]
     for words in ("epoch   1", "loss 1.0000", "dev loss 0.5000", "accuracy 25.00%", "attended 3.00", "symbols 2.00"):
         assert words in lines[1]
 
