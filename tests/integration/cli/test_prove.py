@@ -62,7 +62,7 @@ def test_a_line_may_be_unknown(tsallis: Any, trained: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        *(((), "--never and --always"), (("--never", "a", "--always", "b"), "--never and --always")),
+        *(((), "--never or --always"), (("--never", "a", "--always", "b"), "--never or --always")),
         *((("--never", "(?=a)"), "look-around"), (("--never", "a", "--at-least", "2"), "at-least")),
     ],
 )
@@ -71,7 +71,7 @@ def test_mistakes_end_with_status_2(tsallis: Any, trained: Path, options: tuple[
 
 
 def test_no_lines_prove_nothing(tsallis: Any, trained: Path) -> None:
-    assert "no line" in tsallis("prove", trained, "--never", "a", stdin="\n", status=2).stderr
+    assert "at least one line" in tsallis("prove", trained, "--never", "a", stdin="\n", status=2).stderr
 
 
 def test_python_takes_lists_of_strings_and_checks_options(opened: TextRun) -> None:

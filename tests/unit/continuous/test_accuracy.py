@@ -132,7 +132,7 @@ def test_what_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         UserWarning, match=r"With 384 angles, .* can reach 1e[+-]\d+ times the peak of a function; \d+ would be enough"
     ):
         density.expect(image_basis(variance=1e-4))
-    with pytest.warns(UserWarning, match=r"1024 points leave .*; pass points="):
+    with pytest.warns(UserWarning, match=r"With 1024 points, .* Pass points"):
         TruncatedParabola(0.5, 1.0).expect(gaussian_grid(5, 1e-3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -113,10 +113,10 @@ def test_attended_positions_are_those_of_the_last_pass() -> None:
     assert model.num_attended(prompted).shape == (3, 3)
     for other in (src[:2], lengths[:2], tgt_in[:2]), (nothing, lengths * 0, torch.full((3, 6), BOS)):
         model(*other)
-        with pytest.raises(RuntimeError, match="got a pass of 3 rows and 3 steps"):
+        with pytest.raises(RuntimeError, match="the requested pass has 3 rows and 3 steps"):
             model.num_attended(prompted)
     model.start(model.encode(src, lengths))  # reads the prompts alone
-    with pytest.raises(RuntimeError, match="3 rows and 4 steps, got a pass of 3 rows and 3 steps"):
+    with pytest.raises(RuntimeError, match=r"3 rows and 4 steps, .* 3 rows and 3 steps"):
         model.num_attended(prompted)
 
 

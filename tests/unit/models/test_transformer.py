@@ -243,7 +243,7 @@ def test_attended_positions_are_those_of_the_last_pass() -> None:
     with pytest.raises(RuntimeError, match="no attention weights are recorded"):
         fresh.attention_stats()
     result(SRC[:2], LENGTHS[:2], TGT[:2, :3])
-    with pytest.raises(RuntimeError, match="2 rows and 3 steps, got a pass of 3 rows and 4 steps"):
+    with pytest.raises(RuntimeError, match=r"2 rows and 3 steps, .* 3 rows and 4 steps"):
         result.num_attended(decoded)
 
 

@@ -167,7 +167,7 @@ def test_few_queries_and_many_see_the_same_signal() -> None:
     assert "coefficients" in signal.__dict__ or signal.coefficients.shape == (2, 32, SIZE)
     parts = signal.heads(4).coefficients
     torch.testing.assert_close(parts.transpose(1, 2).flatten(2), signal.coefficients)
-    with pytest.raises(ValueError, match="multiple of the 3 heads, got 8"):
+    with pytest.raises(ValueError, match="number of heads, 3, got 8"):
         signal.heads(3)
 
 

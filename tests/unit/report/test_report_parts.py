@@ -87,7 +87,7 @@ def test_the_command_says_how_many_sentences_are_left_out(
     report = Report(*summarize_all([untrained(tmp_path / "one", 0)], "dev", Text.read(text), {}, Options(beam_size=2)))
     out = tmp_path / "page.html"
     capsys.readouterr()
-    for most, message in ((10**6, ""), (0, f"tsallis: {out}: the page shows 1 of 3 sentences")):
+    for most, message in ((10**6, ""), (0, f"tsallis: {out}: the page shows only 1 of 3 sentences")):
         monkeypatch.setattr(page, "NON_ZEROS", most)
         _write(report, out, None)
         errors = capsys.readouterr().err
