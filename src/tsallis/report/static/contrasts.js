@@ -18,8 +18,8 @@ function viewContrasts() {
 function comparisonPart(comparison) {
   const { first, second } = comparison;
   return h("section", null, h("h2", null, `${first} and ${second}`),
-    h("p", { class: "hint" }, "Divergence (Jensen–Shannon): 0 where both runs attend to the same words, 1 where they "
-      + "share none. The heads of each run are averaged first.", comparison.kinds.some((kind) => severalHeads(comparison, kind.kind))
+    h("p", { class: "hint" }, "Divergence (Jensen–Shannon): 0 where both runs give the same weights; the more weight they "
+      + "give to different positions, the higher. Long sources have lower values. The heads of each run are averaged first.", comparison.kinds.some((kind) => severalHeads(comparison, kind.kind))
       ? " “Within” is the divergence among the heads of one run." : ""),
     comparison.kinds.map((kind) => h("div", null,
       h("h3", null, `${KIND_NAMES[kind.kind]}: mean divergence ${plain(kind.mean, 3)} over ${whole(kind.words)} words`),

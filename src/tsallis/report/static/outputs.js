@@ -43,7 +43,7 @@ function excludedSteps(run, steps) {
   const excluded = steps.filter(([, prob]) => prob === 0).length;
   const target = TARGET_RUN ? "target" : "reference";
   return excluded ? `${excluded} of ${count} ${excluded === 1 ? "excludes" : "exclude"} the ${target}’s symbol.`
-    : `No step excludes the ${target}’s symbol. ${count}.`;
+    : `The ${target}’s symbol is possible at every step. ${count}.`;
 }
 
 function stepTable(run, sentence) {

@@ -16,13 +16,13 @@ function mean(values) {
 // Two sentences about the first run: what is exactly zero, and what is proved about the example.
 function leadText() {
   const run = RUNS[0];
-  const name = RUNS.length > 1 ? run.name : "the model";
+  const name = RUNS.length > 1 ? run.name + (mapOf(run) ? ` (${mapOf(run)})` : "") : "the model";
   if (!run.outputs) return attentionText(run);
   const { support, symbols } = run.outputs;
   const first = symbols - support < 0.005
-    ? `When it writes an output, ${name} gives each of the ${whole(symbols)} symbols a probability above zero at every step.`
-    : `When it writes an output, ${name} leaves ${plain(support, 1)} of ${whole(symbols)} symbols possible at each step, on `
-      + "average; all others have a probability of exactly zero.";
+    ? `At every step of an output, ${name} gives each of the ${whole(symbols)} symbols a probability above zero.`
+    : `At each step of an output, ${name} leaves ${plain(support, 1)} of ${whole(symbols)} symbols possible on average; `
+      + "all others have a probability of exactly zero.";
   const sentence = exampleOf(run);
   if (!sentence) return first;
   const count = sentence.tree.edges.filter(([,,,,, end]) => end).length;
@@ -62,7 +62,7 @@ function numberRows() {
     [[scoreTitle("output_support"), "the fewer, the less the model hesitates"], possibleSymbols],
     [["Density", "share of the positions that get attention, mean of the heads"], (run) => percent(mean(run.heads.map((head) => head.density)))],
     [[scoreTitle("complete"), "the search found every possible output"], proved("complete")],
-    [[scoreTitle("optimal"), "no missing output is more probable than the best one"], proved("optimal")],
+    [[scoreTitle("optimal"), "not complete, but no other output is more probable than the best one"], proved("optimal")],
     [["Heads with a role", "such as attending to the previous token"], headsWithRole],
     [["Parameters", ""], (run) => run.parameters !== null && whole(run.parameters)],
   ].filter(([, value]) => RUNS.some((run) => value(run))).slice(0, NUMBERS)
@@ -188,7 +188,7 @@ function corpusText() {
 function facts(runs, rows, kind = "facts") {
   const known = rows.map(([name, value]) => [name, ...runs.map((run) => value(run) || "–")])
     .filter(([, ...values]) => values.some((value) => value !== "–"));
-  const columns = [h("span", { class: "unseen" }, "Fact"), ...runs.map((run) => run.name)];
+  const columns = [h("span", { class: "unseen" }, "Fact"), ...runs.map((run) => h("span", null, run.name, mapOf(run) ? [" ", h("small", null, mapOf(run))] : null))];
   return scroller("Facts", table("Facts", columns, known, kind));
 }
 
