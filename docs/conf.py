@@ -70,9 +70,11 @@ def plain_shapes(*arguments: Any) -> None:
 
 
 def short_types(*arguments: Any) -> tuple[str | None, str | None]:
-    """Show numpy's type of arrays by its name."""
-    *_, signature, returns = arguments
-    return signature and signature.replace(ARRAY_LIKE, "~numpy.typing.ArrayLike"), returns
+    """Shorten the signature of settings and the name of numpy's arrays, and show factories of defaults as `...`."""
+    *_, documented, _, signature, returns = arguments
+    if hasattr(documented, "model_fields"):
+        signature = "(**settings)"
+    return signature and signature.replace(ARRAY_LIKE, "~numpy.typing.ArrayLike").replace("<factory>", "..."), returns
 
 
 def keep_percent(app: Sphinx, page: nodes.document) -> None:
