@@ -41,6 +41,7 @@ def teacher(tsallis: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page(tsallis: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "recipes").symlink_to(DOCS.parent / "recipes")
     monkeypatch.chdir(tmp_path)

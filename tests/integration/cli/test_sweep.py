@@ -45,6 +45,7 @@ def test_a_sweep_trains_compares_and_resumes(tmp_path: Path, tsallis: Run) -> No
         assert value.equal(load_run(folder / names[1], "last").model.state_dict()[name])
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_named_and_the_others_remain(tmp_path: Path, tsallis: Run) -> None:
     config, folder = strings(tmp_path / "data"), tmp_path / "out"
     settings = "data.train=[train.tsv,missing.tsv]", "training.epochs=1"
@@ -54,6 +55,7 @@ def test_a_failed_run_is_named_and_the_others_remain(tmp_path: Path, tsallis: Ru
     assert good["settings"] == {"data.train": "train.tsv"} and "missing.tsv" in bad["error"]
 
 
+@pytest.mark.slow
 def test_sigterm_ends_the_runs_and_the_same_command_goes_on(tmp_path: Path, tsallis: Run) -> None:
     config, folder = strings(tmp_path / "data"), tmp_path / "out"
     settings = "model.dropout=[0.0]", "training.epochs=10000"
