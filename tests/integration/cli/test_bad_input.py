@@ -29,7 +29,7 @@ from .conftest import command, environment
     ("redirection", "words"),
     [
         (">/dev/full", "standard output: No space left on device"),
-        (">&-", "standard output is closed"),
+        (">&-", "standard output is closed: keep it open, or redirect it to a file"),
         ("| head -c 0", ""),
     ],
 )

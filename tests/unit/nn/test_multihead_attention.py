@@ -658,7 +658,7 @@ def test_queries_of_padding_count_for_nothing(tiled: bool, request: pytest.Fixtu
         (torch.tensor([1, 2]), r"key_lengths must be 3 integers, .* got torch.int64 of shape \(2,\)"),
         (torch.ones(3), r"key_lengths must be 3 integers, .* got torch.float32"),
         (torch.tensor([1, 6, 2]), "key_lengths must be from 0 to the number of keys, 5, got 6"),
-        (torch.tensor([1, -1, 2]), "key_lengths must be from 0 to 5, .* got -1"),
+        (torch.tensor([1, -1, 2]), "key_lengths must be from 0 to .* 5, got -1"),
     ],
     ids=str,
 )
