@@ -144,9 +144,7 @@ def complete(
         (3, 1.0)
     """
     check_at_least_one(n_best=n_best, longest=longest)
-    check_sources(model, src, src_lengths)
-    if len(src) != 1:
-        raise ValueError(f"src must have exactly one source, got {len(src)}")
+    _check_one_source(model, src, src_lengths)
     steps = _Steps(model, src.device)
     with eval_mode(model):
         beginnings, missing = spell_beginning(model, src, src_lengths, typed, spellings, place=place)
@@ -183,6 +181,12 @@ def complete(
 
 def _total(nodes: Sequence[_Node]) -> float:
     return math.fsum(math.exp(-node.cost) for node in nodes)
+
+
+def _check_one_source(model: Decoder, src: Tensor, src_lengths: Tensor) -> None:
+    check_sources(model, src, src_lengths)
+    if len(src) != 1:
+        raise ValueError(f"src must have exactly one source, got {len(src)}")
 
 
 class _Steps:
@@ -326,9 +330,7 @@ def next_characters(
         (['', 'a', 'b'], 1.0, 0.0)
     """
     check_at_least_one(longest=longest)
-    check_sources(model, src, src_lengths)
-    if len(src) != 1:
-        raise ValueError(f"src must have exactly one source, got {len(src)}")
+    _check_one_source(model, src, src_lengths)
     if not model.output.normalized:
         raise ValueError("next characters need a model whose probabilities sum to 1; those of alpha-ReLU do not")
     steps, encoded = _Steps(model, src.device), typed.encode()

@@ -18,7 +18,7 @@ from tsallis.models.batch import Batch
 from tsallis.search import GeneratedText, Hypothesis, Result, SearchOptions, TokenScores
 from tsallis.search.step import advance, eval_mode
 from tsallis.search.texts import TextProbability
-from tsallis.symbols import BOS, EOS
+from tsallis.symbols import BOS, EOS, UNK
 from tsallis.toolkit.data.packing import TextCorpus
 from tsallis.toolkit.evaluation.outputs import describe_text, finite
 from tsallis.toolkit.evaluation.text_probabilities import complete_results, score_outputs
@@ -134,13 +134,15 @@ class ServedRun:
         answers: list[Content] = []
         together: list[tuple[int, Any]] = []  # position of an answer, and a row for `_search`
         for position, (lines, row) in enumerate(rows):
-            served, alone = self._with_copies(lines.select([row]))
-            found = (alone.corpus.src[0], lines.numbers[row] + 1)
+            served, source, number = self, lines.corpus.src[row], lines.numbers[row] + 1
+            if UNK in source:
+                served, alone = self._with_copies(lines.select([row]))
+                source = alone.corpus.src[0]
             if served is self:
                 answers.append({})
-                together.append((position, found))
+                together.append((position, (source, number)))
             else:
-                answers += served._search(options, tree, [found], check, len(rows))
+                answers += served._search(options, tree, [(source, number)], check, len(rows))
         searched = self._search(options, tree, [row for _, row in together], check, len(rows))
         for (position, _), answer in zip(together, searched, strict=True):
             answers[position] = answer

@@ -47,9 +47,8 @@ def hallucinate(examples: Sequence[Any], count: int, separators: Sequence[str]) 
     rows = [row for row, found in enumerate(stems) if found]
     if not rows:
         raise InputError(
-            "data.hallucinate: expected an example with features whose source and target share three "
-            "successive symbols, "
-            "found none in the training data"
+            "data.hallucinate: expected an example with features whose source and target share three successive "
+            "symbols, found none in the training data"
         )
     chance = random.Random(SEED)
     chance.shuffle(rows)
