@@ -5,7 +5,7 @@ thread. Both keep the checkpoint with the best accuracy on the dev set, and are 
 
 python benchmarks/yoyodyne.py TRAIN.tsv DEV.tsv TEST.tsv [--features 3] [--spaces] [--model attention] [--out FILE.csv]
     --epochs 20 100 --seeds 1 2 3    accuracy after equal numbers of epochs
-    --time                           seconds per epoch and per prediction instead, in turns
+    --time                           seconds per epoch and to predict TRAIN's targets instead, in turns
 """
 
 from __future__ import annotations
@@ -147,17 +147,18 @@ def accuracies(peers: Sequence[Peer], epochs: Sequence[int], seeds: Sequence[int
 
 
 def times(peers: Sequence[Peer], rounds: int) -> list[Row]:
-    """Return seconds per epoch and per prediction of the test set: each a difference, so that no start counts."""
+    """Return seconds per epoch and to predict the training targets: each a difference, so that no start counts."""
     few, many = 1, 6
     first = Path(peers[0].folder) / "first.tsv"
-    first.write_text(Path(peers[0].options.test).read_text(encoding="utf8").split("\n")[0] + "\n", encoding="utf8")
+    train = Path(peers[0].options.train)
+    first.write_text(train.read_text(encoding="utf8").split("\n")[0] + "\n", encoding="utf8")
     seconds: dict[tuple[str, str], list[float]] = {}
     for _ in range(rounds):
         for peer in peers:
             short = peer.train(few, 1)
             seconds.setdefault((peer.name, "epoch"), []).append((peer.train(many, 1) - short) / (many - few))
             for beam in (1, 5):
-                whole = peer.predict(Path(peer.options.test), beam)[0] - peer.predict(first, beam)[0]
+                whole = peer.predict(train, beam)[0] - peer.predict(first, beam)[0]
                 seconds.setdefault((peer.name, f"beam {beam}"), []).append(whole)
     return [
         {"peer": name, "what": what, "seconds": statistics.median(values)} for (name, what), values in seconds.items()
