@@ -90,6 +90,18 @@ def test_recurrent(tmp_path: Path) -> None:
     assert all(float(row["samples_per_second"]) > 0 for row in rows)
 
 
+def test_strings(tmp_path: Path) -> None:
+    for part in ("train", "dev", "test"):
+        (tmp_path / f"eo_{part}.tsv").write_text(
+            "".join(f"{'ab' * (i % 5 + 1)}{'ac'[i % 2]}\tx y\n" for i in range(40))
+        )
+    runs = ["--runs", tmp_path / "runs", "--set", "training.epochs=1", "model.d_model=8"]
+    run("strings.py", tmp_path, "--seeds", 2, *runs, "--out", tmp_path / "rows.csv")
+    rows = read(tmp_path / "rows.csv")
+    assert [(row["language"], row["models"], row["samples"]) for row in rows] == [("eo", "1", "40"), ("eo", "2", "40")]
+    assert list(rows[0]) == list(read(BENCHMARKS / "results" / "strings-cpu.csv")[0])
+
+
 GPU_SCRIPTS = {
     "gpu_maps.py": ["--sizes", 64, "--classes", 64, "--scores", 256, "--dtypes", "bfloat16", "--inputs", "normal"],
     "gpu_linear.py": ["--shapes", "16x16x64", "--inputs", "trained"],

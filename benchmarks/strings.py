@@ -1,10 +1,12 @@
-"""Train and evaluate grapheme-to-phoneme models of SIGMORPHON 2021 with the settings that `tsallis train FILE` chooses.
+"""Train and evaluate models of SIGMORPHON's data with the settings that `tsallis train FILE` chooses.
 
 Trains one model per language and seed, and evaluates the first model and the ensemble of all. Run it again to resume.
 
-python benchmarks/g2p.py DATA [--languages ady gre] [--seeds 5] [--runs runs/g2p] [--threads 1] [--out FILE.csv]
+    tsallis data get sigmorphon2021-g2p --folder DATA      # LANGUAGE_train.tsv, LANGUAGE_dev.tsv, LANGUAGE_test.tsv
+    python benchmarks/strings.py DATA [--languages ady gre] [--seeds 5] [--runs runs/strings] [--out FILE.csv]
+    python benchmarks/strings.py DATA --seeds 1 --set model.copy=true      # another setting, in another folder of runs
 
-`tsallis data get sigmorphon2021-g2p` writes DATA: LANGUAGE_train.tsv, LANGUAGE_dev.tsv and LANGUAGE_test.tsv.
+A folder with LANGUAGE.trn, LANGUAGE.dev and LANGUAGE.tst is one of 2023: its columns are lemma, features, form.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from pathlib import Path
 from common import Row, announce, machine, table, write
 
 SCORES = ("samples", "word_error_rate", "symbol_error_rate", "complete", "optimal", "single", "gold_possible")
+# The ends of the names of the files to train on, to validate on and to test on, and the settings of their columns.
+G2P = (("_train.tsv", "_dev.tsv", "_test.tsv"), ())
+INFLECTION = ((".trn", ".dev", ".tst"), ("data.columns={source: 1, features: 2, target: 3}",))
 
 
 def call(threads: int, *arguments: object) -> str:
@@ -28,17 +33,19 @@ def call(threads: int, *arguments: object) -> str:
 
 
 def measure(options: argparse.Namespace, language: str) -> list[Row]:
-    train, dev, test = (options.data / f"{language}_{part}.tsv" for part in ("train", "dev", "test"))
+    ends, columns = options.kind
+    train, dev, test = (options.data / f"{language}{end}" for end in ends)
     runs = [options.runs / f"{language}-s{seed}" for seed in range(1, options.seeds + 1)]
     for seed, run in enumerate(runs, start=1):
-        call(options.threads, "train", train, f"data.dev={dev}", f"training.seed={seed}", "--run-dir", run)
+        settings = (f"data.dev={dev}", f"training.seed={seed}", *columns, *options.set)
+        call(options.threads, "train", train, *settings, "--run-dir", run)
         print(f"trained {run}", file=sys.stderr, flush=True)
     rows = []
     for models in (runs[:1], runs) if len(runs) > 1 else (runs,):
         others = [part for run in models[1:] for part in ("--with", run)]
         report = json.loads(call(options.threads, "evaluate", models[0], test, *others, "--json"))
         scores = {name: report[name] for name in SCORES}
-        rows.append({"language": language, "models": len(models), **scores})
+        rows.append({"language": language, "models": len(models), "settings": " ".join(options.set), **scores})
     return rows
 
 
@@ -47,12 +54,15 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--languages", nargs="*", help="default: all in DATA")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--runs", type=Path, default=Path("runs/g2p"))
+    parser.add_argument("--set", nargs="*", default=[], help="settings of `tsallis train`, as model.copy=true")
+    parser.add_argument("--runs", type=Path, default=Path("runs/strings"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     announce()
-    found = sorted(path.name.removesuffix("_train.tsv") for path in options.data.glob("*_train.tsv"))
+    options.kind = INFLECTION if any(options.data.glob("*.trn")) else G2P
+    end = options.kind[0][0]
+    found = sorted(path.name.removesuffix(end) for path in options.data.glob(f"*{end}"))
     rows = [row for language in options.languages or found for row in measure(options, language)]
     print(table(rows, list(rows[0])))
     write(options.out, [row | machine() for row in rows])
