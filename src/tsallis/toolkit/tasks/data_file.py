@@ -51,7 +51,7 @@ def describe_file(path: Path) -> dict[str, Any]:
         InputError: If the file can't be read or has fewer than two columns.
     """
     lines = [line for line in read_lines(path, EXPECTED) if line.strip()]
-    rows = [line.split("\t") for line in lines[:READ]]
+    rows = [line.rstrip("\t").split("\t") for line in lines[:READ]]  # spreadsheets end lines with empty cells
     width = Counter(map(len, rows)).most_common(1)[0][0]
     if width < 2:
         raise InputError(f"{path}: expected {EXPECTED} in most lines, found {shorten(lines[0])}")

@@ -208,6 +208,8 @@ def test_a_file_becomes_a_configuration(tmp_path: Path) -> None:
     assert "feature_separator" not in describe_file(nested)["data"]
     with pytest.raises(InputError, match=r"expected source<TAB>target or .* in most lines, found 'one'"):
         describe_file(write(tmp_path / "odd.txt", ["one", "two", "a\tb"]))
+    cells = write(tmp_path / "cells.tsv", ["ship\tʃ ɪ p\t\t", "shoe\tʃ uː\t\t"])  # empty cells of a spreadsheet
+    assert describe_file(cells)["data"]["columns"]["features"] is None
 
 
 def test_what_is_a_data_file(tmp_path: Path) -> None:
