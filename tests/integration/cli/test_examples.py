@@ -96,4 +96,4 @@ def test_the_page_has_the_means_of_the_rows() -> None:
 
 def test_the_page_names_what_was_run() -> None:
     text, row = PAGE.read_text(encoding="utf-8"), read(RESULTS)[0]
-    assert f"{int(row['steps'])} steps" in text
+    assert f"{int(row['steps']):,} updates" in text

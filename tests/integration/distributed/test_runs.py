@@ -188,8 +188,8 @@ def test_a_process_that_does_not_see_the_folder(hindered: tuple[Path, list[str]]
     """At a fresh start, and when a run is taken up; it makes no folder of its own."""
     base, said = hindered
     for line, name in ((said[0], "fresh"), (said[2], "run")):
-        assert line.startswith(f"tsallis (process 0): {base / name}: process 1 on ")
-        assert "all processes need this folder" in line
+        needed = "all processes need this folder, but it does not exist for process 1 on "
+        assert line.startswith(f"tsallis (process 0): {base / name}: {needed}")
     assert not (base / "elsewhere").exists() and len(said) == 3
     assert not (base / "fresh" / "log.jsonl").exists()
 
