@@ -37,15 +37,17 @@ def measure(options: argparse.Namespace, language: str) -> list[Row]:
     train, dev, test = (options.data / f"{language}{end}" for end in ends)
     runs = [options.runs / f"{language}-s{seed}" for seed in range(1, options.seeds + 1)]
     for seed, run in enumerate(runs, start=1):
-        settings = (f"data.dev={dev}", f"training.seed={seed}", *columns, *options.set)
-        call(options.threads, "train", train, *settings, "--run-dir", run)
+        changes = (f"data.dev={dev}", f"training.seed={seed}", *columns, *options.set)
+        call(options.threads, "train", train, *changes, "--run-dir", run)
         print(f"trained {run}", file=sys.stderr, flush=True)
     rows = []
     for models in (runs[:1], runs) if len(runs) > 1 else (runs,):
         others = [part for run in models[1:] for part in ("--with", run)]
         report = json.loads(call(options.threads, "evaluate", models[0], test, *others, "--json"))
         scores = {name: report[name] for name in SCORES}
-        rows.append({"language": language, "models": len(models), "settings": " ".join(options.set), **scores})
+        timing = (models[0] / "timing.jsonl").read_text(encoding="utf-8").split("\n")[0]
+        settings = {"settings": " ".join(options.set), "commit": json.loads(timing)["commit"]}
+        rows.append({"language": language, "models": len(models), **settings, **scores})
     return rows
 
 
