@@ -6,7 +6,7 @@ LIBRARY = [
     {"errors", "symbols"},
     {"ops"},
     {"functional"},
-    {"continuous"},
+    {"continuous", "distillation"},
     {"nn", "distributions", "compat"},
     {"models"},
     {"search"},

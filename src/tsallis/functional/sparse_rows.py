@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tsallis.functional.rows import check_dense, check_floating, check_integers
+from tsallis.functional.rows import check_dense, check_floating, check_integers, integer
 from tsallis.ops.sparse_rows import row_numbers
 from tsallis.ops.transforms import traced
 
@@ -75,20 +75,35 @@ class SparseRows:
         self.indices = indices.to(probs.device, torch.int32)
 
     @classmethod
-    def from_dense(cls, probs: Tensor) -> SparseRows:
+    def from_dense(cls, probs: Tensor, top_k: int | None = None) -> SparseRows:
         """Return the non-zero entries of probabilities [..., classes]; rows of zeros become empty.
+
+        Args:
+            probs: probabilities [..., classes].
+            top_k: number of the largest entries that are kept per row, at least 1; `tail` is the mass of the others.
+                None keeps all entries.
 
         Example:
             >>> SparseRows.from_dense(torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 0.0]])).offsets
             tensor([0, 2, 2])
+            >>> SparseRows.from_dense(torch.tensor([[0.25, 0.75]]), top_k=1).tail
+            tensor([0.2500])
         """
         check_floating(probs, "probs")
         if probs.dim() == 0:
             raise ValueError("probs must be [..., classes], got a tensor without dimensions")
         rows = probs.reshape(-1, probs.shape[-1])
-        row, column = rows.nonzero(as_tuple=True)
-        offsets = torch.nn.functional.pad(torch.bincount(row, minlength=len(rows)).cumsum(0), (1, 0))
-        return cls(column, rows[row, column], offsets)
+        if top_k is None:
+            row, column = rows.nonzero(as_tuple=True)
+            offsets = torch.nn.functional.pad(torch.bincount(row, minlength=len(rows)).cumsum(0), (1, 0))
+            return cls(column, rows[row, column], offsets)
+        if integer("top_k", top_k) < 1:
+            raise ValueError(f"top_k must be at least 1, got {top_k}")
+        rows = rows.float()
+        values, columns = rows.topk(min(top_k, rows.shape[-1]))
+        kept = values > 0
+        tail = (rows.sum(-1) - values.sum(-1)).clamp(min=0)
+        return cls(columns[kept], values[kept], torch.nn.functional.pad(kept.sum(-1).cumsum(0), (1, 0)), tail)
 
     def dense(self, classes: int) -> Tensor:
         """Return the probabilities [rows, classes] in float32.

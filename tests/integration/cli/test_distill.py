@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -37,7 +38,7 @@ def teacher(tsallis: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("teacher")
     tsallis("train", runs.strings(folder / "data"), "--run-dir", folder / "run")
     shown = tsallis("distill", folder / "run", "-o", folder / "out").stdout
-    assert re.fullmatch(r".*/out: \d+ symbols of 32 rows, \d+\.\d possible symbols each\n", shown)
+    assert re.fullmatch(r".*/out: \d+ symbols of 32 rows, \d+\.\d probabilities each\n", shown)
     return folder
 
 
@@ -60,7 +61,7 @@ def test_a_teacher_that_sampled_segmentations(tsallis: Run, tmp_path: Path) -> N
     tsallis("distill", tmp_path / "run", "-o", tmp_path / "out")
     student = ("--run-dir", tmp_path / "student", "training.updates=3", f"training.teacher={tmp_path / 'out'}")
     message = tsallis("train", config, *student, status=2).stderr
-    assert "training.teacher: the training data differ in every epoch" in message
+    assert "training.teacher: expected data that are the same in every epoch" in message
     tsallis("train", config, *student, "data.subwords.sample=0")
 
 
@@ -73,6 +74,20 @@ def test_the_weight_of_a_teacher(tsallis: Run, teacher: Path, tmp_path: Path) ->
     assert equal(tmp_path / "0", teacher / "run")
     assert not equal(tmp_path / "0.5", teacher / "run")
     assert not equal(tmp_path / "0.5", tmp_path / "1")
+
+
+def test_the_teachers_own_outputs_and_the_largest_probabilities(tsallis: Run, teacher: Path, tmp_path: Path) -> None:
+    """With weight 0, the outputs are the references of the student."""
+    config = teacher / "data" / "config.yaml"
+    shown = tsallis("distill", teacher / "run", "-o", tmp_path / "out", "--own", "--top-k", "2", "--json").stdout
+    record = json.loads(shown)
+    assert record["entries"] <= 2 * record["tokens"]
+    for weight in (0, 0.5):
+        section = f"training.teacher={{folder: {tmp_path / 'out'}, weight: {weight}}}"
+        tsallis("train", config, section, "--run-dir", tmp_path / str(weight))
+        assert not equal(tmp_path / str(weight), teacher / "run")
+    message = tsallis("distill", teacher / "run", "-o", tmp_path / "out", status=2).stderr
+    assert "teacher.json: expected distributions of the same top_k and search, found others" in message
 
 
 def test_distributions_of_other_data_are_rejected(tsallis: Run, teacher: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tsallis.errors import InputError
 from tsallis.toolkit.cli.options import Device, Json, Which
 from tsallis.toolkit.cli.output import check_folder, print_fields, print_json
 
@@ -16,6 +17,13 @@ def distill(
         list[Path], typer.Argument(metavar="TEACHER...", help="A run folder; several make an ensemble.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the distributions.")],
+    own: Annotated[
+        bool, typer.Option("--own", help="Replace the references by the teacher's best outputs (beam search).")
+    ] = False,
+    top_k: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of stored probabilities per symbol, for softmax teachers (default: all)."),
+    ] = None,
     checkpoint: Which = "best",
     device: Device = "auto",
     as_json: Json = False,
@@ -24,6 +32,7 @@ def distill(
 
     training.teacher: FOLDER trains another run on them. The same command resumes an interrupted one.
     """
+    from tsallis.search import SearchOptions
     from tsallis.toolkit.inference import open_run
     from tsallis.toolkit.tasks.prepared import training_data
     from tsallis.toolkit.tasks.registry import load_config
@@ -33,12 +42,17 @@ def distill(
 
     opened = open_run(teachers[0], checkpoint, device, teachers[1:])
     check_folder(out)
-    data = training_data(load_config(teachers[0] / CONFIG), opened.run)
+    config = load_config(teachers[0] / CONFIG)
+    if own and not opened.task.searched:
+        raise InputError(f"{teachers[0]}: expected a task with outputs for --own, found {opened.task.name}")
+    search = SearchOptions(n_best=1).with_defaults(config.search.options) if own else None
+    data = training_data(config, opened.run)
     digests = [Checkpoints(run / CHECKPOINTS).facts(checkpoint)["files"][PARAMETERS]["sha256"] for run in teachers]
-    record = write_teacher(opened.run.model, data.train, data.vocabularies.tgt.fingerprint(), digests, out)
-    entries, tokens = record.entries or 0, record.tokens or 0
+    model, vocabulary = opened.run.model, data.vocabularies.tgt.fingerprint()
+    record = write_teacher(model, data.train, vocabulary, digests, out, top_k=top_k, search=search)
+    rows, tokens, entries = (record[name] for name in ("rows", "tokens", "entries"))
     if as_json:
-        print_json({"folder": str(out), "rows": record.rows, "tokens": tokens, "entries": entries})
+        print_json({"folder": str(out), "rows": rows, "tokens": tokens, "entries": entries})
     else:
         mean = f"{entries / max(tokens, 1):.1f}"
-        print_fields(f"{out}: {tokens} symbols of {record.rows} rows, {mean} possible symbols each")
+        print_fields(f"{out}: {tokens} symbols of {rows} rows, {mean} probabilities each")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -94,6 +95,8 @@ def prepare_training(loaded: Config, folder: Path, world: World) -> TrainingStar
     parameters = run.initialize(run.build())
     blob = parameters.blob()  # copy parameters before they are moved to a device or sharded
     teacher = run.teacher(parameters.model)
+    if teacher is not None:
+        run = replace(run, data=replace(run.data, train=teacher.corpus))
     return TrainingStart(run, parameters, blob, world.main and _write_run(run, blob, folder, dry=True), teacher)
 
 

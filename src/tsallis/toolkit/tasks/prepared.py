@@ -59,15 +59,19 @@ class PreparedRun:
             InputError: If the distributions are damaged or belong to other data, or the model can't learn from them.
         """
         section = self.settings.teacher
-        if section is None or section.weight == 0:
+        if section is None:
             return None
         try:
             if type(model.output) is not OutputLayer:
-                raise InputError("classifiers and models that copy can't learn from distributions")
+                raise InputError(
+                    f"expected a model with a plain output layer, found {type(model.output).__name__}; "
+                    "classifiers and models that copy can't learn from distributions"
+                )
             vocabulary = self.data.vocabularies.tgt.fingerprint()
-            return read_teacher(Path(section.folder), self.data.train, vocabulary, section.weight)
+            teacher = read_teacher(Path(section.folder), self.data.train, vocabulary, section.weight)
         except InputError as error:
             raise InputError(f"training.teacher: {error}") from error
+        return teacher if section.weight or teacher.corpus is not self.data.train else None
 
     def build(self) -> Any:
         """Build the model with random parameters from the seed."""

@@ -137,19 +137,6 @@ def _check_argument(key: str, value: Any) -> None:
         raise ValueError(f"{key} must be from {-(2**31)} to {largest}, found {describe(value)}")
 
 
-class TeacherRecord(Record):
-    """Schema of `teacher.json`."""
-
-    format: Literal[1] = 1
-    data: Digest  # of the training data
-    vocabulary: str  # fingerprint of the target vocabulary
-    rows: Count  # rows of the training data
-    teachers: list[Digest]  # of the parameters of each model
-    entries: Count | None = None  # number of stored probabilities
-    tokens: Count | None = None
-    parts: dict[Annotated[str, Field(pattern=r"^part-[0-9]{8}\.safetensors$")], Digest] | None = None
-
-
 class TaskRecord(Record):
     """Schema of `task.json`. The class of the task validates all keys except `task`."""
 
