@@ -38,8 +38,12 @@ TOPICS = sorted(
     for path in DOCS.glob("*.md")
     if path.stem not in ("analysis", "run-folder") and "```python" in path.read_text(encoding="utf-8")
 )
-PACKAGES = {"export": ("onnxruntime", "onnxscript"), "distributions": ("pyro",)}  # of their own
-LONG = ("export", "distributions", "own-models")  # over five seconds each
+PACKAGES = {
+    "export": ("onnxruntime", "onnxscript"),
+    "distributions": ("pyro",),
+    "distill": ("transformers", "accelerate"),
+}  # of their own
+LONG = ("export", "distributions", "distill", "own-models")  # over five seconds each
 Y = torch.tensor([2])
 
 

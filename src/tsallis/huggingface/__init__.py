@@ -5,6 +5,7 @@ from tsallis.huggingface.attention import register
 from tsallis.huggingface.callbacks import AnnealAlpha, AttentionLog
 from tsallis.huggingface.decoder import TransformersDecoder
 from tsallis.huggingface.density import DensityMeter
+from tsallis.huggingface.distillation import DistilledDataset, distill
 from tsallis.huggingface.generation import EntmaxLogitsProcessor
 from tsallis.huggingface.implementation import find_obstacles
 from tsallis.huggingface.loading import from_pretrained
@@ -17,12 +18,14 @@ __all__ = [
     "AnnealAlpha",
     "AttentionLog",
     "DensityMeter",
+    "DistilledDataset",
     "EntmaxLogitsProcessor",
     "FixedAlpha",
     "LearnedAlpha",
     "TransformersDecoder",
     "alphas",
     "densify",
+    "distill",
     "find_obstacles",
     "from_pretrained",
     "lm_loss",

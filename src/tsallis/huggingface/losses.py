@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tsallis.functional import entmax_loss, linear_entmax_loss
+from tsallis.functional import SparseRows, entmax_loss, linear_entmax_loss
 from tsallis.huggingface.alphas import COMPILED
 from tsallis.huggingface.text_batches import decoder_inputs
 from tsallis.ops.tracing import untraced
@@ -19,10 +19,14 @@ from tsallis.ops.tracing import untraced
 SCALINGS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0, "mup_width_multiplier": None}
 # Names of Transformers' losses that shift labels. None, as in GPT2LMHeadModel, means the first name.
 CAUSAL = ("ForCausalLM", "ForConditionalGeneration", None)
+NOT_CAUSAL = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+FIRST_LABEL = -101  # label of the first row of a teacher; the others descend from it, so no class is mistaken for a row
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 
 
-def trainer_loss(alpha: float = 1.5, *, shift: bool = False, label_smoothing: float = 0.0) -> Callable[..., Tensor]:
+def trainer_loss(
+    alpha: float = 1.5, *, shift: bool = False, label_smoothing: float = 0.0, teacher: SparseRows | None = None
+) -> Callable[..., Tensor]:
     r"""Return an entmax loss for the argument `compute_loss_func` of `Trainer`.
 
     .. math:: L(z, y) = \max_p \big(p^\top z + H_\alpha(p)\big) - z_y
@@ -34,6 +38,7 @@ def trainer_loss(alpha: float = 1.5, *, shift: bool = False, label_smoothing: fl
         alpha: Alpha, at least 1; 1 is cross-entropy.
         shift: Compare the logits of a position with the next label, as causal language models require.
         label_smoothing: See :func:`tsallis.entmax_loss`.
+        teacher: Distributions of a :class:`DistilledDataset`, whose batches have row numbers as labels.
 
     Returns:
         Function of the model's outputs, the labels, and the number of labels in all micro-batches of a step.
@@ -49,12 +54,19 @@ def trainer_loss(alpha: float = 1.5, *, shift: bool = False, label_smoothing: fl
         logits = outputs["logits"]
         if shift:
             logits, labels = logits[..., :-1, :], labels[..., 1:]
-        options: dict[str, Any] = {"label_smoothing": label_smoothing}
+        target, smooth = _target(labels.to(logits.device), teacher), label_smoothing
         if num_items_in_batch is None:
-            return entmax_loss(logits, labels.to(logits.device), alpha, **options)
-        return entmax_loss(logits, labels.to(logits.device), alpha, reduction="sum", **options) / num_items_in_batch
+            return entmax_loss(logits, target, alpha, label_smoothing=smooth)
+        return entmax_loss(logits, target, alpha, reduction="sum", label_smoothing=smooth) / num_items_in_batch
 
     return compute
+
+
+def _target(labels: Tensor, teacher: SparseRows | None) -> Tensor | SparseRows:
+    """Return the target of each label; labels of evaluation data are classes, also for a student."""
+    if teacher is None or not (labels <= FIRST_LABEL).any():
+        return labels
+    return teacher[(FIRST_LABEL - labels).flatten().to(teacher.offsets.device)]
 
 
 def lm_loss(
@@ -64,6 +76,7 @@ def lm_loss(
     *,
     shift: bool | None = None,
     num_items_in_batch: Tensor | int | None = None,
+    teacher: SparseRows | None = None,
 ) -> Tensor:
     """Compute the entmax loss of a language model without storing its logits.
 
@@ -78,6 +91,7 @@ def lm_loss(
         alpha: Alpha, at least 1; 1 is cross-entropy.
         shift: Whether to compare a position with the next label; None: as the model does, True for causal models.
         num_items_in_batch: Divisor of the sum; None: the number of labels.
+        teacher: See :func:`trainer_loss`.
 
     Returns:
         Loss [], a scalar tensor.
@@ -99,7 +113,7 @@ def lm_loss(
     if inputs.get("labels") is None:
         raise ValueError(f"inputs must have labels, got {', '.join(inputs)}")
     lm, head = _language_model(model)
-    shift = _shifts(lm) if shift is None else shift
+    shift = shifts(lm) if shift is None else shift
     rest = {name: x for name, x in inputs.items() if name != "labels"}
     labels: Tensor = inputs["labels"]
     if lm.config.is_encoder_decoder and all(rest.get(name) is None for name in DECODER_INPUTS):
@@ -112,7 +126,8 @@ def lm_loss(
         )
     labels = (torch.nn.functional.pad(labels, (0, 1), value=-100)[..., 1:] if shift else labels).to(hidden.device)
     reduction = "mean" if num_items_in_batch is None else "sum"
-    loss = linear_entmax_loss(hidden, head.weight.to(hidden.dtype), labels, alpha, bias=head.bias, reduction=reduction)
+    target = _target(labels, teacher)
+    loss = linear_entmax_loss(hidden, head.weight.to(hidden.dtype), target, alpha, bias=head.bias, reduction=reduction)
     return loss if num_items_in_batch is None else loss / num_items_in_batch
 
 
@@ -128,13 +143,13 @@ def _language_model(model: Any) -> tuple[Any, nn.Linear]:
     return lm, head
 
 
-def _shifts(lm: Any) -> bool:
+def shifts(lm: Any) -> bool:
     """Return whether a model compares a position with the next label.
 
     Raises:
         ValueError: It is unknown whether the model does this.
     """
-    if lm.config.is_encoder_decoder or lm.loss_type == "ForMaskedLM":
+    if lm.config.is_encoder_decoder or lm.loss_type in NOT_CAUSAL:
         return False
     methods = [inspect.unwrap(vars(cls)["forward"]) for cls in type(lm).__mro__ if "forward" in vars(cls)]
     names = {name for method in methods for name in getattr(getattr(method, "__code__", None), "co_names", ())}

@@ -1,0 +1,161 @@
+"""Store the distributions of a Transformers model, and read them as targets of a student in Trainer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import default_data_collator
+
+from tsallis.distillation import part_columns, read_distributions, write_distributions
+from tsallis.functional import SparseRows, entmax
+from tsallis.huggingface.alphas import unwrap
+from tsallis.huggingface.losses import FIRST_LABEL, shifts
+from tsallis.search.step import eval_mode
+from tsallis.symbols import IGNORE_INDEX
+
+Collator = Callable[[list[Any]], Any]
+INDEX = "label_ids"  # Trainer keeps this column although models do not accept it
+
+
+def distill(
+    model: Any,
+    dataset: Any,
+    folder: Path | str,
+    alpha: float = 1.5,
+    *,
+    collator: Collator = default_data_collator,
+    top_k: int | None = None,
+    shift: bool | None = None,
+    batch_size: int = 8,
+) -> None:
+    """Store the probabilities of a model for every label of a dataset except -100.
+
+    The folder has the format of `tsallis distill`. If the function is interrupted, repeat the call to resume.
+
+    Args:
+        model: Transformers model; its logits are [..., classes] for labels [...].
+        dataset: Rows with `labels`: a sequence of dictionaries, such as a `datasets.Dataset`.
+        folder: Folder of the distributions.
+        alpha: Alpha of the model's probabilities; 1 is softmax.
+        collator: Function that makes a batch of rows, for an encoder-decoder with `decoder_input_ids`.
+        top_k: Number of stored probabilities per label; None: all that are not zero, for softmax all classes.
+        shift: Whether the logits of a position predict the next label; None: as the model does.
+        batch_size: Number of rows per batch.
+
+    Raises:
+        InputError: The folder contains other distributions, or a damaged part.
+        ValueError: The numbers of labels and logits differ, or it is unknown whether the model shifts labels.
+
+    Example:
+        >>> import os, tempfile
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> config = GPT2Config(vocab_size=9, n_embd=8, n_head=2, n_layer=1, bos_token_id=1, eos_token_id=2)
+        >>> rows, folder = [{"input_ids": [5, 6, 2], "labels": [-100, 6, 2]}], tempfile.mkdtemp()
+        >>> distill(GPT2LMHeadModel(config), rows, folder)
+        >>> sorted(os.listdir(folder))
+        ['part-00000000.safetensors', 'teacher.json']
+    """
+    shift = shifts(unwrap(model)) if shift is None else shift
+    weights = hashlib.sha256(f"{alpha} {shift}".encode())
+    for name, x in model.state_dict().items():
+        weights.update(f"{name} {x.dtype}".encode())
+        weights.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    facts = {"vocabulary": "", "teachers": [weights.hexdigest()], "top_k": top_k, "search": None}
+
+    @torch.no_grad()
+    def compute(start: int, stop: int) -> dict[str, Tensor]:
+        rows, lengths = [], []
+        with eval_mode(model):
+            for first in range(start, stop, batch_size):
+                examples = [dataset[i] for i in range(first, min(first + batch_size, stop))]
+                batch = {name: x.to(model.device) for name, x in collator(examples).items()}
+                labels, logits = batch.pop("labels"), model(**batch).logits
+                if logits.shape[:-1] != labels.shape:
+                    raise ValueError(f"labels must have shape {list(logits.shape[:-1])}, got {list(labels.shape)}")
+                if shift:  # the first label of a row has no distribution
+                    logits = F.pad(logits[:, :-1], (0, 0, 1, 0), value=-torch.inf)
+                counted = labels != IGNORE_INDEX
+                rows.append(SparseRows.from_dense(entmax(logits[counted].float(), alpha).cpu(), top_k))
+                lengths.append(counted.reshape(len(examples), -1).sum(1).cpu())
+        return part_columns(rows, torch.cat(lengths))
+
+    write_distributions(Path(folder), {"data": _read_labels(dataset)[0], **facts}, len(dataset), compute)
+
+
+class DistilledDataset(torch.utils.data.Dataset[Any]):
+    """Dataset whose labels are the distributions in a folder, for a student in `Trainer`.
+
+    A label of a batch is the number of a row of `rows`. :func:`trainer_loss` and :func:`lm_loss` accept these labels.
+
+    Args:
+        dataset: Dataset that :func:`distill` read; it may have other inputs, but the same `input_ids` and `labels`.
+        folder: Folder of the distributions.
+        weight: Share of the teacher in the targets; the labels of the dataset have the rest.
+        collator: Function that makes a batch of rows.
+
+    Attributes:
+        rows: Targets of all labels, for the argument `teacher` of the losses.
+
+    Raises:
+        InputError: The distributions are incomplete, damaged, or those of other data.
+
+    Example:
+        >>> import tempfile
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> config = GPT2Config(vocab_size=9, n_embd=8, n_head=2, n_layer=1, bos_token_id=1, eos_token_id=2)
+        >>> rows, folder = [{"input_ids": [5, 6, 2], "labels": [-100, 6, 2]}], tempfile.mkdtemp()
+        >>> distill(GPT2LMHeadModel(config), rows, folder)
+        >>> data = DistilledDataset(rows, folder)
+        >>> data.collate([data[0]])["labels"]
+        tensor([[-100, -101, -102]])
+    """
+
+    def __init__(
+        self, dataset: Any, folder: Path | str, weight: float = 0.5, collator: Collator = default_data_collator
+    ) -> None:
+        digest, labels = _read_labels(dataset)
+        stored = read_distributions(Path(folder), digest, "")
+        self.rows = stored.mixed(labels, weight)
+        self.dataset, self.collator, self._starts = dataset, collator, stored.starts
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**self.dataset[index], INDEX: index}
+
+    def collate(self, rows: list[dict[str, Any]]) -> Any:
+        """Make a batch, with row numbers as labels. Rows of other datasets keep their labels.
+
+        Raises:
+            ValueError: The collator changed the number of labels.
+        """
+        index = [row[INDEX] for row in rows if INDEX in row]
+        batch = self.collator([{name: x for name, x in row.items() if name != INDEX} for row in rows])
+        if not index:
+            return batch
+        counted = (batch["labels"] != IGNORE_INDEX).reshape(len(rows), -1)
+        first, last = self._starts[index], self._starts[[i + 1 for i in index]]
+        if not torch.equal(counted.sum(1), last - first):
+            raise ValueError(f"collator must keep {(last - first).tolist()} labels, got {counted.sum(1).tolist()}")
+        number = FIRST_LABEL - (first.unsqueeze(1) + counted.cumsum(1) - 1)
+        batch["labels"] = torch.where(counted, number, IGNORE_INDEX).view_as(batch["labels"])
+        return batch
+
+
+def _read_labels(dataset: Any) -> tuple[str, Tensor]:
+    """Return the digest of a dataset, and its labels except -100."""
+    digest, labels = hashlib.sha256(), []
+    for i in range(len(dataset)):
+        row = dataset[i]
+        found = torch.as_tensor(row["labels"] if "labels" in row else row["label"]).flatten()
+        inputs = torch.as_tensor(row.get("input_ids", ())).tolist()
+        digest.update(f"{inputs} {found.tolist()}".encode())
+        labels.append(found[found != IGNORE_INDEX])
+    return digest.hexdigest(), torch.cat(labels)

@@ -1,0 +1,149 @@
+"""Distributions of a Transformers teacher: those of its logits, and the targets of a student in Trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")  # before what imports it
+
+import torch
+import transformers as tf
+from torch import Tensor
+
+import tsallis
+from tiny_transformers import SMALL, TEXT, VOCABULARY, build, fill
+from tsallis import distillation
+from tsallis.errors import InputError
+from tsallis.huggingface import DistilledDataset, distill, lm_loss, trainer_loss
+from tsallis.huggingface.text_batches import pad_rows
+
+IDS = [torch.randint(3, VOCABULARY, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (5, 3, 6, 2, 4)]
+LABELS = [[-100, *ids[1:]] if len(ids) % 2 else ids for ids in IDS]  # a model that shifts never predicts the first
+ROWS = [{"input_ids": ids, "labels": x, "text": "dropped by Trainer"} for ids, x in zip(IDS, LABELS, strict=True)]
+
+
+def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """Pad rows at the end. The input and label of the first position are kept, as an instruction is."""
+    ids = pad_rows([row["input_ids"] for row in rows], 0)
+    labels = pad_rows([row["labels"] for row in rows], -100)
+    return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": labels}
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distillation, "PART_ROWS", 3)
+
+
+def store(model: Any, folder: Path, rows: Any = ROWS, **options: Any) -> None:
+    distill(model, rows, folder, collator=collate, batch_size=2, **options)
+
+
+def targets(model: Any, batch: dict[str, Tensor], shift: bool, alpha: float = 1.5) -> tuple[Tensor, Tensor]:
+    """Return the probabilities that predict the labels of a batch, and their mask."""
+    labels = batch["labels"]
+    with torch.no_grad():
+        logits = model(**{name: x for name, x in batch.items() if name != "labels"}).logits
+    if shift:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    return tsallis.entmax(logits, alpha), labels != -100
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+@pytest.mark.parametrize("weight", [1.0, 0.25])
+def test_targets_are_the_probabilities_of_the_teacher(name: str, weight: float, tmp_path: Path) -> None:
+    teacher, student, shift = build(name), build(name), name == "llama"
+    with torch.no_grad():
+        for x in student.parameters():
+            x.mul_(1.5)
+    store(teacher, tmp_path)
+    data = DistilledDataset(ROWS, tmp_path, weight, collate)
+    numbers = [3, 0, 4]
+    batch, expected = data.collate([data[i] for i in numbers]), collate([ROWS[i] for i in numbers])
+    assert {key: x for key, x in batch.items() if key != "labels"}.keys() == {"input_ids", "attention_mask"}
+    assert torch.equal(batch["labels"] == -100, expected["labels"] == -100)
+    probs, mask = targets(teacher, expected, shift)
+    labels = expected["labels"][:, 1:] if shift else expected["labels"]
+    gold = torch.nn.functional.one_hot(labels.clamp(min=0), VOCABULARY)
+    logits = student(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    shifted = logits[:, :-1] if shift else logits
+    dense = tsallis.entmax_loss(shifted[mask], (weight * probs + (1 - weight) * gold)[mask], 1.5)
+    loss = trainer_loss(1.5, shift=shift, teacher=data.rows)
+    torch.testing.assert_close(loss({"logits": logits}, batch["labels"]), dense, rtol=1e-5, atol=1e-5)
+    half = loss({"logits": logits}, batch["labels"], num_items_in_batch=2 * int(mask.sum()))
+    torch.testing.assert_close(half, dense / 2, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lm_loss(student, batch, 1.5, teacher=data.rows), dense, rtol=1e-5, atol=1e-5)
+
+
+def test_the_largest_probabilities_of_a_softmax_classifier(tmp_path: Path) -> None:
+    config = tf.BertConfig(**SMALL, **TEXT, num_labels=5)
+    model = fill(lambda: tf.BertForSequenceClassification(config))
+    rows = [{"input_ids": ids, "labels": i} for i, ids in enumerate(IDS)]
+
+    def classes(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        batch = collate([{**row, "labels": []} for row in rows])
+        return {**batch, "labels": torch.tensor([row["labels"] for row in rows])}
+
+    distill(model, rows, tmp_path, 1.0, collator=classes, top_k=2)
+    data = DistilledDataset(rows, tmp_path, 1.0, classes)
+    batch = classes(rows)
+    with torch.no_grad():
+        probs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.softmax(-1)
+    assert data.rows.tail is not None
+    torch.testing.assert_close(data.rows.tail, 1 - probs.topk(2).values.sum(-1))
+    assert data.collate([data[i] for i in range(5)])["labels"].tolist() == [-101, -102, -103, -104, -105]
+
+
+def test_a_student_in_trainer(tmp_path: Path) -> None:
+    """Its loss is 0 if it equals the teacher. Evaluation data keep their labels."""
+    model = build("llama")
+    store(model, tmp_path / "teacher")
+    data = DistilledDataset(ROWS, tmp_path / "teacher", 1.0, collate)
+    arguments = tf.TrainingArguments(
+        str(tmp_path / "run"),
+        max_steps=3,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        learning_rate=0.0,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+    )
+    loss = trainer_loss(1.5, shift=True, teacher=data.rows)
+    trainer = tf.Trainer(model, arguments, data.collate, data, ROWS, compute_loss_func=loss)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses == pytest.approx([0.0] * 3, abs=1e-5)
+    batch = collate(ROWS)
+    labels = batch.pop("labels")
+    expected = trainer_loss(1.5, shift=True)(model(**batch), labels)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_other_teachers_data_and_labels_are_rejected(tmp_path: Path) -> None:
+    model = build("llama")
+    store(model, tmp_path)
+    store(model, tmp_path)
+    with pytest.raises(InputError, match="the same teachers, found others"):
+        store(model, tmp_path, alpha=1.25)
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1
+    with pytest.raises(InputError, match="the same teachers, found others"):
+        store(model, tmp_path)
+    with pytest.raises(InputError, match="this training data, found others"):
+        DistilledDataset(ROWS[::-1], tmp_path)
+    data = DistilledDataset(ROWS, tmp_path, collator=lambda rows: {"labels": torch.tensor([[-100, 4]])})
+    with pytest.raises(ValueError, match=r"keep \[4\] labels, got \[1\]"):
+        data.collate([data[0]])
+    with pytest.raises(ValueError, match=r"labels must have shape \[2, 5\], got \[2, 4\]"):
+        distill(
+            model,
+            ROWS,
+            tmp_path / "cut",
+            collator=lambda rows: {**(x := collate(rows)), "labels": x["labels"][:, 1:]},
+            batch_size=2,
+        )
