@@ -47,15 +47,24 @@ def soft_target(
     """Return the anchors [rows] (-1 for an empty row), and the rows divided by their sums, as differences from them."""
     row, rows = row_numbers(offsets, len(indices)), len(offsets) - 1
     probs = probs.to(dtype)
-    probs = probs / probs.new_zeros(rows).index_add_(0, row, probs)[row]
+    probs = probs / probs.new_zeros(rows).index_add_(0, row, probs).index_select(0, row)
     largest = probs.new_zeros(rows).scatter_reduce_(0, row, probs, "amax")
     column = indices.long()
-    candidates = torch.where(probs == largest[row], column, -1)
+    candidates = torch.where(probs == largest.index_select(0, row), column, -1)
     anchor = torch.full_like(offsets[1:], -1).scatter_reduce_(0, row, candidates, "amax")
-    alphas = alpha[row] if isinstance(alpha, Tensor) else alpha
-    each = entropy(probs.unsqueeze(-1), alphas).squeeze(-1).to(dtype)
-    value = (column == anchor[row]).to(dtype) - probs
+    each = _entropies(probs, alpha[row] if isinstance(alpha, Tensor) else alpha).to(dtype)
+    value = (column == anchor.index_select(0, row)).to(dtype) - probs
     return anchor, SoftTarget(offsets, indices, value, each.new_zeros(rows).index_add(0, row, each))
+
+
+def _entropies(probs: Tensor, alpha: Alpha) -> Tensor:
+    """Return each probability's term of the entropy [entries]. A number needs a fifth of the operations of a tensor."""
+    if isinstance(alpha, Tensor):
+        return entropy(probs.unsqueeze(-1), alpha).squeeze(-1)
+    log_p = torch.where(probs != 0, probs, 1).log()
+    if alpha == 1:
+        return -probs * log_p
+    return probs * torch.expm1(((alpha - 1) * log_p).clamp(max=87.0)) / (alpha * (1 - alpha))
 
 
 def add_soft_target(
@@ -79,8 +88,12 @@ def anchor_scores(scores: Tensor, target: Tensor) -> Tensor:
 def leads(scores: Tensor, target: Tensor, soft: SoftTarget) -> Tensor:
     """Return `sum_c q_c (z_k - z_c)` [rows]; 0 if the anchor's score is -inf, because the loss is then infinite."""
     row, best = soft.row, anchor_scores(scores, target).to(soft.value.dtype)
-    gap = scores[row, soft.column.long()].to(best.dtype) - best[row]
-    gap = torch.where((soft.value == 0) | (best[row] == -torch.inf), 0, gap)  # 0 times infinity would be NaN
+    anchor, column = best.index_select(0, row), soft.column.long()
+    if scores.is_contiguous():  # one index is several times faster than two
+        gap = scores.view(-1).index_select(0, row * scores.shape[1] + column).to(best.dtype) - anchor
+    else:
+        gap = scores[row, column].to(best.dtype) - anchor
+    gap = torch.where((soft.value == 0) | (anchor == -torch.inf), 0, gap)  # 0 times infinity would be NaN
     return torch.zeros_like(best).index_add(0, row, soft.value * gap)
 
 
@@ -109,9 +122,9 @@ class Leads(Function):
     def backward(ctx: Any, grad: Tensor, lead_grad: Tensor) -> tuple[Tensor | None, ...]:
         offsets, column, value = ctx.saved_tensors
         row = row_numbers(offsets, len(column))
-        index = row, column.long()
-        added = (value * lead_grad[row]).to(grad.dtype)
-        if differentiable(grad):
-            return grad.index_put(index, added, accumulate=True), None, None, None, None
-        grad[index] += added  # only the loss of the anchors has written this tensor, and indices are not repeated
+        added = (value * lead_grad.index_select(0, row)).to(grad.dtype)
+        if differentiable(grad) or not grad.is_contiguous():
+            return grad.index_put((row, column.long()), added, accumulate=True), None, None, None, None
+        # Only the loss of the anchors has written this tensor.
+        grad.view(-1).index_add_(0, row * grad.shape[1] + column, added)
         return grad, None, None, None, None
