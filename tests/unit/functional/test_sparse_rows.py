@@ -29,6 +29,16 @@ def test_dense_and_back() -> None:
         rows.dense(2)
 
 
+def test_the_largest_entries() -> None:
+    """Rows with fewer entries are kept as they are, and rows of zeros stay empty."""
+    rows = SparseRows.from_dense(torch.cat([PROBS, torch.tensor([[0.5, 0.375, 0.125]])]), top_k=2)
+    assert torch.equal(rows.dense(3), torch.cat([PROBS, torch.tensor([[0.5, 0.375, 0.0]])]))
+    assert rows.tail is not None and rows.tail.tolist() == [0, 0, 0, 0.125]
+    assert SparseRows.from_dense(PROBS, top_k=9).offsets.tolist() == [0, 2, 2, 3]
+    with pytest.raises(ValueError, match="top_k must be at least 1, got 0"):
+        SparseRows.from_dense(PROBS, top_k=0)
+
+
 @pytest.mark.parametrize("rows", [slice(1, 3), slice(None, None, 2), slice(0, 0), torch.tensor([2, -1, 0, 2])])
 def test_selected_rows(rows: slice | Tensor) -> None:
     expected = PROBS[rows]
