@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ from torch import Tensor
 import tsallis
 
 INPUTS = ("untrained", "trained")
-COLUMNS = ("input", "operation", "owner", "seconds", "time_ratio", "extra_mb", "extra_ratio", "support")  # printed
+COLUMNS = ("classes", "input", "operation", "seconds", "time_ratio", "hard_time_ratio", "extra_mb", "hard_extra_ratio")
 CHUNK = 256  # tokens whose supports are counted at a time
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -47,11 +48,11 @@ def tensors(name: str, tokens: int, d: int, classes: int, seed: int) -> tuple[Te
 def losses(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> dict[str, tuple[str, Loss]]:
     """Whose each loss is, and the loss of hidden states, weight and bias."""
 
-    def both(loss: Callable[..., Tensor]) -> Loss:
-        return lambda h, w, b: loss(F.linear(h, w, b), target)
+    def both(loss: Callable[..., Tensor], y: Any = target) -> Loss:
+        return lambda h, w, b: loss(F.linear(h, w, b), y)
 
-    def fused(alpha: float) -> Loss:
-        return lambda h, w, b: tsallis.linear_entmax_loss(h, w, target, alpha, bias=b)
+    def fused(alpha: float, y: Any = target) -> Loss:
+        return lambda h, w, b: tsallis.linear_entmax_loss(h, w, y, alpha, bias=b)
 
     def relu(tau: float) -> Loss:
         return lambda h, w, b: tsallis.linear_alpha_relu_loss(h, w, target, 1.5, tau, bias=b)
@@ -60,12 +61,13 @@ def losses(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> dict
     rows = sparse_rows(target, len(weight))
     return {
         "cross-entropy": ("torch", both(F.cross_entropy)),
-        "entmax-loss-1.5": ("tsallis", both(partial(tsallis.entmax_loss, alpha=1.5))),
+        **{f"entmax-loss-{a}": ("tsallis", both(partial(tsallis.entmax_loss, alpha=a))) for a in (1.5, 2.0)},
         **{f"linear-entmax-loss-{a}": ("tsallis", fused(a)) for a in (1.5, 2.0, 1.25)},
-        "linear-entmax-loss-sparse-1.5": (
-            "tsallis",
-            lambda h, w, b: tsallis.linear_entmax_loss(h, w, rows, 1.5, bias=b),
-        ),
+        **{f"linear-entmax-loss-sparse-{a}": ("tsallis", fused(a, rows)) for a in (1.5, 2.0)},
+        **{
+            f"entmax-loss-sparse-{a}": ("tsallis", both(partial(tsallis.entmax_loss, alpha=a), rows))
+            for a in (1.5, 2.0)
+        },
         "linear-alpha-relu-loss": ("tsallis", relu(formula)),
         "linear-alpha-relu-loss-data": ("tsallis", relu(data)),
     }
@@ -126,10 +128,10 @@ def extra(operation: str, name: str, sizes: tuple[int, int, int], seed: int) -> 
     return peak() - before
 
 
-def extra_of_a_process(operation: str, name: str, arguments: argparse.Namespace) -> int:
+def extra_of_a_process(operation: str, classes: int, name: str, arguments: argparse.Namespace) -> int:
     """The same, in a process of its own."""
-    sizes = [f"--{size}={getattr(arguments, size)}" for size in ("tokens", "d", "classes", "threads", "seed")]
-    command = [sys.executable, __file__, "--memory", operation, "--inputs", name, *sizes]
+    sizes = [f"--{size}={getattr(arguments, size)}" for size in ("tokens", "d", "threads", "seed")]
+    command = [sys.executable, __file__, "--memory", operation, "--inputs", name, f"--classes={classes}", *sizes]
     return int(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
@@ -146,10 +148,12 @@ def measure(name: str, sizes: tuple[int, int, int], memory: dict[str, int], roun
     interleave(result, rounds, rounds, seed)
     formula, data = thresholds(hidden, weight, bias)
     dense_time, dense_memory = result[0].medians(), memory["cross-entropy"]
+    by_name = {candidate.operation: candidate for candidate in result}
     rows = []
     for candidate in result:
         forward, both = candidate.medians()
         bytes_ = memory[candidate.operation]
+        hard = by_name.get(candidate.operation.replace("sparse-", ""), candidate)  # the loss of classes
         tau = data if candidate.operation.endswith("data") else formula
         rows.append(
             {
@@ -161,6 +165,8 @@ def measure(name: str, sizes: tuple[int, int, int], memory: dict[str, int], roun
                 "forward_seconds": forward,
                 "seconds": both,
                 "time_ratio": both / dense_time[1],
+                "hard_time_ratio": both / hard.medians()[1],
+                "hard_extra_ratio": bytes_ / max(memory[hard.operation], 1),
                 "extra_mb": bytes_ / 1e6,
                 "extra_ratio": dense_memory / max(bytes_, 1),
                 "extra_without_gradients_mb": (bytes_ - saved) / 1e6,
@@ -178,13 +184,18 @@ def verdicts(measured: list[Row]) -> list[str]:
     """The project's targets, and whether they are met."""
 
     def values(column: str, *operations: str) -> dict[str, float]:
-        return {f"{r['operation']} {r['input']}": r[column] for r in measured if r["operation"] in operations}
+        return {
+            f"{r['operation']} {r['input']} {r['classes']}": r[column] for r in measured if r["operation"] in operations
+        }
 
     sparse = ("linear-entmax-loss-1.5", "linear-entmax-loss-2.0")
     fused = tuple({r["operation"] for r in measured if r["operation"].startswith("linear")})
+    targets = tuple({r["operation"] for r in measured if "sparse" in r["operation"]})
     with_, without = "cross-entropy's extra memory / ours", "the same, without the gradients"
     return [
         *verdict("time / linear and cross-entropy, 1.5 and 2", 0.4, values("time_ratio", *sparse)),
+        *verdict("time / the same loss of classes", 1.15, values("hard_time_ratio", *targets)),
+        *verdict("memory / the same loss of classes", 1.15, values("hard_extra_ratio", *targets)),
         *verdict(f"{with_}", 15, values("extra_ratio", *fused), at_least=True),
         *verdict(f"{without}", 15, values("extra_without_gradients_ratio", *fused), at_least=True),
     ]
@@ -194,7 +205,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=4096, help="default: %(default)s")
     parser.add_argument("--d", type=int, default=512, help="size of the hidden state (default: %(default)s)")
-    parser.add_argument("--classes", type=int, default=32000, help="default: %(default)s")
+    parser.add_argument("--classes", type=int, nargs="*", default=[32000], help="default: 32000")
     parser.add_argument("--inputs", nargs="*", choices=INPUTS, default=list(INPUTS), help="scores; default: both")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: %(default)s")
@@ -204,8 +215,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="CSV file to write")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    sizes = arguments.tokens, arguments.d, arguments.classes
     if arguments.memory:
+        sizes = arguments.tokens, arguments.d, arguments.classes[0]
         print(extra(arguments.memory, arguments.inputs[0], sizes, arguments.seed))
         return
     announce()
@@ -214,11 +225,13 @@ def main() -> None:
     if unknown := set(arguments.operations or ()) - set(known):
         parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
     operations = [o for o in known if not arguments.operations or o in ("cross-entropy", *arguments.operations)]
-    memory = {n: {o: extra_of_a_process(o, n, arguments) for o in operations} for n in arguments.inputs}
+    cases = [(classes, name) for classes in arguments.classes for name in arguments.inputs]
+    memory = {case: {o: extra_of_a_process(o, *case, arguments) for o in operations} for case in cases}
     measured: list[Row] = []
-    for name in arguments.inputs:
-        print(name, file=sys.stderr)
-        measured += measure(name, sizes, memory[name], arguments.rounds, arguments.seed)
+    for classes, name in cases:
+        print(name, classes, file=sys.stderr)
+        sizes = arguments.tokens, arguments.d, classes
+        measured += measure(name, sizes, memory[classes, name], arguments.rounds, arguments.seed)
         write(arguments.out, measured)
     print(table(measured, COLUMNS))
     print("", *verdicts(measured), sep="\n")
