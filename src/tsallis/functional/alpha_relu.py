@@ -24,6 +24,7 @@ from tsallis.ops.autograd.maps import entmax
 from tsallis.ops.autograd.soft_targets import add_soft_target, leads_in_place
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager import alpha_relu as eager
+from tsallis.ops.protocol import Backend
 from tsallis.ops.transforms import traced
 
 
@@ -104,8 +105,6 @@ def alpha_relu_loss(
     alpha = relu_alpha(alpha)
     check_reduction(reduction)
     check_floating(scores)
-    if not isinstance(target, SparseRows):
-        check_dense(target, "target")
     tau = _threshold(tau)
     if scores.dim() == 0:
         raise ValueError("scores must have shape [..., classes], got a tensor without dimensions")
@@ -120,16 +119,19 @@ def alpha_relu_loss(
         classes, soft = anchors(target, z.shape, alpha, z)
         z, lead = leads_in_place(z, classes, soft)
     else:
+        check_dense(target, "target")
         classes = class_rows(scores.shape, scores.device, target, ignore_index)
-    if isinstance(tau, Tensor) or not fused:
-        # Set ignored rows to 0: 0 times an infinite or NaN score would make gradients NaN.
-        loss = eager.loss(torch.where((classes >= 0).unsqueeze(-1), z, 0), classes, alpha - 1, tau)
-    else:
-        loss = autograd.alpha_relu_loss(z, classes, alpha, tau, rows.backend)
+    loss = _class_losses(z, classes, alpha, tau, rows.backend)
     if soft is not None:
         loss = not_negative(add_soft_target(loss, z, classes, soft, lead))
-    loss = loss.reshape(scores.shape[:-1])
-    return reduce(loss, (classes >= 0).sum(), reduction).to(result_dtype(scores))
+    return reduce(loss.reshape(scores.shape[:-1]), (classes >= 0).sum(), reduction).to(result_dtype(scores))
+
+
+def _class_losses(z: Tensor, classes: Tensor, alpha: float, tau: float | Tensor, backend: Backend | None) -> Tensor:
+    if not isinstance(tau, Tensor) and not traced():
+        return autograd.alpha_relu_loss(z, classes, alpha, tau, backend)
+    # Set ignored rows to 0: 0 times an infinite or NaN score would make gradients NaN.
+    return eager.loss(torch.where((classes >= 0).unsqueeze(-1), z, 0), classes, alpha - 1, tau)
 
 
 def estimate_tau(d_model: int, d_vocab: int) -> float:

@@ -198,16 +198,8 @@ def attend(
         offset=query_offset,
         threads=0 if traced() else torch.get_num_threads(),
     )
-    rows, weights = None, None
-    if store is not None and limits is not None and backend != "eager" and not dense and not args.dropout:
-        rows = _rows(store, args, limits[1])
-    if rows is not None:
-        output, support = rows.attend(args)
-    elif math.prod(q.shape[:-1]) and keys:
-        with _no_autocast(query.device.type):  # autocast must not change the dtypes chosen above
-            output, weights, support = attention.compute(args, backend, dense)
-    else:
-        output, weights, support = _empty(args)
+    rows = None if store is None or backend == "eager" or dense else _rows(store, args, limits)
+    output, weights, support = _compute(args, backend, dense, rows)
     held = _restore(weights, query) if need_weights and weights is not None else None
     output = _restore(output, query)
     return AttentionOutput(output if dtype is None else output.to(dtype), held, support)
@@ -225,9 +217,9 @@ def _open(store: KeyStore, query: Tensor, value: Tensor | None, *others: Any) ->
     return upcast(query), *keys_and_values
 
 
-def _rows(store: KeyStore, args: AttentionArgs, largest_alpha: float) -> Any:
+def _rows(store: KeyStore, args: AttentionArgs, limits: tuple[float, float] | None) -> Any:
     """Return the keys of a store in 8 bits if a scan of them may be faster than the dense kernel; otherwise None."""
-    if largest_alpha <= 1 or tracing_active() or without_numbers(args.query):
+    if limits is None or limits[1] <= 1 or args.dropout or tracing_active() or without_numbers(args.query):
         return None
     kernels = choose_screening(args.query.device.type)
     if kernels is None or not kernels.screens(args):
@@ -235,6 +227,17 @@ def _rows(store: KeyStore, args: AttentionArgs, largest_alpha: float) -> Any:
     if store.rows is None:
         store.rows = kernels.ScreenedRows()
     return store.rows
+
+
+def _compute(args: AttentionArgs, backend: str, dense: bool, rows: Any) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return the output, the weights or None, and a record for :func:`count_support`."""
+    if rows is not None:
+        output, support = rows.attend(args)
+        return output, None, support
+    if not (math.prod(args.query.shape[:-1]) and args.key.shape[2]):
+        return _empty(args)
+    with _no_autocast(args.query.device.type):  # autocast must not change the dtypes of `args`
+        return attention.compute(args, backend, dense)
 
 
 def _seed(dense: bool) -> Tensor | None:

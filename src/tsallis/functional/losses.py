@@ -77,19 +77,15 @@ def entmax_loss(
         tensor([[-0.1693,  0.1693,  0.0000],
                 [ 0.0000,  0.0000,  0.0000]])
     """
-    _check(scores, reduction, label_smoothing)
+    _check(scores, target, alpha, weight, reduction, label_smoothing)
     if isinstance(target, SparseRows):
-        if weight is not None or label_smoothing:
-            raise ValueError("weight and label_smoothing need class targets or dense probabilities, got SparseRows")
         return _sparse(scores, target, alpha, reduction)
-    _check_target(scores, target, alpha, weight)
     plain = weight is None and label_smoothing == 0 and not target.is_floating_point()
     rows = as_rows(scores, alpha, operation="losses" if plain else None, positive=True)
     z = rows.scores.reshape(-1, scores.shape[-1])  # [rows, classes]
     weight = None if weight is None else weight.to(device=scores.device, dtype=z.dtype)
     if target.is_floating_point():
-        loss = _soft(z, scores.shape, target, rows.alpha, weight, label_smoothing)
-        total: Tensor | int = loss.numel()
+        loss, total = _soft(z, scores.shape, target, rows.alpha, weight, label_smoothing)
     else:
         classes = class_rows(scores.shape, scores.device, target, ignore_index)
         loss, total = _hard(z, classes, rows.alpha, weight, label_smoothing, rows.backend)
@@ -113,7 +109,14 @@ def check_reduction(name: str) -> str:
     return name
 
 
-def _check(scores: Tensor, reduction: str, label_smoothing: float = 0.0) -> None:
+def _check(
+    scores: Tensor,
+    target: Tensor | SparseRows,
+    alpha: Alpha,
+    weight: Tensor | None,
+    reduction: str,
+    label_smoothing: float,
+) -> None:
     check_reduction(reduction)
     label_smoothing = number("label_smoothing", label_smoothing)
     if not 0 <= label_smoothing <= 1:
@@ -121,9 +124,10 @@ def _check(scores: Tensor, reduction: str, label_smoothing: float = 0.0) -> None
     check_floating(scores)
     if scores.dim() == 0 or scores.shape[-1] == 0:
         raise ValueError(f"scores must have shape [..., classes] with at least one class, got {tuple(scores.shape)}")
-
-
-def _check_target(scores: Tensor, target: Tensor, alpha: Alpha, weight: Tensor | None) -> None:
+    if isinstance(target, SparseRows):
+        if weight is not None or label_smoothing:
+            raise ValueError("weight and label_smoothing need class targets or dense probabilities, got SparseRows")
+        return
     check_dense(target, "target")
     if isinstance(alpha, Tensor) and weight is None and alpha.shape == scores.shape[-1:] != (1,):
         raise ValueError(f"alpha must have last size 1, got shape {tuple(alpha.shape)}; did you mean weight=?")
@@ -209,7 +213,7 @@ def not_negative(loss: Tensor) -> Tensor:
 
 def _soft(
     scores: Tensor, shape: torch.Size, target: Tensor, alpha: Alpha, weight: Tensor | None, smoothing: float
-) -> Tensor:
+) -> tuple[Tensor, Tensor | int]:
     if target.shape != shape:
         raise ValueError(f"probability targets must have the scores' shape {tuple(shape)}, got {tuple(target.shape)}")
     y = savable(target).to(device=scores.device, dtype=scores.dtype).reshape(scores.shape)
@@ -226,4 +230,4 @@ def _soft(
     loss = autograd.entmax_loss(scores, best, alpha) * mass.squeeze(-1) + (y * gaps).sum(-1)
     share = y / torch.where(mass > 0, mass, 1)
     loss = loss - mass.squeeze(-1) * entropy(share, alpha).squeeze(-1)
-    return not_negative(loss).masked_fill(empty, 0)
+    return not_negative(loss).masked_fill(empty, 0), loss.numel()

@@ -160,6 +160,15 @@ def unwrap(model: Any) -> Any:
             return model
 
 
+def transformers_model(model: Any) -> Any:
+    """Return the Transformers model inside wrappers; raise a TypeError if there is none."""
+    if not isinstance(base := unwrap(model), PreTrainedModel):
+        raise TypeError(
+            f"model must be a Transformers model, got {type(model).__name__}; for other models use nn.sparsify_module"
+        )
+    return base
+
+
 def alphas(model: nn.Module) -> dict[str, Tensor]:
     """Return the alphas of every sparse attention of a model.
 

@@ -7,10 +7,17 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from tsallis.functional.rows import alpha_number
-from tsallis.huggingface.alphas import ALPHA, FixedAlpha, LearnedAlpha, alpha_modules, fixed_numbers, unwrap
+from tsallis.huggingface.alphas import (
+    ALPHA,
+    FixedAlpha,
+    LearnedAlpha,
+    alpha_modules,
+    fixed_numbers,
+    transformers_model,
+    unwrap,
+)
 from tsallis.huggingface.implementation import DENSE, model_parts, restore_attention, switch_attention
 from tsallis.huggingface.modules import Kind, Layer, check_scores, choose_attentions, count_heads, warn_of_others
 from tsallis.huggingface.settings import SETTINGS, write_settings
@@ -66,11 +73,7 @@ def sparsify(
         >>> model(torch.tensor([[5, 6, 7]]), output_attentions=True).attentions[0].shape
         torch.Size([1, 2, 3, 3])
     """
-    base: Any = unwrap(model)
-    if not isinstance(base, PreTrainedModel):
-        raise TypeError(
-            f"model must be a Transformers model, got {type(model).__name__}; for other models use nn.sparsify_module"
-        )
+    base = transformers_model(model)
     _check_whole(base, "sparsify with the argument layers")
     layers = layers if layers is None or isinstance(layers, int | str) else list(layers)
     modules = {

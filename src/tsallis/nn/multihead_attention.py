@@ -285,11 +285,10 @@ class MultiheadAttention(ConstantBuffers):
         visible = self._visible_keys(q, k, attn_mask, key_padding_mask, key_lengths, is_causal, cache is not None)
         if not self._plain:
             k, v, visible = self._append_extra_keys(k, v, visible)
-        q = self._scale(q, query, visible)
         alpha = self._alpha()
         keys: Tensor | KeyStore = cache if isinstance(cache, KeyStore) and self._plain else k
         result = attend(
-            q,
+            self._scale(q, query, visible),
             keys,
             v if keys is k else None,
             alpha,
