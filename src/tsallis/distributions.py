@@ -10,8 +10,9 @@ from torch.distributions import Categorical, Distribution, constraints, kl_diver
 from torch.distributions.utils import lazy_property
 
 from tsallis import functional
+from tsallis.functional.losses import check_classes
 from tsallis.functional.maps import log_entmax
-from tsallis.functional.rows import alpha_number, check_floating, check_real
+from tsallis.functional.rows import alpha_number, check_real
 from tsallis.ops.alphas import Alpha, check_alpha
 from tsallis.ops.transforms import savable, traced, transforms_active, without_numbers
 
@@ -86,7 +87,7 @@ class EntmaxCategorical(Categorical):
     has_enumerate_support = True
 
     def __init__(self, scores: Tensor, alpha: Alpha = 1.5, validate_args: bool | None = None) -> None:
-        _check_scores(scores)
+        check_classes(scores)
         self.scores = self._param = scores
         self._num_events = scores.shape[-1]
         self.alpha = _checked_alpha(alpha, scores.shape[:-1])
@@ -232,12 +233,6 @@ class EntmaxCategorical(Categorical):
         Distribution.__init__(new, shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
-
-
-def _check_scores(scores: Tensor) -> None:
-    check_floating(scores)
-    if scores.dim() == 0 or scores.shape[-1] == 0:
-        raise ValueError(f"scores must have shape [..., classes] with at least one class, got {tuple(scores.shape)}")
 
 
 def _checked_alpha(alpha: Alpha, shape: torch.Size) -> Alpha:

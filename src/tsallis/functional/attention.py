@@ -236,7 +236,10 @@ def _compute(args: AttentionArgs, backend: str, dense: bool, rows: Any) -> tuple
         return output, None, support
     if not (math.prod(args.query.shape[:-1]) and args.key.shape[2]):
         return _empty(args)
-    with _no_autocast(args.query.device.type):  # autocast must not change the dtypes of `args`
+    # Autocast must not change the dtypes of `args`. Skip the context manager if autocast is off: each extra step is
+    # measurable on small tensors.
+    device = args.query.device.type
+    with torch.autocast(device, enabled=False) if autocast_enabled(device) else contextlib.nullcontext():
         return attention.compute(args, backend, dense)
 
 
@@ -246,11 +249,6 @@ def _seed(dense: bool) -> Tensor | None:
     Return None if a tracer is active and all weights are stored: PyTorch's dropout is then used without a seed.
     """
     return None if traced() and dense else torch.randint(1 << 62, (), device="cpu")
-
-
-def _no_autocast(device: str) -> contextlib.AbstractContextManager[None]:
-    # Each extra step is measurable on small tensors, so skip the context manager if autocast is off.
-    return torch.autocast(device, enabled=False) if autocast_enabled(device) else contextlib.nullcontext()
 
 
 def _empty(args: AttentionArgs) -> tuple[Tensor, Tensor, Tensor]:

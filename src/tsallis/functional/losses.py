@@ -109,23 +109,23 @@ def check_reduction(name: str) -> str:
     return name
 
 
-def _check(
-    scores: Tensor,
-    target: Tensor | SparseRows,
-    alpha: Alpha,
-    weight: Tensor | None,
-    reduction: str,
-    label_smoothing: float,
-) -> None:
-    check_reduction(reduction)
-    label_smoothing = number("label_smoothing", label_smoothing)
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
+def check_classes(scores: Tensor) -> None:
+    """Raise unless scores are a floating-point tensor [..., classes] with at least one class."""
     check_floating(scores)
     if scores.dim() == 0 or scores.shape[-1] == 0:
         raise ValueError(f"scores must have shape [..., classes] with at least one class, got {tuple(scores.shape)}")
+
+
+def _check(
+    scores: Tensor, target: Tensor | SparseRows, alpha: Alpha, weight: Tensor | None, reduction: str, smoothing: float
+) -> None:
+    check_reduction(reduction)
+    smoothing = number("label_smoothing", smoothing)
+    if not 0 <= smoothing <= 1:
+        raise ValueError(f"label_smoothing must be between 0 and 1, got {smoothing}")
+    check_classes(scores)
     if isinstance(target, SparseRows):
-        if weight is not None or label_smoothing:
+        if weight is not None or smoothing:
             raise ValueError("weight and label_smoothing need class targets or dense probabilities, got SparseRows")
         return
     check_dense(target, "target")

@@ -160,7 +160,7 @@ def unwrap(model: Any) -> Any:
             return model
 
 
-def transformers_model(model: Any) -> Any:
+def base_model(model: Any) -> Any:
     """Return the Transformers model inside wrappers; raise a TypeError if there is none."""
     if not isinstance(base := unwrap(model), PreTrainedModel):
         raise TypeError(

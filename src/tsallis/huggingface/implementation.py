@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tsallis.huggingface.alphas import transformers_model
+from tsallis.huggingface.alphas import base_model
 from tsallis.huggingface.attention import FULL_MASKS, NAME
 from tsallis.huggingface.modules import attention_modules, other_attentions, score_obstacle
 
@@ -153,7 +153,7 @@ def find_obstacles(model: nn.Module) -> dict[str, str]:
         >>> find_obstacles(BertModel(config))
         {'encoder.layer.0.attention.self': ''}
     """
-    base = transformers_model(model)
+    base = base_model(model)
     own = {name for name, _ in attention_modules(base)}
     others = set(other_attentions(base))
     obstacles = {}

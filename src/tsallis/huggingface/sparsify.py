@@ -9,15 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tsallis.functional.rows import alpha_number
-from tsallis.huggingface.alphas import (
-    ALPHA,
-    FixedAlpha,
-    LearnedAlpha,
-    alpha_modules,
-    fixed_numbers,
-    transformers_model,
-    unwrap,
-)
+from tsallis.huggingface.alphas import ALPHA, FixedAlpha, LearnedAlpha, alpha_modules, base_model, fixed_numbers, unwrap
 from tsallis.huggingface.implementation import DENSE, model_parts, restore_attention, switch_attention
 from tsallis.huggingface.modules import Kind, Layer, check_scores, choose_attentions, count_heads, warn_of_others
 from tsallis.huggingface.settings import SETTINGS, write_settings
@@ -73,7 +65,7 @@ def sparsify(
         >>> model(torch.tensor([[5, 6, 7]]), output_attentions=True).attentions[0].shape
         torch.Size([1, 2, 3, 3])
     """
-    base = transformers_model(model)
+    base = base_model(model)
     _check_whole(base, "sparsify with the argument layers")
     layers = layers if layers is None or isinstance(layers, int | str) else list(layers)
     modules = {
