@@ -204,8 +204,7 @@ class BiLSTMClassifier(nn.Module):
 
     def read(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, AttentionMap]:
         """Return the output layer's input [batch, d_model], and the attention, which has no gradients."""
-        lengths = self._check(src, src_lengths)
-        states, last = self._states(src, lengths)
+        states, last, lengths = self._states(src, src_lengths)
         context, density, weights = self._attend(states, last, lengths)
         return self.drop(context), self._attention_map(density, weights, source_mask(lengths, src))
 
@@ -218,22 +217,18 @@ class BiLSTMClassifier(nn.Module):
         mean, std = density.mean.detach().flatten(), density.factor.detach().flatten()
         return AttentionMap(mask, weights, type(density).from_factor(mean, std, **self.continuous.kind.shape(1)))
 
-    def _check(self, src: Tensor, src_lengths: Tensor) -> Tensor:
-        check_counts(src_lengths, src.shape[1])
-        return src_lengths.to(src.device)
-
     def _hidden(self, src: Tensor, src_lengths: Tensor) -> Tensor:
-        lengths = self._check(src, src_lengths)
-        states, last = self._states(src, lengths)
-        return self.drop(self._attend(states, last, lengths)[0])
+        return self.drop(self._attend(*self._states(src, src_lengths))[0])
 
-    def _states(self, src: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return states [batch, src, d_model], zero after a document's end; and the last states [batch, d_model]."""
+    def _states(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return states [batch, src, d_model], zero after a document's end; last states [batch, d_model]; counts."""
+        check_counts(src_lengths, src.shape[1])
+        lengths = src_lengths.to(src.device)
         x, last = self.embedding(src), None
         for layer in self.layers:
             x, last = layer(self.drop(x), lengths)
         assert last is not None
-        return torch.where(source_mask(lengths, src).unsqueeze(-1), x, 0), last
+        return torch.where(source_mask(lengths, src).unsqueeze(-1), x, 0), last, lengths
 
     def _attend(self, states: Tensor, last: Tensor, lengths: Tensor) -> tuple[Tensor, Density | None, Tensor | None]:
         """Return context [batch, d_model], density (batch shape [batch, 1, 1]) and discrete weights [batch, src]."""

@@ -54,7 +54,7 @@ def test_discrete_attention_is_the_formula(transform: Any, alpha: float) -> None
         model.score.weight.mul_(40)
     src, lengths = documents()
     attention = model.attention(src, lengths)
-    states, last = model._states(src, lengths)
+    states, last, _ = model._states(src, lengths)
     for row, length in enumerate(lengths.tolist()):
         own = states[row, :length]
         z = torch.tanh(own @ model.keys.weight.T + model.keys.bias + model.query.weight @ last[row])
