@@ -266,9 +266,8 @@ def _pullback(grad: Tensor, mean: Tensor, factor: Tensor, grid: FourierGrid) -> 
     to_second = (slope * second) @ grid.k[1]  # [rows]
     zero = torch.zeros_like(to_second)
     rows = [torch.stack([to_first[:, 0], zero], -1), torch.stack([to_first[:, 1], to_second], -1)]
-    return to_mean, torch.stack(rows, -2) * (
-        -0.5 / grid.order
-    )  # the derivative -1 / (4 order), times 2 from the square
+    # The factor is the derivative -1 / (4 order), times 2 from the square.
+    return to_mean, torch.stack(rows, -2) * (-0.5 / grid.order)
 
 
 PANEL, PANEL_POINTS = 4.0, 26  # Chebyshev interpolation is exact to rounding on panels of this length

@@ -89,9 +89,8 @@ class _Counts:
         active = None
         if self.kind == "self" and mask is not None and queries == keys and queries > 1:
             allowed = mask if mask.dtype == torch.bool else mask > -torch.inf
-            active = allowed.any(-2).expand(
-                -1, -1, queries
-            )  # ignore queries at positions that no query can see: they are padding
+            # Ignore queries at positions that no query can see: they are padding.
+            active = allowed.any(-2).expand(-1, -1, queries)
         sums = sum_support(support, visible, active)
         self._sums = self._sums.to(sums.device) + sums
         self.passes += 1

@@ -18,9 +18,8 @@ class AttentionArgs(NamedTuple):
     key: Tensor  # [batch, key heads, keys, size]
     value: Tensor  # [batch, key heads, keys, value size]
     alphas: Tensor | None  # [1 or batch, heads]; None: every head uses `alpha_value`
-    mask: (
-        Tensor | None
-    )  # [1 or batch, 1 or heads, 1 or queries, 1 or keys]: boolean (True: attend), or numbers added to the scores
+    # [1 or batch, 1 or heads, 1 or queries, 1 or keys]: boolean (True: attend), or numbers added to the scores
+    mask: Tensor | None
     slopes: Tensor | None  # [1 or batch, heads]: amount subtracted from scores per position of distance
     lengths: Tensor | None  # [batch] integers: number of valid keys at the start; None: all keys are valid
     seed: Tensor | None  # seed of dropout, one number on the CPU; None: no dropout, or PyTorch's dropout

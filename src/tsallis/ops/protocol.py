@@ -40,10 +40,8 @@ class Capabilities(NamedTuple):
     any_dim: bool = False  # whether entmax works along any dimension of contiguous scores, not only the last
     row_statistics: bool = True  # whether losses save a few numbers per row for backward, not whole rows
     asynchronous: bool = False  # whether calls return before the results are computed, so that reading a number waits
-    attention_dtypes: tuple[torch.dtype, ...] = (
-        torch.float32,
-        torch.float64,
-    )  # other dtypes are upcast before the call
+    # Other dtypes are upcast before the call.
+    attention_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
     largest_head: float = math.inf  # largest size of a query, key or value in attention
     largest_batch: float = math.inf  # largest batch size and number of heads in attention
 

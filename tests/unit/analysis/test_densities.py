@@ -20,9 +20,8 @@ def test_a_parabola_by_hand() -> None:
     assert drawn.size == pytest.approx(2 * half, abs=1e-6)
     for t, p in drawn.curve:
         assert p == pytest.approx(max(0.0, 0.75 / half * (1 - ((t - 0.25) / half) ** 2)), abs=1e-4)
-    assert draw_density(density, 1).size == pytest.approx(
-        1 - (0.9 - half), abs=1e-6
-    )  # what lies outside does not count
+    # What lies outside does not count.
+    assert draw_density(density, 1).size == pytest.approx(1 - (0.9 - half), abs=1e-6)
 
 
 def test_a_paraboloid_by_hand() -> None:

@@ -84,9 +84,8 @@ def test_output_statistics_beside_single_steps(make: Any, arguments: Any, monkey
     assert statistics.norm.mean == pytest.approx(sum(norms) / len(norms), abs=1e-6)
     assert sum(statistics.norm.histogram.counts) == sum(statistics.total.histogram.counts) == statistics.steps
     assert (statistics.threshold is None) == (arguments["output"] == "softmax")
-    assert statistics.sparsity == 1 - statistics.support / (
-        len(TGT) - 3
-    )  # padding, the start and unknown symbols are no outputs
+    # Padding, the start and unknown symbols are no outputs.
+    assert statistics.sparsity == 1 - statistics.support / (len(TGT) - 3)
     assert json.loads(json.dumps(statistics.to_dict())) == statistics.to_dict()
 
 

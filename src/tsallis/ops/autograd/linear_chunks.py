@@ -322,9 +322,8 @@ def gradients(layer: Layer, saved: SavedForBackward, weights: Tensor, requires_g
     backend, products = saved.backend, saved.products or Sums()
     dense_chunks = saved.dense_chunks if saved.products is None else []
     saved.products = None
-    wide = contiguous(
-        weights.to(saved.supports.value.dtype)
-    )  # kernels need contiguous memory, and a sum's gradient is one expanded number
+    # Kernels need contiguous memory, and a sum's gradient is one expanded number.
+    wide = contiguous(weights.to(saved.supports.value.dtype))
     target = _list_targets(layer, saved)
     supports = saved.supports
     if layer.soft is not None and saved.active is not None:

@@ -120,9 +120,8 @@ def _splits(args: AttentionArgs, mask: Tensor | None) -> int:
     work, most = [len(key), key.shape[1]], -(-query.shape[2] // _tile_rows(args))
     if mask is not None and not _one_row(args):
         work = [1 if shared == 1 else n for n, shared in zip(work, mask.shape, strict=False)]
-        most = min(
-            most, max(4, 2 * mask.numel() // (key.numel() + value.numel()))
-        )  # limits the memory of the gradients
+        # Limit the memory of the gradients.
+        most = min(most, max(4, 2 * mask.numel() // (key.numel() + value.numel())))
     return max(1, min(most, -(-2 * torch.get_num_threads() // math.prod(work))))
 
 

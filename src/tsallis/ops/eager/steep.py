@@ -19,10 +19,8 @@ from tsallis.ops.eager.entropy import expm1_over_slope
 
 STEPS = 100  # maximum number of Newton steps; about five are enough
 HALVINGS = 60  # bisection steps from 1 down to float64's rounding
-LARGEST = {
-    torch.float64: 600.0,
-    torch.float32: 80.0,
-}  # maximum logarithm of a slope; products with the slope must not overflow
+# Maximum logarithm of a slope; products with the slope must not overflow.
+LARGEST = {torch.float64: 600.0, torch.float32: 80.0}
 
 
 def solve_steep(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:

@@ -22,13 +22,8 @@ from typing import IO, Any, Protocol, cast
 
 from tsallis.errors import IgnoredInputWarning, InputError, describe, memory_for
 
-NO_LOCKS = (
-    errno.ENOLCK,
-    errno.ENOTSUP,
-    errno.EOPNOTSUPP,
-    errno.ENOSYS,
-    errno.EINVAL,
-)  # errors that mean that the file system does not support locks
+# Errors that mean that the file system does not support locks.
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 # Without this flag, opening a FIFO blocks until another process writes to the FIFO. Some systems lack the flag.
 NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 PACKED_ENDINGS = ("", ".xz", ".gz")  # accepted endings of text files: plain or compressed
@@ -90,9 +85,8 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
     except BaseException as error:
         if os.path.exists(temporary):
             os.unlink(temporary)
-        if (
-            isinstance(error, OSError) and error.errno is not None and error.filename is None
-        ):  # the error lacks the path, for example if the disk is full
+        # The error lacks the path, for example if the disk is full.
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
     sync_folder(path.parent)

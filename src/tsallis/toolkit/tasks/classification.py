@@ -210,10 +210,8 @@ class Classification(LabelTask):
 
     def attention_symbols(self, run: Run, source: Sequence[int], target: Sequence[int], title: str) -> dict[str, Any]:
         symbols = super().attention_symbols(run, source, target, title)
-        return {
-            **symbols,
-            "source": words(title)[: len(source)] or [""],
-        }  # unknown words keep their spelling
+        # Unknown words keep their spelling.
+        return {**symbols, "source": words(title)[: len(source)] or [""]}
 
 
 class LabelledText(NamedTuple):

@@ -85,9 +85,8 @@ def test_separate_subwords(tmp_path: Path) -> None:
         and len(data.vocabularies.src) == len(data.vocabularies.tgt) == 70
     )
     german = " ".join(source for source, _ in PAIRS)
-    assert 3 not in data.vocabularies.src.encode(german) and 3 in data.vocabularies.tgt.encode(
-        german
-    )  # no ü in English
+    # There is no ü in English.
+    assert 3 not in data.vocabularies.src.encode(german) and 3 in data.vocabularies.tgt.encode(german)
     with pytest.raises(InputError, match=r"share: all needs the same vocabulary .*joint: true"):
         prepare(config(tmp_path, {"subwords": {"joint": False, "size": 70}}, model={"share": "all"}))
     shared = prepare(config(tmp_path, model={"share": "all"}))

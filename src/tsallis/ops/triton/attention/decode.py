@@ -294,9 +294,8 @@ def decode(launch: Launch, output: Tensor, support: Tensor) -> None:
     tiling = decode_tiling(launch.size, launch.value_size, query.dtype, per_key_head, launch.memory)
     assert tiling is not None  # `decodes` has checked this
     blocks = -(-keys // tiling.keys)
-    programs = -(
-        -4 * processors(query.device) // (batch * key_heads)
-    )  # splits per head of keys, so that a multiprocessor can switch between about four programs
+    # Splits per head of keys, so that a multiprocessor can switch between about four programs.
+    programs = -(-4 * processors(query.device) // (batch * key_heads))
     span = -(-blocks // min(programs, blocks)) * tiling.keys
     splits = -(-keys // span)
     stats = launch.new_float32(3, *rows)
