@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 from torch import Tensor
 
@@ -12,7 +12,6 @@ from tsallis.analysis.head_roles import EXAMPLES
 from tsallis.analysis.summary_records import RunSummary
 from tsallis.analysis.weight_inputs import (
     Layers,
-    LayerWeights,
     Pieces,
     Tokens,
     attends_ahead,
@@ -75,39 +74,13 @@ def summarize_weights(
     Example:
         >>> import torch
         >>> weights = torch.tensor([[0.5, 0.5, 0], [1, 0, 0], [0, 1, 0]])[None, None]  # one sentence, one head
-        >>> summary = summarize_weights([weights], ["we", "saw", "it"])
-        >>> summary.heads[0].title
+        >>> summarize_weights([weights], ["we", "saw", "it"]).heads[0].title
         'encoder layer 1 head 1 attends to the previous token with confidence 1.00, density 44 %'
     """
-    if not 0 <= tolerance <= 1:
-        raise ValueError(f"tolerance must be from 0 to 1, got {tolerance}")
     kinds = {"encoder": encoder_attention, "decoder": decoder_attention, "cross": cross_attention}
-    pairs = {kind: layers for kind, layers in kinds.items() if layers is not None}
-    if (attention is None) == (not pairs):
-        arguments = [*(["attention"] if pairs else []), *(f"{kind}_attention" for kind in pairs)]
-        raise ValueError(
-            "pass either attention, or at least one of encoder_attention, decoder_attention and cross_attention, "
-            f"got {' and '.join(arguments) or 'none of them'}"
-        )
-    if attention is not None:
-        pieces = read_tokens("tokens", tokens)
-        layers = split_layers("attention", attention, pieces, pieces, tolerance)
-        causal = not attends_ahead(layers) if causal is None else causal
-        kind = "decoder" if causal else "encoder"
-        parts, texts = {kind: layers}, {SIDES[kind][0]: pieces}
-    else:
-        texts = _read_sides(pairs, encoder_tokens, decoder_tokens)
-        parts = {}
-        for kind, part in pairs.items():
-            queries, keys = (texts[side] for side in SIDES[kind])
-            parts[kind] = split_layers(f"{kind}_attention", part, queries, keys, tolerance)
-        causal = not attends_ahead(parts.get("decoder", ())) if causal is None else causal
-    for kind, layers in parts.items():
-        check_values(layers, causal and kind == "decoder", tolerance)
-    reader = _WeightsReader(parts, texts, causal)
-    batches = range(min(len(pieces) for pieces in texts.values()))
+    reader = _WeightsReader(attention, tokens, kinds, encoder_tokens, decoder_tokens, causal, tolerance)
     return summarize_reader(
-        reader, batches, ("", None), name=name, corpus=corpus, sentences=sentences, examples=examples
+        reader, reader.batches, ("", None), name=name, corpus=corpus, sentences=sentences, examples=examples
     )
 
 
@@ -127,8 +100,43 @@ def _read_sides(kinds: Collection[str], source: Tokens | None, target: Tokens | 
 class _WeightsReader:
     """Adapter of given weights, whose batches are the numbers of sentences."""
 
-    def __init__(self, parts: Mapping[str, Sequence[LayerWeights]], texts: Mapping[str, Pieces], causal: bool) -> None:
+    def __init__(
+        self,
+        attention: Layers | None,
+        tokens: Tokens | None,
+        kinds: Mapping[str, Layers | None],
+        encoder_tokens: Tokens | None,
+        decoder_tokens: Tokens | None,
+        causal: bool | None,
+        tolerance: float,
+    ) -> None:
+        """Check the arguments of :func:`summarize_weights`."""
+        if not 0 <= tolerance <= 1:
+            raise ValueError(f"tolerance must be from 0 to 1, got {tolerance}")
+        pairs = {kind: layers for kind, layers in kinds.items() if layers is not None}
+        if (attention is None) == (not pairs):
+            arguments = [*(["attention"] if pairs else []), *(f"{kind}_attention" for kind in pairs)]
+            raise ValueError(
+                "pass either attention, or at least one of encoder_attention, decoder_attention and cross_attention, "
+                f"got {' and '.join(arguments) or 'none of them'}"
+            )
+        if attention is not None:
+            pieces = read_tokens("tokens", tokens)
+            layers = split_layers("attention", attention, pieces, pieces, tolerance)
+            causal = not attends_ahead(layers) if causal is None else causal
+            kind = "decoder" if causal else "encoder"
+            parts, texts = {kind: layers}, {SIDES[kind][0]: pieces}
+        else:
+            texts = _read_sides(pairs, encoder_tokens, decoder_tokens)
+            parts = {}
+            for kind, part in pairs.items():
+                queries, keys = (texts[side] for side in SIDES[kind])
+                parts[kind] = split_layers(f"{kind}_attention", part, queries, keys, tolerance)
+            causal = not attends_ahead(parts.get("decoder", ())) if causal is None else causal
+        for kind, layers in parts.items():
+            check_values(layers, causal and kind == "decoder", tolerance)
         self._texts = texts
+        self.batches = range(min(len(pieces) for pieces in texts.values()))
         self._weights = [layer.sentences for layers in parts.values() for layer in layers]
         self.layers = tuple(
             AttentionLayer(kind, layer.number, (math.nan,) * layer.heads, causal=causal and kind == "decoder")
