@@ -34,7 +34,7 @@ class Goal:
     Args:
         normalized: Whether continuations are at most as probable as their prefix.
         budget: Maximum number of prefixes to expand.
-        deadline: Time of the monotonic clock at which the search ends; None: no limit.
+        time_limit: Seconds after which the search ends; None: no limit.
         mass: The search ends once the outputs that no open prefix can beat have this total probability; None means no
             limit.
         n_best: Number of outputs to prove; None: all.
@@ -43,10 +43,14 @@ class Goal:
 
     normalized: bool
     budget: int
-    deadline: float | None
+    time_limit: float | None
     mass: float | None
     n_best: int | None
     text: Text | None = None
+
+    def __post_init__(self) -> None:
+        check_at_least_one(budget=self.budget, n_best=self.n_best)
+        check_goal(self.mass, self.normalized, time_limit=self.time_limit)
 
 
 class _QueueEntry(NamedTuple):
@@ -71,6 +75,7 @@ class _Queue(Search):
     mass: float  # total probability of finished outputs
     sums: dict[str, float] = field(default_factory=dict)  # probabilities of finished texts
     reason: Stop = "length"  # why promising prefixes were dropped most recently
+    deadline: float = math.inf  # time of the monotonic clock at which the search ends
 
     def result(self, normalized: bool, n_best: int | None, text: Text | None = None) -> Result:
         spent = self.goal.budget - self.budget
@@ -104,7 +109,7 @@ class _Queue(Search):
             return "budget"
         if self.has_mass():
             return "mass"
-        return "time" if self.goal.deadline is not None and time.monotonic() >= self.goal.deadline else None
+        return "time" if time.monotonic() >= self.deadline else None
 
     def has_mass(self) -> bool:
         """Return whether the outputs that no open prefix can beat reach the required total probability."""
@@ -133,9 +138,7 @@ class _Queue(Search):
     def pop(self) -> list[_QueueEntry]:
         """Remove and return the best prefixes to expand together; none if this search is over."""
         threshold = self.threshold()
-        if not self.heap or self.limits.score_bound(-self.heap[0].cost) <= threshold:
-            return []
-        if self.has_texts():
+        if not self.heap or self.limits.score_bound(-self.heap[0].cost) <= threshold or self.has_texts():
             return []
         if stop := self.stop():
             self.reason = stop
@@ -227,30 +230,42 @@ def exhaustive(
         >>> len(result.proven), result.certificate.proves_best
         (3, True)
     """
-    check_at_least_one(budget=budget, n_best=n_best)
-    normalized = model.output.normalized
-    check_goal(mass, normalized, time_limit=time_limit)
+    goal = Goal(model.output.normalized, budget, time_limit, mass, n_best, text)
     lengths = check_sources(model, src, src_lengths)
-    if known is not None and len(known) != len(lengths):
-        raise ValueError(f"known must have one result per source, got {len(known)} results for {len(lengths)} sources")
     limits = make_limits(lengths, prefixes, min_length, max_length, length_penalty)
-    width = WINDOW if time_limit is None else 1
+    queues = _search_windows(model, src, src_lengths, goal, limits, known, keep_attention)
+    return [queue.result(goal.normalized, n_best, text) for queue in queues]
+
+
+def _search_windows(
+    model: Decoder,
+    src: Tensor,
+    src_lengths: Tensor,
+    goal: Goal,
+    limits: Sequence[Limits],
+    known: Sequence[Result] | None,
+    keep: bool,
+) -> list[_Queue]:
+    """Search for the outputs of some sources at a time; with a time limit, of one source."""
+    if known is not None and len(known) != len(limits):
+        raise ValueError(f"known must have one result per source, got {len(known)} results for {len(limits)} sources")
+    width = WINDOW if goal.time_limit is None else 1
+    queues: list[_Queue] = []
     with eval_mode(model):
-        queues: list[_Queue] = []
-        for first in range(0, src.shape[0], width):
+        for first in range(0, len(limits), width):
             window = slice(first, first + width)
-            deadline = None if time_limit is None else time.monotonic() + time_limit
-            goal = Goal(normalized, budget, deadline, mass, n_best, text)
+            deadline = math.inf if goal.time_limit is None else time.monotonic() + goal.time_limit
             start = model.start(model.encode(src[window], src_lengths[window]))
             opened = [
                 _open_queue(goal, first + i, n, limits[first + i], start, i, known[first + i] if known else None)
-                for i, n in enumerate(lengths[window])
+                for i, n in enumerate(src_lengths[window].tolist())
             ]
             for queue in opened:
                 queue.restricted = isinstance(model, RestrictedModel)
-            _search(model, opened, keep_attention, src.device)
+                queue.deadline = deadline
+            _search(model, opened, keep, src.device)
             queues += opened
-    return [queue.result(normalized, n_best, text) for queue in queues]
+    return queues
 
 
 def _open_queue(

@@ -44,7 +44,7 @@ def check_limits(min_length: Any, max_length: Any, length_penalty: Any) -> None:
 
 
 def check_goal(mass: Any, normalized: bool, **others: Any) -> None:
-    """Raise unless `mass`, `time_limit` and other limits are in range.
+    """Raise unless `mass` and other limits of a search are in range.
 
     Raises:
         TypeError: An argument is not a number.

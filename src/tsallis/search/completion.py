@@ -15,7 +15,7 @@ from tsallis.models.protocol import Decoder, join
 from tsallis.models.spellings import START, Place, Spellings
 from tsallis.search.certificate import LARGEST_LOG, total_mass
 from tsallis.search.checks import check_at_least_one, check_sources
-from tsallis.search.spelling import spell_beginning
+from tsallis.search.spelling import Beginning, spell_beginning
 from tsallis.search.step import advance, eval_mode
 from tsallis.search.texts import Text
 from tsallis.symbols import BOS, EOS, PAD, UNK
@@ -137,9 +137,8 @@ def complete(
         ...         return letters, letters
         >>> letters = Letters(["<pad>", "<s>", "</s>", "<unk>", "a", "b"])
         >>> model = RNNSeq2Seq(20, 6, d_model=8, output="softmax", forbidden=(0, 1, 3))
-        >>> source = torch.tensor([[4, 5]]), torch.tensor([2])
         >>> spell = lambda tokens: "".join(letters[token] for token in tokens)
-        >>> completions = complete(model, *source, "a", Spellings(letters), spell)
+        >>> completions = complete(model, torch.tensor([[4, 5]]), torch.tensor([2]), "a", Spellings(letters), spell)
         >>> completions.support, round(completions.mass, 6)  # a, b and the end
         (3, 1.0)
     """
@@ -150,33 +149,11 @@ def complete(
         beginnings, missing = spell_beginning(model, src, src_lengths, typed, spellings, place=place)
         if not beginnings:
             return Completions(-math.inf, (), (), 0, 0.0, missing)
-        most = max(beginning.prefix.log_prob for beginning in beginnings)
-        log_prob = most + math.log(math.fsum(math.exp(b.prefix.log_prob - most) for b in beginnings))
-        nodes: list[_Node] = []
-        for prefix, state, row, exact in beginnings:
-            tokens = tuple(node.token for node in prefix.chain())
-            state = state.select(torch.tensor([row], device=src.device))
-            node = _Node(log_prob - prefix.log_prob, next(steps.numbers), tokens, state, prefix.token)
-            nodes += steps.choices(node) if exact else [node]
+        log_prob, nodes = steps.open(beginnings)
         certain = () if missing else steps.run_ahead(nodes, longest)
-        groups: dict[tuple[str, bool], list[_Node]] = {}
-        for node in nodes:
-            groups.setdefault((text([*certain, *node.spelled]), node.ends), []).append(node)
-        ranked = sorted(groups.values(), key=_total, reverse=True)[:n_best]
-        # Follow only choices with a single spelling: a token that is certain after one spelling may be uncertain after
-        # another.
-        alone = iter(steps.follow([group[0] for group in ranked if len(group) == 1], longest))
-    choices: dict[tuple[str, bool], Choice] = {}
-    for group in ranked:
-        best = min(group)
-        choice = next(alone) if len(group) == 1 else Choice(best.spelled, 0.0, best.ends)
-        key = text([*certain, *choice.tokens]), choice.ends
-        before = choices.get(key, replace(choice, prob=0.0))
-        choices[key] = replace(before, prob=before.prob + _total(group))
-    listed = tuple(sorted(choices.values(), key=lambda choice: -choice.prob))
+        choices, support = steps.rank(nodes, certain, text, n_best, longest)
     mass = total_mass((math.exp(-node.cost) for node in nodes), model.output.normalized)
-    missing *= math.exp(min(-log_prob, LARGEST_LOG))
-    return Completions(log_prob, certain, listed, len(groups), mass, missing)
+    return Completions(log_prob, certain, choices, support, mass, missing * math.exp(min(-log_prob, LARGEST_LOG)))
 
 
 def _total(nodes: Sequence[_Node]) -> float:
@@ -204,6 +181,18 @@ class _Steps:
         log_probs, _, state = advance(self.model, state.select(rows), tokens, [0] * len(last))
         return log_probs, state
 
+    def open(self, beginnings: Sequence[Beginning]) -> tuple[float, list[_Node]]:
+        """Return the log-probability of the typed text, and the nodes that follow its spellings."""
+        most = max(beginning.prefix.log_prob for beginning in beginnings)
+        log_prob = most + math.log(math.fsum(math.exp(b.prefix.log_prob - most) for b in beginnings))
+        nodes: list[_Node] = []
+        for prefix, state, row, exact in beginnings:
+            tokens = tuple(node.token for node in prefix.chain())
+            state = state.select(torch.tensor([row], device=self.device))
+            node = _Node(log_prob - prefix.log_prob, next(self.numbers), tokens, state, prefix.token)
+            nodes += self.choices(node) if exact else [node]
+        return log_prob, nodes
+
     def choices(self, node: _Node) -> list[_Node]:
         """Return the possible extensions of a prefix by one token."""
         log_probs, state = self.read(node.state, [node.last])
@@ -220,6 +209,26 @@ class _Steps:
             certain += nodes[0].tokens
             nodes[:] = self.choices(nodes[0]._replace(tokens=(), cost=0.0))
         return certain
+
+    def rank(
+        self, nodes: Sequence[_Node], certain: Sequence[int], text: Text, n_best: int, longest: int
+    ) -> tuple[tuple[Choice, ...], int]:
+        """Merge nodes with the same text; return the `n_best` most probable choices, and the number of all."""
+        groups: dict[tuple[str, bool], list[_Node]] = {}
+        for node in nodes:
+            groups.setdefault((text([*certain, *node.spelled]), node.ends), []).append(node)
+        ranked = sorted(groups.values(), key=_total, reverse=True)[:n_best]
+        # Follow only choices with a single spelling: a token that is certain after one spelling may be uncertain after
+        # another.
+        alone = iter(self.follow([group[0] for group in ranked if len(group) == 1], longest))
+        choices: dict[tuple[str, bool], Choice] = {}
+        for group in ranked:
+            best = min(group)
+            choice = next(alone) if len(group) == 1 else Choice(best.spelled, 0.0, best.ends)
+            key = text([*certain, *choice.tokens]), choice.ends
+            before = choices.get(key, replace(choice, prob=0.0))
+            choices[key] = replace(before, prob=before.prob + _total(group))
+        return tuple(sorted(choices.values(), key=lambda choice: -choice.prob)), len(groups)
 
     def follow(self, nodes: Sequence[_Node], longest: int) -> tuple[Choice, ...]:
         """Return a choice for each node, extended by the tokens that are certain after it."""
