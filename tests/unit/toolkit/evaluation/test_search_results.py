@@ -30,7 +30,6 @@ def test_results_come_in_the_order_of_the_corpus() -> None:
     [
         ({"mode": "sample"}, "mode must be beam, exact or all to search a corpus, got sample"),
         ({"prefix": "a"}, "prefix can't be used to search a corpus"),
-        ({"min_risk": True}, "min_risk can't be used to search a corpus"),
     ],
 )
 def test_options_that_a_corpus_does_not_take(options: dict[str, Any], message: str) -> None:

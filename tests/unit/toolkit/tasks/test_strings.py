@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import tarfile
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from task_runs import untrained_run
 from tsallis.errors import InputError
 from tsallis.search import SearchOptions
 from tsallis.toolkit.data import Vocabulary
-from tsallis.toolkit.data.io import decode_lines
 from tsallis.toolkit.inference import TextRun
 from tsallis.toolkit.tasks.registry import task_of
 from tsallis.toolkit.tasks.strings import (
@@ -111,15 +109,11 @@ def test_malformed_lines(tmp_path: Path, text: str | bytes, line: int, message: 
     assert "\n" not in str(error.value)
 
 
-def test_files_that_are_not_there_or_empty(tmp_path: Path) -> None:
+def test_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing: can't be read: No such file"):
         read_strings(tmp_path / "nothing")
     with pytest.raises(InputError, match="can't be read: Is a directory"):
         read_strings(tmp_path)
-    with pytest.raises(InputError, match="the file is empty, expected lines of source<TAB>target<TAB>features"):
-        read_strings(write(tmp_path / "a", ""))
-    with pytest.raises(InputError, match="standard input: the file is empty"):
-        list(decode_lines(io.BytesIO(b""), "standard input", Strings().formats[True]))
 
 
 def test_many_languages_of_a_folder(tmp_path: Path) -> None:
