@@ -35,14 +35,14 @@ def distill(
     from tsallis.search import SearchOptions
     from tsallis.toolkit.inference import open_run
     from tsallis.toolkit.tasks.prepared import training_data
-    from tsallis.toolkit.tasks.registry import load_config
+    from tsallis.toolkit.tasks.registry import run_config
     from tsallis.toolkit.training.checkpoint import Checkpoints
-    from tsallis.toolkit.training.file_names import CHECKPOINTS, CONFIG, PARAMETERS
+    from tsallis.toolkit.training.file_names import CHECKPOINTS, PARAMETERS
     from tsallis.toolkit.training.teacher import write_teacher
 
     opened = open_run(teachers[0], checkpoint, device, teachers[1:])
     check_folder(out)
-    config = load_config(teachers[0] / CONFIG)
+    config = run_config(teachers[0])
     if own and not opened.task.searched:
         raise InputError(f"{teachers[0]}: expected a task with outputs for --own, found {opened.task.name}")
     search = SearchOptions(n_best=1).with_defaults(config.search.options) if own else None

@@ -32,10 +32,9 @@ from tsallis.toolkit.run_analysis import (
 from tsallis.toolkit.run_analysis.summary import TrainingCounts, count_pieces
 from tsallis.toolkit.tasks.base import Task
 from tsallis.toolkit.tasks.copying import copies, copy_unknown
-from tsallis.toolkit.tasks.registry import load_config
+from tsallis.toolkit.tasks.registry import run_config
 from tsallis.toolkit.tasks.types import Lines
 from tsallis.toolkit.training import Run
-from tsallis.toolkit.training.file_names import CONFIG
 
 COUNT_LIMIT = 200_000  # maximum number of training examples whose pieces are counted
 Runs = Sequence[tuple[Run, Task]]
@@ -78,10 +77,7 @@ def read_sweep(runs: Sequence[Path]) -> Sweep:
     """
     names = io.distinct_names(runs)
     return sweep(
-        [
-            SweepRun(name, _settings(load_config(run / CONFIG)), value_history(run))
-            for name, run in zip(names, runs, strict=True)
-        ]
+        [SweepRun(name, _settings(run_config(run)), value_history(run)) for name, run in zip(names, runs, strict=True)]
     )
 
 
@@ -123,7 +119,7 @@ def summarize_all(
     _check_one_task(runs)
     inputs, answers = [], None
     own_name = io.distinct_names([run.folder for run, _ in runs])[0]
-    data = load_config(runs[0][0].folder / CONFIG).data if text is None else None
+    data = run_config(runs[0][0].folder).data if text is None else None
     for run, task in runs:
         name, has_targets = f"the {split} split", True
         if text is not None:
@@ -172,7 +168,7 @@ def describe_labels(
     for (run, task), own_name in zip(runs, names, strict=True):
         name = f"the {split} split" if text is None else text.name
         if text is None:
-            lines = task.split(run, load_config(first.folder / CONFIG).data, split, **values)
+            lines = task.split(run, run_config(first.folder).data, split, **values)
         else:
             lines, _ = _read_text(run, task, text, values, options.limit)
         if rows is not None and rows[-1] >= len(lines.corpus):
@@ -208,7 +204,7 @@ def _progress(runs: Sequence[Run]) -> Iterator[Callable[[int, str, int, int], No
 def _count_training(run: Run, task: Task) -> TrainingCounts | None:
     """Count the pieces of a run's training data, or return None if the data can't be read."""
     try:
-        examples = task.read_split(load_config(run.folder / CONFIG).data, "train")[:COUNT_LIMIT]
+        examples = task.read_split(run_config(run.folder).data, "train")[:COUNT_LIMIT]
     except InputError as error:
         print(f"tsallis: rare tokens get no score, because the training data can't be read: {error}", file=sys.stderr)
         return None

@@ -112,10 +112,9 @@ class TextRun:
         Raises:
             InputError: If the configuration can't be read.
         """
-        from tsallis.toolkit.tasks.registry import load_config
-        from tsallis.toolkit.training.file_names import CONFIG
+        from tsallis.toolkit.tasks.registry import run_config
 
-        return load_config(self.run.folder / CONFIG).search.options
+        return run_config(self.run.folder).search.options
 
     @cached_property
     def text(self) -> Any:

@@ -28,9 +28,7 @@ from tsallis.search.step import eval_mode
 from tsallis.symbols import IGNORE_INDEX
 from tsallis.toolkit.analysis_options import Options
 from tsallis.toolkit.data.corpus import Corpus
-from tsallis.toolkit.training.file_names import MODEL
-from tsallis.toolkit.training.run_folder import Run
-from tsallis.toolkit.training.schema import ModelRecord, read_record
+from tsallis.toolkit.training.run_folder import Run, describe_run
 
 BATCH = 32  # number of examples in a batch
 BINS = 20
@@ -132,12 +130,8 @@ def summarize_densities(
         )
     sums, answers = _read(run, corpus, count, advance)
     rows = _choose(sums.sizes, list(answers), count, options.sentences) if rows is None else rows
-    model = read_record(run.folder / MODEL, ModelRecord)
     return DensitySummary(
-        name=run.folder.name or str(run.folder),
-        task=run.task["task"],
-        model=model.name,
-        arguments=model.arguments,
+        **describe_run(run),
         corpus=name,
         examples=count,
         **sums.fields(),
@@ -234,9 +228,8 @@ def _picture(pixels: Tensor) -> str | None:
     step = max(1, -(-max(pixels.shape[:2]) // WIDEST))
     rgb = pixels[::step, ::step].contiguous().numpy().astype(np.uint8)
     height, width, _ = rgb.shape
-    rows = np.concatenate(
-        [np.zeros((height, 1), np.uint8), rgb.reshape(height, -1)], 1
-    )  # each row of a PNG begins with its filter type, which is 0
+    # Each row of a PNG begins with its filter type, which is 0.
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), rgb.reshape(height, -1)], 1)
 
     def chunk(name: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))

@@ -35,9 +35,8 @@ from tsallis.toolkit.data.io import distinct_names
 from tsallis.toolkit.data.ragged import Rows
 from tsallis.toolkit.evaluation.empty_output import compare_empty, empty_log_probs
 from tsallis.toolkit.run_analysis.logs import alpha_history, density_history, value_history
-from tsallis.toolkit.training.file_names import LOG, MODEL
-from tsallis.toolkit.training.run_folder import Run
-from tsallis.toolkit.training.schema import ModelRecord, read_record
+from tsallis.toolkit.training.file_names import LOG
+from tsallis.toolkit.training.run_folder import Run, describe_run
 
 BATCH = 32  # number of sentences in a batch
 WORDS = 12  # maximum number of words listed per teacher-forced step
@@ -184,9 +183,9 @@ def summarize_runs(
         )
         for number, (run_input, corpus_pass, found) in enumerate(zip(inputs, passes, results, strict=True))
     ]
-    summaries = [replace(summary, example=example) for summary in summaries]
     names = distinct_names([one.run.folder for one in inputs])
-    return [replace(summary, name=name) for summary, name in zip(summaries, names, strict=True)], contrasts
+    named = zip(summaries, names, strict=True)
+    return [replace(summary, name=name, example=example) for summary, name in named], contrasts
 
 
 def _read_together(
@@ -238,12 +237,8 @@ def _summary(
     diversities, contrasts = corpus_pass.diversity.result(), corpus_pass.contrasts.result()
     importance = _importance(run, reader, corpus, min(options.importance, count), advance)
     shown_sentences = ShownSentences(corpus_pass, rows, head_examples(roles, contrasts))
-    model = read_record(run.folder / MODEL, ModelRecord)
     return RunSummary(
-        name=run.folder.name or str(run.folder),
-        task=run.task["task"],
-        model=model.name,
-        arguments=model.arguments,
+        **describe_run(run),
         parameters=sum(parameter.numel() for parameter in run.model.parameters()),
         step=int(run.facts.get("step", 0)),
         metrics={key: value for key, value in run.facts.get("metrics", {}).items() if isinstance(value, int | float)},

@@ -11,9 +11,9 @@ from typing import Any
 from tsallis.errors import InputError
 from tsallis.toolkit.config import Config
 from tsallis.toolkit.evaluation.provenance import command_line, digest_files, environment, shorten_path
-from tsallis.toolkit.tasks.registry import load_config, task_type
+from tsallis.toolkit.tasks.registry import run_config, task_type
 from tsallis.toolkit.tasks.types import SPLITS
-from tsallis.toolkit.training.file_names import CONFIG, TIMING
+from tsallis.toolkit.training.file_names import TIMING
 from tsallis.toolkit.training.log import Log, totals
 from tsallis.toolkit.training.run_folder import Run
 
@@ -82,7 +82,7 @@ def _digest(config: Config, split: str) -> dict[str, Any] | None:
 
 def _describe_training(folder: Path) -> dict[str, Any]:
     """Return a training run's seed, duration, number of updates, number of symbols, and origins (code and machine)."""
-    config, timing = load_config(folder / CONFIG), folder / TIMING
+    config, timing = run_config(folder), folder / TIMING
     events = Log(timing).events() if timing.exists() else []
     origins: list[dict[str, Any]] = []
     for event in events:

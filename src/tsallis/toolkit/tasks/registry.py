@@ -82,6 +82,11 @@ def task_of(facts: Mapping[str, Any], path: Path | str = TASK) -> Task:
     return _find(facts, str(path)).restore(facts, path)
 
 
+def run_config(folder: Path) -> Config:
+    """Read and check the configuration in a run folder."""
+    return load_config(folder / CONFIG)
+
+
 def task_of_run(run: Run) -> Task:
     """Return the task of a loaded run.
 
@@ -99,7 +104,7 @@ def task_of_run(run: Run) -> Task:
 def _stored_config(folder: Path) -> Config | None:
     """Return the configuration in a run folder, or None if it is missing or invalid."""
     try:
-        return load_config(folder / CONFIG)
+        return run_config(folder)
     except InputError:
         return None  # commands that need the configuration read it again and raise the error
 

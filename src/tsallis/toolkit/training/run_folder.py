@@ -74,6 +74,13 @@ class Run:
     facts: dict[str, Any]
 
 
+def describe_run(run: Run) -> dict[str, Any]:
+    """Return the names of a run's folder and task, and the class and the arguments of its model."""
+    model = read_record(run.folder / MODEL, ModelRecord)
+    name = run.folder.name or str(run.folder)
+    return {"name": name, "task": run.task["task"], "model": model.name, "arguments": model.arguments}
+
+
 def load_run(folder: Path | str, which: str = "best") -> Run:
     """Load the model of a run folder, ready for search.
 
