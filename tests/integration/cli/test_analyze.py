@@ -83,7 +83,6 @@ def test_text_without_outputs_takes_the_first_runs_answers(translator: Path, tmp
     ("arguments", "words"),
     [
         (["{run}", "--split", "dev", "--text", "{run}/config.yaml"], "use either --split or --text, not both"),
-        (["{run}", "--sweep", "--split", "dev"], "--sweep only reads training logs: leave out --split"),
         (["{run}", "--split", "other"], "split must be train, dev or test, got 'other'"),
         (["{run}", "-o", "{run}"], "expected a file to write, found a folder"),
         (["{run}", "-o", "{run}/config.yaml/page.html"], "config.yaml: expected a folder, found a file"),

@@ -14,7 +14,7 @@ from tsallis.errors import InputError
 from tsallis.search.options import SearchOptions
 from tsallis.toolkit.analysis_options import Options
 from tsallis.toolkit.cli.input import input_name
-from tsallis.toolkit.cli.options import Device, TextLanguage, Which, flag, search_options
+from tsallis.toolkit.cli.options import Device, SplitLanguage, Which, search_options, typed_flags
 from tsallis.toolkit.cli.output import check_writable, print_fields
 from tsallis.toolkit.inference import open_run
 
@@ -23,10 +23,34 @@ if TYPE_CHECKING:
     from tsallis.toolkit.inference import TextRun
 
 INTERRUPTED = 130  # exit status after Ctrl-C
+OF_SWEEP = ("runs", "out", "records", "sweep")  # parameters of --sweep, which runs no model
+
+TextFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Analyse the lines of this file instead of a split (-: standard input). If the lines have no outputs, "
+        "the first run generates them."
+    ),
+]
+Searched = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Number of outputs to compare with the references; the page lists the wrong ones (default: 200).",
+    ),
+]
+Sweep = Annotated[
+    bool,
+    typer.Option(
+        "--sweep",
+        help="Only plot the scores of the runs against the setting in which they differ; no model is run.",
+    ),
+]
 
 
 @search_options("beam_size")
 def analyze(
+    context: typer.Context,
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders to show side by side.")],
     search: SearchOptions,
     out: Annotated[Path, typer.Option("--out", "-o", help="Write the page to this file.")] = Path("report.html"),
@@ -34,13 +58,7 @@ def analyze(
         str | None,
         typer.Option(help="Split to analyse, from the data of the first run: train, dev or test (default: dev)."),
     ] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(
-            help="Analyse the lines of this file instead of a split (-: standard input). If the lines have no outputs, "
-            "the first run generates them."
-        ),
-    ] = None,
+    text: TextFile = None,
     records: Annotated[Path | None, typer.Option("--json", help="Also write all numbers to this file.")] = None,
     limit: Annotated[
         int, typer.Option(min=1, help="Number of sentences to analyse, from the start of the data.")
@@ -52,21 +70,9 @@ def analyze(
         int,
         typer.Option(min=0, help="Number of sentences used to measure how much the loss rises without each head."),
     ] = 0,
-    searched: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Number of outputs to compare with the references; the page lists the wrong ones (default: 200).",
-        ),
-    ] = None,
-    sweep: Annotated[
-        bool,
-        typer.Option(
-            "--sweep",
-            help="Only plot the scores of the runs against the setting in which they differ; no model is run.",
-        ),
-    ] = False,
-    language: TextLanguage = None,
+    searched: Searched = None,
+    sweep: Sweep = False,
+    language: SplitLanguage = None,
     checkpoint: Which = "best",
     device: Device = "auto",
 ) -> None:
@@ -79,21 +85,17 @@ def analyze(
     if text and split is not None:
         raise InputError(f"use either --split or --text, not both: got {split} and {input_name(text)}")
     check_writable(out, records)
-    options: dict[str, int] = {"limit": limit, "sentences": sentences, "importance": importance}
-    options |= {} if searched is None else {"searched": searched}
     if sweep:
-        others = {
-            **{"--text": text, "--split": split, "--beam-size": search.beam_size, "--language": language},
-            **{flag(name): value != getattr(Options, name) for name, value in options.items()},
-            **{"--checkpoint": checkpoint != "best", "--device": device != "auto"},
-        }
-        if names := [name for name, value in others.items() if value]:
-            raise InputError(f"--sweep only reads training logs: leave out {', '.join(names)}")
+        names = [x.name for x in context.command.params if x.name and x.name not in OF_SWEEP]
+        if flags := typed_flags(context, names):
+            raise InputError(f"--sweep only reads training logs: leave out {', '.join(flags)}")
         _write(Report(sweep=read_sweep(runs)), out, records)
         return
     opened = [open_run(run, checkpoint, device) for run in runs]
     for one in opened:
         one.check_command("analyze")
+    options: dict[str, int] = {"limit": limit, "sentences": sentences, "importance": importance}
+    options |= {} if searched is None else {"searched": searched}
     report_runs(opened, search, out, split, text, records, options, language=language)
 
 

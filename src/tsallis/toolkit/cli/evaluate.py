@@ -19,8 +19,8 @@ from tsallis.toolkit.cli.options import (
     SplitLanguage,
     Which,
     With,
-    flag,
     search_options,
+    typed_flags,
 )
 from tsallis.toolkit.cli.output import check_writable, comparison_table, print_fields, score_table
 from tsallis.toolkit.inference import open_run
@@ -29,15 +29,39 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tsallis.search import Result
+    from tsallis.toolkit.config import Config
     from tsallis.toolkit.inference import TextRun
     from tsallis.toolkit.tasks.base import Task
     from tsallis.toolkit.tasks.types import Lines
-    from tsallis.toolkit.training import Run
-
+    from tsallis.toolkit.training.distributed import World
 
 MOST_WRONG = 10  # maximum number of wrong outputs to show
 WIDEST = 60  # maximum number of characters shown per source
 OF_SEARCH = ("mode", "beam_size", "budget", "length_penalty", "end_rule")
+
+
+Inputs = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="[RUN2] [FILE]",
+        help="RUN2: run to compare with RUN. FILE: lines to evaluate on (-: standard input; default: a "
+        "split of the data).",
+    ),
+]
+Split = Annotated[
+    str | None,
+    typer.Option(
+        help="Split to evaluate on if FILE is missing: train, dev or test (default: test if there is one, else dev)."
+    ),
+]
+Out = Annotated[Path | None, typer.Option(help="Write outputs and references to this file, one JSON object per line.")]
+Manifest = Annotated[
+    Path | None, typer.Option(help="Write the scores and everything needed to reproduce them to this file.")
+]
+Length = Annotated[
+    int | None,
+    typer.Option(min=2, max=LENGTH, help="Number of tokens that a language model reads at once (default: the run's)."),
+]
 
 
 @search_options(
@@ -49,34 +73,11 @@ def evaluate(
     context: typer.Context,
     run: RunArgument,
     search: SearchOptions,
-    inputs: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[RUN2] [FILE]",
-            help="RUN2: run to compare with RUN. FILE: lines to evaluate on (-: standard input; default: a "
-            "split of the data).",
-        ),
-    ] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(
-            help="Split to evaluate on if FILE is missing: train, dev or test (default: test if there is "
-            "one, else dev)."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write outputs and references to this file, one JSON object per line.")
-    ] = None,
-    manifest: Annotated[
-        Path | None,
-        typer.Option(help="Write the scores and everything needed to reproduce them to this file."),
-    ] = None,
-    length: Annotated[
-        int | None,
-        typer.Option(
-            min=2, max=LENGTH, help="Number of tokens that a language model reads at once (default: the run's)."
-        ),
-    ] = None,
+    inputs: Inputs = None,
+    split: Split = None,
+    out: Out = None,
+    manifest: Manifest = None,
+    length: Length = None,
     others: With = None,
     language: SplitLanguage = None,
     images: SplitImages = None,
@@ -97,82 +98,89 @@ def evaluate(
 
     On several processes: torchrun --nproc-per-node N -m tsallis evaluate RUN
     """
-    from tsallis.toolkit.data.io import check_file, write_output
-    from tsallis.toolkit.tasks.copying import copy_unknown
-    from tsallis.toolkit.tasks.registry import load_config
-    from tsallis.toolkit.tasks.scoring import evaluate_outputs
+    from tsallis.toolkit.data.io import write_output
+    from tsallis.toolkit.tasks.registry import run_config
     from tsallis.toolkit.training.distributed import init_distributed
-    from tsallis.toolkit.training.file_names import CONFIG
 
     file, second = _split_inputs(inputs or [])
     if second is not None and (out or manifest):
         raise InputError(f"--out and --manifest support only one run, got {run} and {second}")
-    if file and split is not None:
-        raise InputError(f"use either --split or FILE, not both: got {split} and {input_name(file)}")
-    if file and length is not None:
-        raise InputError(f"--length applies only to a split, got {input_name(file)}: leave out --length")
     check_writable(out, manifest)
-    if file is not None and manifest is not None:
+    if file is not None:
+        _check_options_of_file(file, split, length, manifest)
+    opened = open_run(run, checkpoint, device, others or ())
+    if not opened.task.searched and (flags := typed_flags(context, (*OF_SEARCH, "exact", "out"))):
+        raise InputError(f"{run}: the task {opened.task.name} uses no search: leave out {', '.join(flags)}")
+    config = run_config(opened.run.folder)
+    data = _Data.choose(file, split, config, language=language, images=images, length=length)
+    search = search.with_defaults(config.search.options)
+    with init_distributed(device, "nothing was written") as world, world.share_mistakes():
+        evaluated = data.evaluate(opened, search, world)
+        other = None if second is None else data.evaluate(open_run(second, checkpoint, device), search, world)
+    if not world.main:
+        return
+    if other is not None:
+        _print_comparison(data, evaluated, other, as_json)
+        return
+    # Compute everything, write files, then print: files are complete even if standard output is closed.
+    files = {} if out is None else {out: _records(evaluated)}
+    if manifest is not None:
+        files[manifest] = _manifest(data, evaluated, search, checkpoint, others or ())
+    for path, text in files.items():
+        write_output(path, text)
+    _print_scores(data, evaluated, str(run), as_json)
+
+
+def _check_options_of_file(file: Path, split: str | None, length: int | None, manifest: Path | None) -> None:
+    """Raise if options contradict FILE."""
+    from tsallis.toolkit.data.io import check_file
+
+    if split is not None:
+        raise InputError(f"use either --split or FILE, not both: got {split} and {input_name(file)}")
+    if length is not None:
+        raise InputError(f"--length applies only to a split, got {input_name(file)}: leave out --length")
+    if manifest is not None:
         if is_stdin(file):
             raise InputError("--manifest stores the digest of the input file: FILE must be a file, got standard input")
         check_file(file)  # reject pipes: they can be read only once, so they have no digest
-    opened = open_run(run, checkpoint, device, others or ())
-    loaded, task = opened.run, opened.task
-    typed = [name for name in (*OF_SEARCH, "exact", "out") if _is_typed(context, name)]
-    if not task.searched and typed:
-        of_search = map(flag, typed)
-        raise InputError(f"{run}: the task {task.name} uses no search: leave out {', '.join(of_search)}")
-    config = load_config(loaded.folder / CONFIG)
-    if file is None and split is None:
-        split = "dev" if config.data.train is not None and config.data.test is None else "test"
-    options = {"language": language, "images": images, "length": length}
-    search = search.with_defaults(config.search.options)
 
-    def score(opened: TextRun) -> Evaluated:
-        if split is None:
-            run, lines = read_all(opened.run, opened.task, file, gold=True, **options)
+
+class _Data(NamedTuple):
+    """Lines to evaluate on: a file, or a split of the data of a run."""
+
+    file: Path | None
+    split: str | None  # None if there is a file
+    config: Config
+    options: dict[str, Any]  # options of the task
+
+    @classmethod
+    def choose(cls, file: Path | None, split: str | None, config: Config, **options: Any) -> _Data:
+        if file is None and split is None:
+            split = "dev" if config.data.train is not None and config.data.test is None else "test"
+        return cls(file, split, config, options)
+
+    @property
+    def name(self) -> str:
+        return self.split or input_name(self.file)
+
+    def heading(self, evaluated: Evaluated) -> str:
+        language = self.options["language"]
+        words = "" if self.file else f" split of {language}" if language else " split"
+        unit = "lines" if self.file or evaluated.opened.task.searched else "rows"
+        return f"on: {self.name}{words} ({evaluated.lines.count} {unit})"
+
+    def evaluate(self, opened: TextRun, search: SearchOptions, world: World) -> Evaluated:
+        """Read the lines with a run, and evaluate its outputs."""
+        from tsallis.toolkit.tasks.copying import copy_unknown
+        from tsallis.toolkit.tasks.scoring import evaluate_outputs
+
+        if self.split is None:
+            run, lines = read_all(opened.run, opened.task, self.file, gold=True, **self.options)
         else:
-            lines = opened.task.split(opened.run, config.data, split, **options)
+            lines = opened.task.split(opened.run, self.config.data, self.split, **self.options)
             run, lines = copy_unknown(opened.task, opened.run, lines)
         opened = opened.for_run(run)
         return Evaluated(opened, lines, *evaluate_outputs(opened.task, opened.run, lines, search, world))
-
-    with init_distributed(device, "nothing was written") as world, world.share_mistakes():
-        evaluated = score(opened)
-        other = None if second is None else score(open_run(second, checkpoint, device))
-    if not world.main:
-        return
-    lines, report = evaluated.lines, evaluated.report
-    unit = "lines" if file or task.searched else "rows"
-    data = split or input_name(file)
-    words = "" if file else f" split of {language}" if language else " split"
-    heading = f"on: {data}{words} ({lines.count} {unit})"
-    if other is not None:
-        _print_comparison(evaluated, other, data if as_json else None, heading)
-        return
-    # Compute everything, write files, then print: files are complete even if standard output is closed.
-    files: dict[Path, str] = {}
-    if out is not None:
-        files[out] = _records(evaluated.opened.run, lines, evaluated.results)
-    if manifest is not None:
-        from tsallis.toolkit.tasks.manifest import describe_result, manifest_text
-
-        evaluation: dict[str, Any] = {"split": split, **options, "checkpoint": checkpoint}
-        if task.searched:
-            budget = {"budget": EXPANSIONS} if search.mode == "exact" else {}
-            evaluation |= {"mode": search.mode, **budget, **search.arguments}
-        files[manifest] = manifest_text(describe_result(loaded, config, report, evaluation, others or (), file))
-    for path, text in files.items():
-        write_output(path, text)
-    if as_json:
-        labels = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-        labels = {name: value for name, value in labels.items() if value is not None}
-        print(json.dumps({"run": str(run), "on": data, **labels, **report}))
-    else:
-        print_fields(heading)
-        print(score_table(report))
-        for line in _wrong_outputs(task, lines, evaluated.texts):
-            print_fields(*line)
 
 
 class Evaluated(NamedTuple):
@@ -191,8 +199,8 @@ class Evaluated(NamedTuple):
         return best_texts(self.results, self.opened.run.tgt_vocab)
 
 
-def _print_comparison(first: Evaluated, second: Evaluated, data: str | None, heading: str) -> None:
-    """Print the scores of two runs. If `data` is given (the name of the lines), print JSON.
+def _print_comparison(data: _Data, first: Evaluated, second: Evaluated, as_json: bool) -> None:
+    """Print the scores of two runs.
 
     Raises:
         InputError: If the runs have different tasks or references.
@@ -206,12 +214,25 @@ def _print_comparison(first: Evaluated, second: Evaluated, data: str | None, hea
     if first.lines.references != second.lines.references:
         raise InputError(f"{names[1]}: the references differ from those of {names[0]}: compare runs with the same data")
     compared = compare_outputs(task, first.texts, second.texts, first.lines.references)
-    if data is None:
-        print_fields(heading)
-        print(comparison_table(names, compared))
-    else:
+    if as_json:
         scores = {name: score._asdict() for name, score in compared.items()}
-        print(json.dumps({"runs": names, "on": data, "samples": first.lines.count, "scores": scores}))
+        print(json.dumps({"runs": names, "on": data.name, "samples": first.lines.count, "scores": scores}))
+    else:
+        print_fields(data.heading(first))
+        print(comparison_table(names, compared))
+
+
+def _print_scores(data: _Data, evaluated: Evaluated, run: str, as_json: bool) -> None:
+    """Print the scores of a run, and its first wrong outputs."""
+    if as_json:
+        labels = {name: str(value) if isinstance(value, Path) else value for name, value in data.options.items()}
+        labels = {name: value for name, value in labels.items() if value is not None}
+        print(json.dumps({"run": run, "on": data.name, **labels, **evaluated.report}))
+    else:
+        print_fields(data.heading(evaluated))
+        print(score_table(evaluated.report))
+        for line in _wrong_outputs(evaluated.opened.task, evaluated.lines, evaluated.texts):
+            print_fields(*line)
 
 
 def _split_inputs(inputs: Sequence[Path]) -> tuple[Path | None, Path | None]:
@@ -236,16 +257,22 @@ def _wrong_outputs(task: Task, lines: Lines, texts: Sequence[str]) -> Iterator[S
         yield str(lines.numbers[row] + 1), truncate(lines.titles[row], WIDEST), texts[row], lines.references[row]
 
 
-def _is_typed(context: typer.Context, name: str) -> bool:
-    """Return whether an option is on the command line, even with its default value."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+def _manifest(data: _Data, evaluated: Evaluated, search: SearchOptions, checkpoint: str, others: Sequence[Path]) -> str:
+    from tsallis.toolkit.tasks.manifest import describe_result, manifest_text
+
+    evaluation: dict[str, Any] = {"split": data.split, **data.options, "checkpoint": checkpoint}
+    if evaluated.opened.task.searched:
+        budget = {"budget": EXPANSIONS} if search.mode == "exact" else {}
+        evaluation |= {"mode": search.mode, **budget, **search.arguments}
+    result = describe_result(evaluated.opened.run, data.config, evaluated.report, evaluation, others, data.file)
+    return manifest_text(result)
 
 
-def _records(run: Run, lines: Lines, results: Sequence[Result]) -> str:
+def _records(evaluated: Evaluated) -> str:
     from tsallis.toolkit.evaluation.outputs import output_records
 
-    of_rows = output_records(run.model, run.tgt_vocab, lines.corpus, lines.references, results)
+    run, lines = evaluated.opened.run, evaluated.lines
+    of_rows = output_records(run.model, run.tgt_vocab, lines.corpus, lines.references, evaluated.results)
     records = (
         {
             "line": lines.numbers[row] + 1,

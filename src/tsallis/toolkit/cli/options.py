@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -32,17 +32,7 @@ Images = Annotated[
 ]
 SplitLanguage = Annotated[
     str | None,
-    typer.Option(
-        "--language",
-        help="Language of FILE, if the run has several languages. Without FILE: use only lines of this language.",
-    ),
-]
-TextLanguage = Annotated[
-    str | None,
-    typer.Option(
-        "--language",
-        help="Language of --text, if the run has several languages. Without --text: use only lines of this language.",
-    ),
+    typer.Option(help="Language of the lines, if the run has several languages. Of a split: use only this language."),
 ]
 SplitImages = Annotated[
     Path | None, typer.Option("--images", help="Images that the lines refer to (default: the images of the split).")
@@ -71,6 +61,12 @@ def flag(name: str) -> str:
     '--n-best'
     """
     return f"--{name.replace('_', '-')}"
+
+
+def typed_flags(context: typer.Context, names: Iterable[str]) -> list[str]:
+    """Return the flags of these options that are on the command line, even with their default values."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    return [flag(name) for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
 def search_options(

@@ -15,10 +15,10 @@ from tsallis.toolkit.cli.input import input_name, read_text_lines
 from tsallis.toolkit.cli.options import Device, Which
 from tsallis.toolkit.cli.output import print_fields
 from tsallis.toolkit.inference import open_run
+from tsallis.toolkit.serve.limits import Limits
 
 if TYPE_CHECKING:
     from tsallis.toolkit.serve.answers import ServedRun
-    from tsallis.toolkit.serve.limits import Limits
     from tsallis.toolkit.tasks.base import Task
     from tsallis.toolkit.training import Run
 
@@ -44,24 +44,26 @@ def serve(
             help="File with example inputs, one per line (-: standard input; default: lines of the development set)."
         ),
     ] = None,
-    body: Annotated[int, typer.Option(min=100, max=1 << 30, help="Maximum size of a request, in bytes.")] = 1 << 16,
-    symbols: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of symbols per source.")] = 256,
+    body: Annotated[int, typer.Option(min=100, max=1 << 30, help="Maximum size of a request, in bytes.")] = Limits.body,
+    symbols: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Maximum number of source symbols.")
+    ] = Limits.symbols,
     batch: Annotated[
         int, typer.Option(min=1, max=MOST, help="Maximum number of sources per request and per search.")
-    ] = 32,
+    ] = Limits.sources,
     outputs: Annotated[
         int,
         typer.Option(min=1, max=MOST, help="Maximum value of n_best, beam_size and num_samples in a request."),
-    ] = 100,
+    ] = Limits.outputs,
     time: Annotated[
         float, typer.Option(min=0.1, max=3600, help="Maximum computing time per request, in seconds.")
-    ] = 10.0,
+    ] = Limits.seconds,
     patience: Annotated[
         float,
         typer.Option(
             min=0.1, max=3600, help="Maximum time that a request waits before its computation starts, in seconds."
         ),
-    ] = 30.0,
+    ] = Limits.patience,
     checkpoint: Which = "best",
     device: Device = "auto",
 ) -> None:
@@ -77,22 +79,25 @@ def serve(
         if (error.name or "").split(".")[0] not in ("starlette", "uvicorn"):
             raise
         raise InputError("tsallis serve needs Starlette and uvicorn: pip install 'tsallis[serve]'") from error
-    from tsallis.toolkit.serve.limits import Limits
-
     limits = Limits(body, symbols, batch, outputs, time, patience)
     with bind(host, port) as opened:
         served = _load(runs, checkpoint, device, limits, examples)
         app = build_app(served, limits, allow_host or ())
-        if not is_loopback(opened):
-            message = f"everyone who can reach {url_of(opened)} can use the runs, without encryption"
-            name = f"to open the page by the name of this machine, add --allow-host {socket.gethostname()}"
-            print(f"tsallis: warning: {message}; {name}", file=sys.stderr)
-        try:
-            print_fields(f"{', '.join(run.name for run in served)}: {url_of(opened)} (Ctrl-C ends)")
-            sys.stdout.flush()
-        except BrokenPipeError as error:  # nobody can use the server without its address
-            raise InputError("standard output is closed, so the server's address can't be printed") from error
+        _announce(served, url_of(opened), is_loopback(opened))
         Server(app).answer(opened)
+
+
+def _announce(served: list[ServedRun], url: str, is_local: bool) -> None:
+    """Print the address of the page, and a warning if other machines can reach it."""
+    if not is_local:
+        message = f"everyone who can reach {url} can use the runs, without encryption"
+        name = f"to open the page by the name of this machine, add --allow-host {socket.gethostname()}"
+        print(f"tsallis: warning: {message}; {name}", file=sys.stderr)
+    try:
+        print_fields(f"{', '.join(run.name for run in served)}: {url} (Ctrl-C ends)")
+        sys.stdout.flush()
+    except BrokenPipeError as error:  # nobody can use the server without its address
+        raise InputError("standard output is closed, so the server's address can't be printed") from error
 
 
 def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, examples: Path | None) -> list[ServedRun]:
@@ -121,11 +126,10 @@ def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, exa
 
 def _dev_lines(run: Run, task: Task) -> list[str]:
     """Return some inputs of a run's development set; an empty list if files can't be read."""
-    from tsallis.toolkit.tasks.registry import load_config
-    from tsallis.toolkit.training.file_names import CONFIG
+    from tsallis.toolkit.tasks.registry import run_config
 
     try:
-        titles = task.split(run, load_config(run.folder / CONFIG).data, "dev").titles if task.searched else []
+        titles = task.split(run, run_config(run.folder).data, "dev").titles if task.searched else []
     except InputError:
         return []
     step = max(1, len(titles) // DEV_EXAMPLES)
