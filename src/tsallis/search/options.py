@@ -215,6 +215,13 @@ class SearchOptions:
         return {name: value for name, value in self.given.items() if name not in OF_TEXTS}
 
     @property
+    def returns(self) -> Literal["best", "list", "draws", "choice"]:
+        """Return what a search returns: the best output, a list, draws, or the one output of least risk."""
+        if self.min_risk or self.mode == "sample":
+            return "choice" if self.min_risk else "draws"
+        return "best" if self.mode == "beam" and (self.n_best or 1) == 1 else "list"
+
+    @property
     def limits(self) -> dict[str, Any]:
         """Return the given `min_length`, `max_length` and `length_penalty`; certificates hold within these limits."""
         return {name: value for name, value in self.given.items() if name in LIMITS}
@@ -253,10 +260,11 @@ class SearchOptions:
         return replace(self, **filled)
 
 
-# Three groups: options that only the toolkit uses; options that limit outputs; options that rank outputs.
+# Four groups: options that only the toolkit uses, that limit outputs, that rank outputs, and that limit proofs.
 OF_TEXTS = frozenset({"mode", "seed", "prefix", "pattern", "min_risk"})
 LIMITS = frozenset({"min_length", "max_length", "length_penalty"})
 OF_RANKS = frozenset({"n_best", "length_penalty"})
+OF_PROOFS = ("budget", "time_limit", "max_length")
 
 OPTIONS: Mapping[str, OptionInfo] = MappingProxyType({x.name: x.metadata["info"] for x in fields(SearchOptions)})
 

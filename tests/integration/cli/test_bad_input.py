@@ -110,7 +110,7 @@ def test_outputs_do_not_reach_the_terminal_as_they_are(capsys: pytest.CaptureFix
     output = Output(str(vocabulary.decode(hypothesis.tokens)), (), -0.5, hypothesis)
     for as_json, options in ((False, SearchOptions()), (False, SearchOptions(n_best=2)), (True, SearchOptions())):
         answer = Answer(1, (output,), result, _form=Form(vocabulary, options))
-        print_json(answer.to_dict()) if as_json else _print(answer, options, options.n_best == 2, False)
+        print_json(answer.to_dict()) if as_json else _print(answer, options.returns, False)
         shown = capsys.readouterr().out.removesuffix("\n")
         assert not set(shown) & set("\x1b\x9b\ud800\n") and "ş\u200d" in shown
         assert not as_json or json.loads(shown)["hypotheses"][0]["text"] == "\x1b[2J\x9b\ud800ş\u200d"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tsallis.errors import InputError
-from tsallis.search.options import SearchOptions
+from tsallis.search.options import OF_PROOFS, SearchOptions
 from tsallis.toolkit.cli.input import input_name, line_blocks
 from tsallis.toolkit.cli.options import (
     Device,
@@ -23,7 +23,7 @@ from tsallis.toolkit.cli.options import (
 )
 from tsallis.toolkit.cli.output import print_fields, print_json
 from tsallis.toolkit.inference import open_run
-from tsallis.toolkit.inference.proofs import AT_LEAST, OF_PROOFS, Rule
+from tsallis.toolkit.inference.proofs import AT_LEAST, Rule
 
 REFUTED, UNKNOWN = 1, 3  # exit statuses
 

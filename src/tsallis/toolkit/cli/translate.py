@@ -85,13 +85,12 @@ def translate(
         opened = open_run(run, checkpoint, device, others or ())
         opened.check_translation(options, alignment)
         name = input_name(file)
-        lists = not options.min_risk and (options.mode in ("exact", "all") or (options.n_best or 1) > 1)
 
         def check(block: Block) -> None:
             opened.for_run(block.run).spell(block.lines, options, block.first, block.beginnings, name)
 
         reading = opened.run, opened.task, file, False, prefix_column
-        shown = as_json or lists or options.mode == "sample" or options.min_risk
+        shown = as_json or options.returns != "best"
         blocks = line_blocks(*reading, check=check, on_error=on_error, language=language, images=images)
         for block in share_blocks(blocks, world, file):
             rows = block.lines, options, block.first, block.beginnings
@@ -99,13 +98,13 @@ def translate(
                 if as_json:
                     print_json(answer.to_dict())
                 else:
-                    _print(answer, options, lists, alignment is not None)
+                    _print(answer, options.returns, alignment is not None)
             sys.stdout.flush()
 
 
-def _print(answer: Answer, options: SearchOptions, lists: bool, alignment: bool) -> None:
+def _print(answer: Answer, kind: str, alignment: bool) -> None:
     """Print an answer: the best output, the list of outputs with its certificate, or the draws."""
-    draws, certificate = options.mode == "sample" and not options.min_risk, answer.certificate
+    draws, lists, certificate = kind == "draws", kind == "list", answer.certificate
     for output in (answer.outputs or (None,)) if draws or lists else (answer.best,):
         fields = ["" if output is None else output.text]
         if draws or lists:  # a draw has no probability if it reached a dead end or the maximum length

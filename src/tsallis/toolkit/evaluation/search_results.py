@@ -9,6 +9,7 @@ from typing import Any
 from tsallis.models.batch import Batch
 from tsallis.models.protocol import Decoder, device_of
 from tsallis.search import Result, SearchOptions, beam_search, exact_search, exhaustive
+from tsallis.search.options import OF_TEXTS
 from tsallis.toolkit.data.corpus import Corpus
 
 
@@ -49,7 +50,7 @@ def search_corpus(
         One result per row, in the order of the corpus.
 
     Raises:
-        ValueError: If the mode is "sample", or an option needs texts (`prefix`, `pattern` or `min_risk`).
+        ValueError: If the mode is "sample", or an option needs texts, such as `prefix` or `pattern`.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -59,7 +60,7 @@ def search_corpus(
     """
     if options.mode == "sample":
         raise ValueError("mode must be beam, exact or all to search a corpus, got sample")
-    if wrong := [name for name in ("prefix", "pattern", "min_risk") if getattr(options, name)]:
+    if wrong := [name for name, value in options.given.items() if value and name in OF_TEXTS - {"mode"}]:
         raise ValueError(f"{wrong[0]} can't be used to search a corpus, because a corpus has no texts")
     by_row = search_batches(model, corpus.batches(batch_size), options, **data)
     return [by_row[i] for i in range(len(corpus))]

@@ -157,7 +157,7 @@ class Form:
             content["temperature"] = options.temperature
         if answer.source is not None:
             content["source"] = answer.source
-        if options.min_risk:
+        if options.returns == "choice":
             content["choice"] = self._choice(answer)
         if options.mode == "sample":
             return {**content, "draws": [self._output(output) if output else None for output in answer.outputs]}

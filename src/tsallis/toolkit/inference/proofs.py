@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from tsallis.errors import InputError, OptionError, real_fault
-from tsallis.search.options import SearchOptions
+from tsallis.search.options import OF_PROOFS, SearchOptions
 
 if TYPE_CHECKING:
     from tsallis.models.batch import Batch
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from tsallis.toolkit.training import Run
 
 AT_LEAST = 1e-6  # default probability below which outputs are ignored
-OF_PROOFS = ("budget", "time_limit", "max_length")
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def search(
     """
     from tsallis.toolkit.evaluation.search_results import search_batch
 
-    if options.mode == "beam" and options.n_best is None and not options.min_risk:  # minimum risk needs the whole beam
+    if options.returns == "best":
         options = replace(options, n_best=1)
     model = restrict_model(run, run.model, options)
     return search_batch(model, batch, options, prefixes=prefixes, text=task.ambiguous_text(run.tgt_vocab))
@@ -120,7 +120,7 @@ def choose(
     """
     from tsallis.search import minimum_risk
 
-    if not options.min_risk:
+    if options.returns != "choice":
         return None
     candidates = [output for output in outputs if output is not None]
     weights, missing = [1.0] * len(candidates), 0.0

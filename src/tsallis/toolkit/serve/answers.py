@@ -41,8 +41,7 @@ from tsallis.toolkit.tasks.base import Task, refuse_long
 from tsallis.toolkit.tasks.copying import copy_unknown
 from tsallis.toolkit.tasks.types import Lines
 from tsallis.toolkit.training import Run
-from tsallis.toolkit.training.file_names import MODEL
-from tsallis.toolkit.training.schema import ModelRecord, read_record
+from tsallis.toolkit.training.run_folder import describe_run
 
 ROWS = 512  # number of prefixes in a batch of the model
 TIME_SHARE = 0.8  # share of a request's time that searches may use
@@ -74,16 +73,14 @@ class ServedRun:
     @cached_property
     def facts(self) -> Content:
         """Return the description of the run as a JSON object."""
-        described, metrics = read_record(self.run.folder / MODEL, ModelRecord), self.run.facts.get("metrics", {})
+        metrics = self.run.facts.get("metrics", {})
         layers = self._reader.layers if self._reader else ()
         return {
+            **describe_run(self.run),
             "name": self.name,
-            "task": self.task.name,
             "noun": self.task.noun,
             "columns": self.task.formats[0].split("<TAB>"),
             "languages": getattr(self.task, "languages", None),
-            "model": described.name,
-            "arguments": described.arguments,
             "parameters": sum(parameter.numel() for parameter in self.run.model.parameters()),
             "symbols": {"source": len(self.run.src_vocab), "target": len(self.run.tgt_vocab)},
             "normalized": self.run.model.output.normalized,
@@ -226,16 +223,15 @@ class ServedRun:
         if options.mode == "sample":
             lines = [line for _, line in rows]
             if not task.searched and prefixes is None:  # texts of language models may be cut off
-                if options.min_risk:
+                if options.returns == "choice":
                     raise Refusal(400, "min_risk can't be used with a language model")
                 texts = draw_texts(run, batch, bounded, lines)
                 return [{**describe(row, ()), "draws": [*map(self._text, part)]} for row, part in enumerate(texts)]
             return [describe(*row) for row in enumerate(draw(run, task, batch, options, lines, prefixes))]
         results = search(run, task, batch, self._within_limits(options, tree, total), prefixes)
         results = [result.truncated(self.limits.outputs) for result in results]
-        if (
-            options.mode == "beam" and task.ambiguous_text(run.tgt_vocab) is not None
-        ):  # exact searches have already used up the time
+        # Exact searches have already used up the time.
+        if options.mode == "beam" and task.ambiguous_text(run.tgt_vocab) is not None:
             results = complete_results(model, batch, results, run.tgt_vocab)
         contents = [describe(row, result.hypotheses, result) for row, result in enumerate(results)]
         if tree:
@@ -248,7 +244,7 @@ class ServedRun:
     def _within_limits(self, options: SearchOptions, tree: bool, sources: int) -> SearchOptions:
         """Limit the time of exact searches. Let a beam search list its whole beam if a tree is requested."""
         if options.mode == "beam":
-            whole = tree and options.n_best is None and not options.min_risk
+            whole = tree and options.n_best is None and options.returns == "best"
             return replace(options, n_best=options.beam_size) if whole else options
         limit = math.inf if options.time_limit is None else options.time_limit
         return replace(options, time_limit=min(limit, TIME_SHARE * self.limits.seconds / sources))
