@@ -100,22 +100,26 @@ def check(
         assert max(missing, default=-math.inf) <= bound + rounding
 
 
+def check_searches(model: Any, src: torch.Tensor, lengths: torch.Tensor) -> list[dict[tuple[int, ...], float]]:
+    """Check beams and budgets of all sizes, and the exact search, and return the truth."""
+    truth, normalized = enumerate_all(model, src, lengths), model.output.normalized
+    for size in (1, 2, 5, 30, 200):
+        results = beam_search(model, src, lengths, beam_size=size, max_length=LONGEST)
+        listed = exhaustive(model, src, lengths, budget=10_000 if size == 200 else 2 * size - 1, max_length=LONGEST)
+        for result, other, known in zip(results, listed, truth, strict=True):
+            check(result, known, normalized)
+            check(other, known, normalized)
+            if size == 200:
+                assert {h.tokens for h in result.hypotheses} == {h.tokens for h in other.hypotheses} == set(known)
+    for result, known in zip(exact_search(model, src, lengths, n_best=2, max_length=LONGEST), truth, strict=True):
+        check(result, known, normalized)
+    return truth
+
+
 @pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
 @pytest.mark.parametrize("seed", range(3))
 def test_no_certificate_is_refuted_by_enumeration(transform: str, alpha: float, seed: int) -> None:
-    model = random_model(transform, alpha, seed)
-    src, lengths = sources(seed)
-    truth = enumerate_all(model, src, lengths)
-    for beam_size in (1, 2, 5, 30, 200):
-        for result, known in zip(
-            beam_search(model, src, lengths, beam_size=beam_size, max_length=LONGEST), truth, strict=True
-        ):
-            check(result, known, model.output.normalized)
-    for budget in (1, 3, 10, 10_000):
-        for result, known in zip(
-            exhaustive(model, src, lengths, budget=budget, max_length=LONGEST), truth, strict=True
-        ):
-            check(result, known, model.output.normalized)
+    check_searches(random_model(transform, alpha, seed), *sources(seed))
 
 
 def random_copying_model(kind: str, transform: str, alpha: float, seed: int) -> Any:
@@ -148,20 +152,9 @@ def test_no_certificate_of_a_model_that_copies_is_refuted(kind: str, transform: 
     copied = False
     for seed in range(3):
         model, (src, lengths) = random_copying_model(kind, transform, alpha, seed), copied_sources(seed)
-        truth, normalized = enumerate_all(model, src, lengths), model.output.normalized
-        options: dict[str, Any] = {"max_length": LONGEST}
-        for size in (1, 3, 200):
-            results = beam_search(model, src, lengths, beam_size=size, **options)
-            listed = exhaustive(model, src, lengths, budget=5 * size, **options)
-            for result, other, known in zip(results, listed, truth, strict=True):
-                check(result, known, normalized)
-                check(other, known, normalized)
-                if size == 200:
-                    assert {h.tokens for h in result.hypotheses} == {h.tokens for h in other.hypotheses} == set(known)
-        for result, known in zip(exact_search(model, src, lengths, n_best=2, **options), truth, strict=True):
-            check(result, known, normalized)
+        truth, normalized = check_searches(model, src, lengths), model.output.normalized
         copied |= any(6 in tokens for known in truth for tokens in known)
-        for source, drawn in enumerate(sample(model, src, lengths, 20, seeds=[1, 2, 3, 4], **options)):
+        for source, drawn in enumerate(sample(model, src, lengths, 20, seeds=[1, 2, 3, 4], max_length=LONGEST)):
             for h in drawn:
                 assert h is None or h.log_prob == pytest.approx(truth[source][h.tokens], abs=1e-9) or not normalized
     assert copied  # the symbol that only copying makes possible was there
@@ -189,18 +182,7 @@ def test_no_certificate_of_a_model_for_strings_is_refuted(kind: str, transform: 
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.mul_(12 if name.startswith("output") else 8)
-        src, lengths = sources(seed)
-        truth, normalized = enumerate_all(model, src, lengths), model.output.normalized
-        for size in (1, 3, 200):
-            results = beam_search(model, src, lengths, beam_size=size, max_length=LONGEST)
-            listed = exhaustive(model, src, lengths, budget=5 * size, max_length=LONGEST)
-            for result, other, known in zip(results, listed, truth, strict=True):
-                check(result, known, normalized)
-                check(other, known, normalized)
-                if size == 200:
-                    assert {h.tokens for h in result.hypotheses} == {h.tokens for h in other.hypotheses} == set(known)
-        for result, known in zip(exact_search(model, src, lengths, n_best=2, max_length=LONGEST), truth, strict=True):
-            check(result, known, normalized)
+        check_searches(model, *sources(seed))
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])

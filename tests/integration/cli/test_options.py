@@ -153,7 +153,6 @@ def test_every_option_acts(compute: Callable[..., Any], name: str, option: str) 
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("translate", ["--beam-size", "1", "--all"], "--beam-size|--all"),
         ("evaluate", ["asked", "--split", "train"], "--split"),
         ("look", ["--out", "page.html", "--weights"], "--out"),
         ("look", ["--heads", "cross.1.1"], "^--heads cross.1.1 needs --weights"),

@@ -90,9 +90,7 @@ def test_lines_that_hold_nothing_have_no_answer_and_the_others_keep_their_number
     [
         (([SOURCE], ["a", "b"]), {}, "typed must have one text per line, got 2 texts for 1 lines"),
         (([SOURCE], "a"), {}, "typed must be a list of texts, got a single text"),
-        ((SOURCE,), {}, "lines must be a list of texts, got a single text"),
         (([SOURCE],), {"n_best": 0}, "n_best must be a whole number from 1 to 1000, got 0"),
-        (([SOURCE],), {"language": "dutch"}, "language can't be used with a run without languages, got 'dutch'"),
     ],
 )
 def test_python_refuses_what_the_command_does(

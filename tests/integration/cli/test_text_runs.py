@@ -202,7 +202,6 @@ def test_lists_have_an_alignment_in_the_last_column(tsallis, trained: Path) -> N
         ({"prefix": "1"}, {}, "prefix: the text '1' contains symbols that"),
         ({}, {"prefixes": ["1"] * 4}, "prefixes:1: the text '1' contains symbols that"),
         ({}, {"language": "dutch"}, "language can't be used with a run without languages, got 'dutch'"),
-        ({}, {"images": "x"}, "images can't be used with a run of the task strings, got 'x'"),
         ({}, {"alignment": "all"}, "alignment must be 'largest' or 'support', got 'all'"),
     ],
 )
