@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tsallis.analysis import AttentionLayer, Recording, Sentence, read_model, record
+from tsallis.analysis import AttentionLayer, Histogram, Recording, Sentence, read_model, record
+from tsallis.analysis.summary_records import DensityExample, DensitySummary
 from tsallis.analysis.weights import SparseWeights, Text
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.symbols import EOS
@@ -90,3 +91,23 @@ LAYERS = (
     AttentionLayer("decoder", 0, (1.5, 1.1, 1.9), causal=True),
     AttentionLayer("cross", 0, (1.2,)),
 )
+
+
+def labels_of(*examples: DensityExample) -> DensitySummary:
+    """Return a summary of densities that shows these examples."""
+    histogram = Histogram.of([0.4, 0.5], 20)
+    return DensitySummary(
+        name="run",
+        task="classification",
+        model="classifier",
+        arguments={"attention": "combined"},
+        corpus="the dev split",
+        examples=len(examples),
+        accuracy=0.5,
+        zeros=0.9996,
+        zero_masses=0.0,
+        size=None,
+        centres=(histogram,),
+        sizes=None,
+        shown=examples,
+    )

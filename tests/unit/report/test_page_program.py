@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from analysis_samples import SRC, TGT, transformer
-from tsallis.analysis import Histogram, draw_density, read_model, summarize_attention, summarize_weights
+from analysis_samples import SRC, TGT, labels_of, transformer
+from tsallis.analysis import draw_density, read_model, summarize_attention, summarize_weights
 from tsallis.analysis.contrasts import ModelContrast, WordContrast
 from tsallis.analysis.histories import HeadHistory, ValueHistory
-from tsallis.analysis.summary_records import ComparisonSummary, DensityExample, DensitySummary, SearchedAnswer
+from tsallis.analysis.summary_records import ComparisonSummary, DensityExample, SearchedAnswer
 from tsallis.analysis.tree import BeamTree, Edge
 from tsallis.continuous import Gaussian
 from tsallis.models import TransformerSeq2Seq
@@ -383,25 +383,6 @@ def test_a_figure_of_odd_characters_is_saved_as_well_formed_svg(open_page: Open,
         tab.click(".save >> nth=0")
     download.value.save_as(tmp_path / "figure.svg")
     assert xml.etree.ElementTree.parse(tmp_path / "figure.svg").getroot() is not None
-
-
-def labels_of(*examples: DensityExample) -> DensitySummary:
-    histogram = Histogram.of([0.4, 0.5], 20)
-    return DensitySummary(
-        name="run",
-        task="classification",
-        model="classifier",
-        arguments={"attention": "combined"},
-        corpus="the dev split",
-        examples=len(examples),
-        accuracy=0.5,
-        zeros=0.9996,
-        zero_masses=0.0,
-        size=None,
-        centres=(histogram,),
-        sizes=None,
-        shown=examples,
-    )
 
 
 def test_labels_and_regions_are_called_what_they_are(open_page: Open) -> None:
