@@ -153,7 +153,6 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     ),
     "no task": (remove("run/task.json"), "task.json"),
     "another task": (lambda: change_json(RUN / "task.json", task="translation"), "task.json"),
-    "no index": (remove("run/checkpoints/index.json"), "index.json: missing"),
     "an unnamed checkpoint": (later_checkpoint, "not listed in index.json"),
     "a file for checkpoints": (
         lambda: (without_checkpoints(), Path("run/checkpoints").touch(), Path("run/log.jsonl").unlink()),
@@ -161,8 +160,6 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     ),
     "a state of other data": (of_state(lambda state: state.update(data="x y")), "the data has changed"),
     "a short log": (edit("run/log.jsonl", lambda blob: blob[:40]), "log.jsonl: expected at least"),
-    "no log": (remove("run/log.jsonl"), "log.jsonl: expected at least"),
-    "no times": (remove("run/timing.jsonl"), "timing.jsonl: missing"),
     "a lock that is a folder": (instead("run/.lock"), "can't be used as a run folder"),
 }
 
