@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tsallis.toolkit.tasks.registry import task_of
 from tsallis.toolkit.training import load_run
 
 LINES = ["scan\tV;PST", "trap\tV;3;SG;PRS", "ape\tV.PTCP;PRS"]
-LIMITS = ("prefix", "min_length", "max_length", "length_penalty")
+LIMITS = ("prefix", "pattern", "min_length", "max_length", "length_penalty")
 
 
 def no_check() -> None:
@@ -76,6 +77,8 @@ def test_a_request_leaves_limits_to_the_run(served: ServedRun) -> None:
         {"n_best": 4, "tree": True},
         {"beam_size": 2, "end_rule": "competing"},
         {"prefix": "s", "max_length": 4},
+        {"pattern": ".*[ae].*", "n_best": 2},
+        {"pattern": "[^e]*", "mode": "exact", "budget": 40},
         {"min_length": 3, "length_penalty": 1.0, "n_best": 2},
         {"mode": "exact", "n_best": 2, "budget": 40, "tree": True},
         {"mode": "all", "budget": 40},
@@ -106,6 +109,7 @@ def test_answers_are_the_objects_of_the_command(
         if (tree := answer.pop("tree", None)) is not None:
             assert tree == beam_tree(model, src, expected.result, served.run.tgt_vocab).to_dict()
         for output, own in zip(answer.get("hypotheses", answer.get("draws")), expected.outputs, strict=True):
+            assert output is None or re.fullmatch(options.get("pattern", ".*"), output["text"])
             assert output is None or output.pop("tokens") == own.hypothesis.tokens
         assert answer == expected.to_dict()
         assert answer.get("limits", {}) == {**limits, **{name: options[name] for name in LIMITS if name in options}}
