@@ -48,6 +48,12 @@ class Spellings:
         self._lengths = {begun: sorted(set(map(len, numbers))) for begun, numbers in self._numbers.items()}
 
     @cached_property
+    def single(self) -> bool:
+        """Return whether every symbol spells one character."""
+        spellings = (*self._first.values(), *self._later.values())
+        return all(len(spelling.decode(errors="replace")) == 1 for spelling in spellings)
+
+    @cached_property
     def unique(self) -> bool:
         """Return whether different sequences of symbols always spell different texts, as for single characters."""
         spellings = sorted(self._later.values())

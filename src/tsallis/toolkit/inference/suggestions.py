@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tsallis.models.batch import Batch
-    from tsallis.search import Completions
+    from tsallis.search import Completions, NextCharacters
     from tsallis.toolkit.tasks.base import Task
     from tsallis.toolkit.training import Run
 
@@ -57,6 +57,8 @@ class Suggestions:
         mass: Probability of all continuations; 1 if the model's probabilities sum to 1.
         missing: Upper bound on the probability of continuations that were not searched.
         next: Listed continuations, the most probable first.
+        characters: Next characters, summed over all spellings. None if every symbol is a single character, if the
+            probabilities don't sum to 1, or if the typed text has unknown symbols.
 
     Example:
         >>> end = Suggestion("rebel", (), 1.0, True)
@@ -74,6 +76,7 @@ class Suggestions:
     mass: float
     missing: float
     next: tuple[Suggestion, ...]
+    characters: NextCharacters | None = None
 
     @property
     def possible(self) -> bool:
@@ -86,6 +89,7 @@ class Suggestions:
 
         content = {**vars(self), "possible": self.possible, "certain": list(self.certain)}
         content.update({name: finite(content[name]) for name in ("log_prob", "missing")})
+        content["characters"] = self.characters and vars(self.characters)
         return {**content, "next": [suggestion.to_dict() for suggestion in self.next]}
 
 
@@ -113,7 +117,7 @@ class Completer:
         """
         if source is None:
             return Suggestions(line, typed, typed, (), float("-inf"), 0, 0.0, 0.0, ())
-        completions, prompt, typed_symbols = self._complete(source, typed)
+        completions, characters, prompt, typed_symbols = self._complete(source, typed)
         certain, choices = completions.certain, completions.choices
         # If only one symbol sequence spells the typed text, leave the symbols of this text out.
         first, behind = (typed_symbols, 0) if certain else (0, typed_symbols)
@@ -135,13 +139,17 @@ class Completer:
                 )
                 for choice in choices
             ),
+            characters=characters,
         )
 
-    def _complete(self, source: Batch, typed: str) -> tuple[Completions, list[int], int]:
-        """Return the completions, the prompt, and the number of typed symbols (0 if there are several spellings)."""
+    def _complete(self, source: Batch, typed: str) -> tuple[Completions, NextCharacters | None, list[int], int]:
+        """Return the completions, the next characters, the prompt, and the number of typed symbols.
+
+        The number is 0 if the typed text has several spellings.
+        """
         from tsallis.models.protocol import device_of
         from tsallis.models.spellings import Place, spellings_of
-        from tsallis.search import Completions, complete
+        from tsallis.search import Completions, complete, next_characters
         from tsallis.symbols import UNK
         from tsallis.toolkit.data.subwords import SPACE
 
@@ -149,22 +157,18 @@ class Completer:
         tokens, rest = self.task.split_typed(typed, self.run)
         prompt = self._prompt(source)
         if UNK in tokens:  # the unknown symbol could stand for any text
-            return Completions(float("-inf"), (), (), 0, 0.0, 0.0), prompt, 0
+            return Completions(float("-inf"), (), (), 0, 0.0, 0.0), None, prompt, 0
         batch = source.to(device_of(self.run.model))
         beginning = self._spell(tokens, prompt) + rest.replace(SPACE, " ")
         if not (tokens or prompt):  # the first word has no visible space before it
             beginning = beginning.removeprefix(getattr(vocabulary, "separator", "") or " ")
-        completions = complete(
-            self.run.model,
-            batch.src,
-            batch.src_lengths,
-            beginning,
-            spellings_of(vocabulary),
-            partial(self._spell, prompt=prompt),
-            place=Place(begun=bool(prompt)),
-            n_best=self.n_best,
-        )
-        return completions, prompt, 0 if self.task.ambiguous_text(vocabulary) else len(tokens)
+        spellings, place = spellings_of(vocabulary), Place(begun=bool(prompt))
+        query = self.run.model, batch.src, batch.src_lengths, beginning, spellings
+        completions = complete(*query, partial(self._spell, prompt=prompt), place=place, n_best=self.n_best)
+        characters = None
+        if not spellings.single and self.run.model.output.normalized:
+            characters = next_characters(*query, place=place)
+        return completions, characters, prompt, 0 if self.task.ambiguous_text(vocabulary) else len(tokens)
 
     def _names(self, tokens: Sequence[int]) -> tuple[str, ...]:
         return tuple(self.run.tgt_vocab.name(token) for token in tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 
 from task_runs import untrained_run
 from tsallis.search import Ensemble, SearchOptions
+from tsallis.symbols import EOS
 from tsallis.toolkit.evaluation.outputs import output_records
 from tsallis.toolkit.inference import TextRun
 from tsallis.toolkit.tasks.attention_weights import describe_attention
@@ -149,6 +151,34 @@ def test_a_text_is_possible_if_another_segmentation_is(make_run: Callable[..., T
         (of_text,) = run.score([SOURCE], [record["output"]["text"]])
         assert record["output"]["log_prob"] == pytest.approx(of_text.log_prob, abs=1e-6)
     assert records[2]["output"]["right"] and records[2]["empty"]["log_prob"] == pytest.approx(math.log(0.5))
+
+
+def test_next_characters_are_those_of_all_outputs(make_run: Callable[..., TextRun]) -> None:
+    """Also where the typed text ends inside a subword."""
+    probs, longest = {"</s>": 0.8, "▁low": 0.08, "low": 0.04, "▁": 0.03, "l": 0.03, "o": 0.01, "w": 0.01}, 5
+    run = make_run(probs)
+    vocabulary: Any = run.run.tgt_vocab
+    numbers = {number: probs.get(vocabulary.name(number), 0.0) for number in range(EOS + 1, len(vocabulary))}
+    allowed = [number for number, prob in numbers.items() if prob]
+    texts: dict[str, float] = {}
+    for length in range(longest + 1):
+        for tokens in itertools.product(allowed, repeat=length):
+            text = vocabulary.decode(tokens)
+            texts[text] = texts.get(text, 0.0) + math.prod(numbers[token] for token in tokens) * 0.8
+    for typed in ("", "l", "lo", "low", "low ", "low l"):
+        joint: dict[str, float] = {}
+        for text, prob in texts.items():
+            if text.startswith(typed):
+                character = text[len(typed) : len(typed) + 1]
+                joint[character] = joint.get(character, 0.0) + prob
+        total = math.fsum(joint.values())
+        (found,) = run.suggest([SOURCE], [typed])
+        assert found.characters is not None and math.exp(found.log_prob) == pytest.approx(total, abs=1e-4)
+        expected = {character: prob / total for character, prob in joint.items()}
+        longer = 0.2 ** (longest + 1) / total  # the share of outputs that are not enumerated, at most
+        assert found.characters.missing < 1e-6 and found.characters.probs == pytest.approx(expected, abs=longer)
+        content = json.loads(json.dumps(found.to_dict()))["characters"]
+        assert content == {"probs": found.characters.probs, "missing": found.characters.missing}
 
 
 def test_all_commands_show_one_best_text(run: TextRun) -> None:

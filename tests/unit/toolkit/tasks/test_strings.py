@@ -209,6 +209,10 @@ def test_phones_that_are_typed(phones: Run) -> None:
         assert all(symbol in phones.tgt_vocab.symbols for written in texts for symbol in written.split())
     (found,) = text.suggest(["ship"], ["ʃ t"], n_best=20)
     assert {"ʃ t", "ʃ tʃ"} < {suggestion.text for suggestion in found.next}
+    assert found.characters is not None and {"ʃ", " ", ""} <= set(found.characters.probs)  # "ʃ tʃ", "ʃ t s", the end
+    alpha_relu = untrained_run(phones.folder, PHONES, {**RNN, "output": "alpha_relu"})
+    (found,) = TextRun(alpha_relu, task_of(alpha_relu.task)).suggest(["ship"], ["ʃ t"])
+    assert found.characters is None and found.to_dict()["characters"] is None
 
 
 def test_scores_count_phones(phones: Run) -> None:
