@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tsallis.search.certificate import Certificate, Hypothesis, Result
     from tsallis.search.completion import Choice, Completions, NextCharacters, complete, next_characters
     from tsallis.search.ensemble import Ensemble
+    from tsallis.search.gaps import Stability, stability
     from tsallis.search.matching import Match, match
     from tsallis.search.options import SearchOptions
     from tsallis.search.patterns import Pattern, restrict
@@ -36,6 +37,7 @@ __all__ = [
     "Result",
     "RiskChoice",
     "SearchOptions",
+    "Stability",
     "TokenScores",
     "beam_search",
     "complete",
@@ -49,6 +51,7 @@ __all__ = [
     "sample",
     "score",
     "score_tokens",
+    "stability",
     "with_top_p",
 ]
 
@@ -60,7 +63,8 @@ def __getattr__(name: str) -> object:
     import importlib
 
     names = (
-        "beam best_first certificate completion ensemble matching options patterns risk sampling scoring temperature"
+        "beam best_first certificate completion ensemble gaps matching options patterns risk sampling scoring "
+        "temperature"
     )
     modules = [importlib.import_module(f"tsallis.search.{module}") for module in names.split()]
     for public in __all__:
