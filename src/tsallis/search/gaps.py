@@ -90,7 +90,7 @@ def stability(
         True
     """
     check_at_least_one(beam_size=beam_size, n_best=n_best)
-    if not isinstance(model.output, OutputLayer) or not model.output.normalized:
+    if type(model.output) is not OutputLayer or not model.output.normalized:  # subclasses compute mixtures
         raise ValueError(
             "stability needs a model with an OutputLayer whose probabilities sum to 1, "
             f"got {type(model.output).__name__}"
