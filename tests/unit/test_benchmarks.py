@@ -14,6 +14,7 @@ import torch
 
 import tsallis
 from small_run import train
+from tsallis.ops import cpu
 
 pytestmark = pytest.mark.slow
 
@@ -140,3 +141,14 @@ def test_serve(kinds: str, tmp_path: Path) -> None:
     (row,) = read(tmp_path / "serve.csv")
     assert row["errors"] == "0" and int(row["requests"]) >= 4 and float(row["p95_ms"]) >= float(row["p50_ms"]) > 0
     assert row["kinds"] == kinds and list(row) == list(read(BENCHMARKS / "results" / "serve-cpu.csv")[0])
+
+
+@pytest.mark.parametrize("script", ["patterns", "stability"])
+def test_searches_of_a_trained_run(script: str, tmp_path: Path) -> None:
+    if script == "stability" and not cpu.status().available:
+        pytest.skip("needs kernels: this script compares instruction sets")
+    train(tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text("version: 1\ndata: {embedded: english-verbs}\n")
+    run(f"{script}.py", tmp_path / "run", "--commit", "none", "--lines", 2, "--out", tmp_path / "rows.csv")
+    rows = read(tmp_path / "rows.csv")
+    assert len(rows) == 2 and list(rows[0]) == list(read(BENCHMARKS / "results" / f"{script}-cpu.csv")[0])

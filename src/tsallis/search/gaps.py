@@ -28,7 +28,7 @@ class Stability:
         gap: The outputs and their order stay the same if every score changes by less.
         rounding: Estimate of the rounding error of a score: 64 times the epsilon of the scores' dtype, times the
             largest score of the search. Errors between batch sizes, numbers of threads, instruction sets and backends
-            were below a quarter of this estimate in the benchmark `stability.py`, with small recurrent models.
+            were below a third of this estimate in `benchmarks/stability.py`, with small recurrent models.
 
     Example:
         >>> Stability(gap=1e-3, rounding=1e-5).stable
