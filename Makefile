@@ -99,7 +99,7 @@ kernel:
 
 # Python is not built with the sanitizer, so its runtime is preloaded, with the C++ runtime it must find at its start;
 # what Python itself never frees would be reported as leaks. pytest leaves file 2 alone: a report ends the process.
-SANITIZED = $(addprefix tests/unit/,$(addprefix ops/test_cpu_,kernel.py attention.py ranking.py beams.py screening.py) models/test_compiled_transformer.py)
+SANITIZED = $(addprefix tests/unit/,$(addprefix ops/test_cpu_,kernel.py attention.py ranking.py beams.py screening.py) $(addprefix models/test_compiled_,transformer.py recurrence.py))
 sanitize: $(VENV)/.dev
 	CXX="$(CXX)" $(PYTHON) $(KERNEL)/build.py --sanitize --out build/sanitize/_kernel.so
 	LD_PRELOAD="$(call RUNTIME,libasan.so) $(call RUNTIME,libstdc++.so.6)" \

@@ -15,6 +15,8 @@ from tsallis.continuous import Density, translation_basis
 from tsallis.continuous.moments import Matching
 from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts
+from tsallis.models.compiled import CompiledState, CompiledSteps
+from tsallis.models.compiled_recurrence import start_compiled
 from tsallis.models.copying import CopyOutput, embed_known, make_output
 from tsallis.models.features import GatedAttention
 from tsallis.models.monotonic import AlignedSteps, MonotonicOutput
@@ -61,7 +63,7 @@ class RNNState:
         )
 
 
-class RNNSeq2Seq(SharingModel):
+class RNNSeq2Seq(CompiledSteps, SharingModel):
     r"""Bidirectional LSTM or GRU encoder, and a decoder with input feeding and global attention.
 
     Each decoder step reads the embedding of the last token and the last attentional state
@@ -245,7 +247,12 @@ class RNNSeq2Seq(SharingModel):
         # Convert [layers * 2, batch, d_model / 2] to one tensor [batch, d_model] per layer.
         return tuple(torch.cat([x[2 * i], x[2 * i + 1]], -1) for i in range(self.layers))
 
-    def start(self, memory: Memory) -> RNNState:
+    def start(self, memory: Memory) -> RNNState | CompiledState:
+        """Return the state before the first token, with one row per source."""
+        compiled = start_compiled(self, memory) if type(self) is RNNSeq2Seq else None
+        return self._start_plain(memory) if compiled is None else compiled
+
+    def _start_plain(self, memory: Memory) -> RNNState:
         feed = memory.states.new_zeros(memory.states.shape[0], self.d_model)
         hidden, cell = memory.summary[: self.layers], memory.summary[self.layers :]
         keys: Tensor = self.attention.keys(memory.states)
@@ -254,8 +261,10 @@ class RNNSeq2Seq(SharingModel):
         alignment = self.output.start(memory.mask) if isinstance(self.output, MonotonicOutput) else ()
         return RNNState(memory, keys, hidden, cell, feed, alignment)
 
-    def step(self, state: RNNState, token: Tensor) -> Step:
+    def step(self, state: RNNState | CompiledState, token: Tensor) -> Step:
         """Return the scores of the symbols after `token` [batch], which follows the tokens read by the state."""
+        if isinstance(state, CompiledState):
+            return state.step(token)
         by_token, layers = self._decoder_weights()
         gates = self._token_gates(token, by_token, layers[0])
         between, out = self._dropout_mask(self.layers - 1, *state.feed.shape), self._dropout_mask(*state.feed.shape)
@@ -275,7 +284,7 @@ class RNNSeq2Seq(SharingModel):
         The result equals that of :meth:`step` token by token, but everything that does not depend on the previous step
         is computed at once. Attention weights are always returned, regardless of `need_attention`.
         """
-        state = self.start(self.encode(src, src_lengths))
+        state = self._start_plain(self.encode(src, src_lengths))
         hidden, attention = self._all_steps(state, tgt_in)
         if isinstance(self.output, CopyOutput):
             assert state.memory.copies is not None

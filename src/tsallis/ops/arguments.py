@@ -127,6 +127,18 @@ class StackWeights(NamedTuple):
     epsilon: float  # added to the variance in norms
 
 
+class RecurrentWeights(NamedTuple):
+    """Parameters of the decoder of an LSTM or a GRU, float32 on the CPU."""
+
+    cell: str  # "lstm" or "gru"
+    embedding: Tensor  # [symbols, size]
+    # PyTorch's parameters of each layer. The first layer reads an embedding, and with input feeding the last output.
+    layers: tuple[tuple[Tensor, Tensor, Tensor, Tensor], ...]
+    query: tuple[Tensor, Tensor, Tensor] | None  # weight, bias and score [d] of additive attention; None: bilinear
+    combine: Tensor  # [d, 2 * d]: from a context and a state to an output, before tanh
+    alpha: float  # alpha of the attention
+
+
 class OutputWeights(NamedTuple):
     """Parameters of an output layer."""
 
@@ -136,9 +148,9 @@ class OutputWeights(NamedTuple):
 
 
 class DecoderResult(NamedTuple):
-    """Results of a decoder step of a Transformer."""
+    """Results of a decoder step."""
 
-    state: Tensor  # [rows, columns + 1], int64: the state after the step
+    state: Tensor  # [rows, columns], int64: the state after the step
     cache: Tensor  # memory that the state points to
     best: BestSymbols
     num_attended: Tensor  # [rows]: number of source positions with non-zero weight in the last layer

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha, check_alpha, extremes
-from tsallis.ops.protocol import Backend, BeamKernels, ScreeningKernels, TransformerKernels
+from tsallis.ops.protocol import Backend, BeamKernels, RecurrentKernels, ScreeningKernels, TransformerKernels
 from tsallis.ops.registry import BACKENDS, capabilities, load
 from tsallis.ops.tracing import constant
 from tsallis.ops.transforms import operators_only, recording, without_numbers
@@ -79,6 +79,11 @@ def _check(name: str, what: str) -> str:
 def choose_transformer(kind: str) -> TransformerKernels | None:
     """Return the Transformer kernels for a type of device, or None if the backend has none."""
     return cast("TransformerKernels | None", _choose_file("transformer", kind))
+
+
+def choose_recurrent(kind: str) -> RecurrentKernels | None:
+    """Return the kernels of recurrent decoders for a type of device, or None if the backend has none."""
+    return cast("RecurrentKernels | None", _choose_file("recurrent", kind))
 
 
 def choose_screening(kind: str) -> ScreeningKernels | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
-from tsallis.ops.arguments import AttentionArgs, AttentionGradients, BestSymbols, StackWeights
+from tsallis.ops.arguments import AttentionArgs, AttentionGradients, BestSymbols, RecurrentWeights, StackWeights
 from tsallis.ops.sparse_rows import CsrRows
 
 # The functions of each operation. A backend defines all functions of an operation, or none of them.
@@ -27,6 +27,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "attention": (),
     "screening": (),
     "transformer": (),
+    "recurrent": (),
     "beams": (),
 }
 
@@ -224,6 +225,15 @@ class TransformerKernels(Protocol):
 
     def computes(self, weights: StackWeights) -> bool:
         """Return whether the kernels support layers of these sizes and alphas."""
+
+
+class RecurrentKernels(Protocol):
+    """Kernels of recurrent decoders, in the file `recurrent.py` of a backend's folder."""
+
+    CompiledDecoder: type[Any]  # constructed from RecurrentWeights and OutputWeights; has `start` and `step`
+
+    def computes(self, weights: RecurrentWeights) -> bool:
+        """Return whether the kernels support this alpha."""
 
 
 class BeamKernels(Protocol):

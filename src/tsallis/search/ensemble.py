@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tsallis.models.compiled import CompiledSteps, run_beams
 from tsallis.models.protocol import Decoder, DecoderOutput, DerivedStep, Step, unclear_rows
 
 
@@ -160,3 +161,9 @@ class Ensemble(nn.Module):
         result = DerivedStep(mean_log_probs(each), attention, _States(tuple(step.state for step in steps)))
         result.unclear = torch.stack([unclear_rows(step) for step in steps]).any(0)
         return result
+
+    def run_beams(self, state: _States, beams: Any, end: int, keep: bool) -> list[Tensor] | None:
+        """Run all steps of a beam search in one call, or return None; see :func:`tsallis.models.compiled.run_beams`."""
+        # A wrapper of a model may change its probabilities.
+        direct = type(self) is Ensemble and all(isinstance(model, CompiledSteps) for model in self.models)
+        return run_beams(state.parts, beams, end, keep) if direct else None

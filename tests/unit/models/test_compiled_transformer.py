@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import tsallis
+from compiled_models import independent_steps, same_best_symbols, same_step, same_whole_search, sources
 from instruction_sets import PRESENT, use
 from tsallis.models import TransformerSeq2Seq
+from tsallis.models.compiled import CompiledState
 from tsallis.models.protocol import join
-from tsallis.models.transformer.compiled import CompiledMemory, CompiledState
+from tsallis.models.transformer.compiled import CompiledMemory
 from tsallis.ops import cpu
 from tsallis.search import beam_search
 
@@ -42,26 +44,12 @@ def make(**options: Any) -> TransformerSeq2Seq:
     return model
 
 
-def sources(batch: int = 6) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    lengths = torch.randint(1, 9, (batch,), generator=generator)
-    return torch.randint(4, 20, (batch, int(lengths.max())), generator=generator), lengths
-
-
 def start(model: TransformerSeq2Seq, compiled: bool = True) -> Any:
     memory = model.encode(*sources())
     assert isinstance(memory, CompiledMemory)
     state = model.start(memory) if compiled else model._start_plain(memory)
     assert isinstance(state, CompiledState) == compiled
     return state
-
-
-def same_step(model: TransformerSeq2Seq, states: tuple[Any, Any], token: Tensor) -> tuple[Any, Any]:
-    """Make a step of both kinds; check that they agree and return both states."""
-    ours, plain = (model.step(state, token) for state in states)
-    torch.testing.assert_close(ours.scores, plain.scores, atol=2e-5, rtol=2e-5)
-    torch.testing.assert_close(ours.attention, plain.attention, atol=2e-6, rtol=1e-5)
-    return ours.state, plain.state
 
 
 @pytest.mark.parametrize("name", PRESENT)
@@ -107,21 +95,10 @@ def test_rows_of_several_states_that_have_read_differently_much() -> None:
 
 
 @torch.no_grad()
-def test_a_state_can_be_stepped_from_twice() -> None:
-    model = make(**MODELS[0])
-    state = model.step(start(model), torch.full((6,), 5)).state
-    first, other, again = (model.step(state, torch.full((6,), token)).scores for token in (7, 8, 7))
-    assert torch.equal(first, again) and not torch.equal(first, other)
-
-
-@torch.no_grad()
-def test_a_row_depends_on_no_other() -> None:
-    model = make(**MODELS[3])
-    state = model.step(start(model), torch.full((6,), 5)).state
-    token = torch.arange(4, 10)
-    whole = model.step(state, token).scores
-    for i in range(6):
-        assert torch.equal(model.step(state.select(torch.tensor([i])), token[i : i + 1]).scores[0], whole[i])
+def test_a_state_can_be_stepped_from_twice_and_rows_depend_on_no_other() -> None:
+    for options in (MODELS[0], MODELS[3]):
+        model = make(**options)
+        independent_steps(model, model.step(start(model), torch.full((6,), 5)).state)
 
 
 @pytest.mark.parametrize("name", PRESENT)
@@ -143,17 +120,7 @@ def test_few_rows_of_wide_products_depend_on_no_other(name: str) -> None:
 def test_the_best_symbols_of_a_step_are_those_of_its_scores() -> None:
     for options in MODELS[:5]:
         model = make(**options)
-        state, token = start(model), torch.ones(6, dtype=torch.long)
-        step = model.step(state, token)
-        only = torch.tensor([-1, 7, -1, 8, -1, -1])
-        for symbols, keep in ((None, True), (only, False)):
-            ours = model.step_best(state, token, 4, 2, symbols, keep)
-            theirs = model.output.best_symbols(step.scores, 4, 2, symbols)
-            for one, other in zip(ours.best, theirs, strict=True):
-                torch.testing.assert_close(one.double(), other.double(), atol=1e-9, rtol=0)
-            assert ours.num_attended.tolist() == (step.attention > 0).sum(-1).tolist()
-            assert ours.attention is None or torch.equal(ours.attention, step.attention)
-            assert (ours.attention is None) != keep
+        same_best_symbols(model, start(model))
 
 
 def test_neither_threads_nor_the_default_dtype_change_a_search() -> None:
@@ -169,15 +136,6 @@ def test_neither_threads_nor_the_default_dtype_change_a_search() -> None:
         torch.set_default_dtype(dtype)
 
 
-SEARCHES: list[dict[str, Any]] = [
-    {"beam_size": 1},
-    {"beam_size": 5, "n_best": 1, "keep_attention": True},
-    {"beam_size": 3, "prefixes": [(5,), (), (6, 7), (8,), (), (9,)], "min_length": 2, "length_penalty": 0.7},
-    {"beam_size": 60, "max_length": 3},
-    {"beam_size": 2, "end_rule": "competing"},
-]
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [(PRESENT[-1], options) for options in MODELS] + [(name, MODELS[i]) for name in PRESENT[:-1] for i in (0, 3, 4)],
@@ -188,19 +146,7 @@ def test_a_search_in_one_call_is_that_of_its_steps(
 ) -> None:
     """Hypotheses, bounds, certificates, supports and attention, bit for bit, with limits and without."""
     with use(name):
-        model, (src, lengths) = make(**options), sources()
-        for search in SEARCHES:
-            whole = beam_search(model, src, lengths, **search)
-            with monkeypatch.context() as patch:
-                patch.setattr("tsallis.ops.cpu.transformer.CACHE_NUMBERS", 1)
-                parts = beam_search(model, src, lengths, **search)
-                patch.setattr("tsallis.ops.cpu.transformer.BEST_NUMBERS", 0)
-                steps = beam_search(model, src, lengths, **search)
-            assert parts == whole and steps == whole
-            for one, other in zip(whole, steps, strict=True):
-                for a, b in zip(one.hypotheses, other.hypotheses, strict=True):
-                    assert (a.attention is None) == (b.attention is None) == ("keep_attention" not in search)
-                    assert a.attention is None or torch.equal(a.attention, b.attention)
+        same_whole_search(make(**options), monkeypatch)
 
 
 @torch.no_grad()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from tsallis.models import RNNSeq2Seq
+from tsallis.models.protocol import Step
 from tsallis.nn import OutputLayer
 from tsallis.search import Ensemble, beam_search
 from tsallis.search.ensemble import AveragedOutput
@@ -37,9 +41,13 @@ def test_attention_and_counts_of_positions_are_means_over_the_models() -> None:
     assert counts.tolist() == ((each[0] + each[1]) / 2).tolist() and counts.shape == (3, 4)
 
 
+class Narrow(RNNSeq2Seq):
+    def step(self, state: Any, token: Tensor) -> Step:
+        made = super().step(state, token)
+        return made._replace(attention=made.attention[:, :4])
+
+
 def test_models_that_attend_to_other_positions_are_refused() -> None:
-    models = [RNNSeq2Seq(9, 8, 4, 1).eval() for _ in range(2)]
-    step = models[1].step
-    models[1].step = lambda state, token: (made := step(state, token))._replace(attention=made.attention[:, :4])
+    models = [kind(9, 8, 4, 1).eval() for kind in (RNNSeq2Seq, Narrow)]
     with pytest.raises(ValueError, match=r"attend to the same number of positions, got \[4, 9\]"):
         beam_search(Ensemble(models), torch.full((1, 9), 4), torch.tensor([9]))

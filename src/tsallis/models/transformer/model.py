@@ -12,11 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts, check_last_pass
+from tsallis.models.compiled import CompiledState, CompiledSteps
 from tsallis.models.copying import CopyOutput, embed_known, make_output
 from tsallis.models.features import FeatureTypes
-from tsallis.models.protocol import BestStep, DecoderOutput, Memory, Step, best_of_step, source_mask
+from tsallis.models.protocol import DecoderOutput, Memory, Step, source_mask
 from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, AttentionModel, SymbolRows, share_embeddings
-from tsallis.models.transformer.compiled import CompiledState, encode_compiled, start_compiled
+from tsallis.models.transformer.compiled import encode_compiled, start_compiled
 from tsallis.models.transformer.decoding_state import KVBuffers, RowPacking, Sources, StepCache, TransformerState
 from tsallis.nn import (
     KeyValueCache,
@@ -56,7 +57,7 @@ class Stack(nn.Module):
         return x if self.norm is None else self.norm(x)
 
 
-class TransformerSeq2Seq(AttentionModel):
+class TransformerSeq2Seq(CompiledSteps, AttentionModel):
     r"""Encoder-decoder Transformer with sparse attention and sparse outputs.
 
     .. math:: \mathrm{head}_h = \mathrm{entmax}_{\alpha_h}\big(Q_h K_h^\top / \sqrt{d}\big) V_h, \qquad
@@ -277,36 +278,6 @@ class TransformerSeq2Seq(AttentionModel):
             assert state.sources.copies is not None
             return self.output.step(hidden, attention, state.sources.copies[state.source], after)
         return Step(self.output.scores(hidden), attention, after)
-
-    def step_best(
-        self,
-        state: TransformerState | CompiledState,
-        token: Tensor,
-        count: int,
-        end: int,
-        only: Tensor | None,
-        keep: bool,
-    ) -> BestStep:
-        """Run a step and return what a beam search needs, see :func:`tsallis.models.protocol.best_of_step`."""
-        if isinstance(state, CompiledState):
-            return state.step_best(token, count, end, only, keep)
-        return best_of_step(self.output, self.step(state, token), count, end, only)
-
-    def run_beams(
-        self, state: TransformerState | CompiledState, beams: Any, end: int, keep: bool
-    ) -> list[Tensor] | None:
-        """Run all steps of a beam search in one call, or return None if that is not supported.
-
-        Args:
-            state: State of the first rows.
-            beams: Initial bookkeeping of the search, see `tsallis.ops.eager.beams`.
-            end: Symbol that ends an output.
-            keep: Whether to return attention weights.
-
-        Returns:
-            Attention weights [rows, src] if `keep`, as consecutive parts of the rows of the search.
-        """
-        return state.run_beams(beams, end, keep) if isinstance(state, CompiledState) else None
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> DecoderOutput:
         """Decode all steps with teacher forcing: symbols [batch, src], counts [batch], target tokens [batch, tgt].

@@ -47,6 +47,7 @@ CAPABILITIES = Capabilities(
         "attention",
         "screening",
         "transformer",
+        "recurrent",
         "beams",
     ),
     dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.float16),

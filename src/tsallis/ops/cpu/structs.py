@@ -79,21 +79,25 @@ class Rank(ctypes.Structure):
     _fields_ = _fields(
         (c_int64, "rows d stride count end relu"),
         (c_double, "alpha tau distinct"),
-        (c_void_p, "only scores best symbols ends mass support"),
+        (c_void_p, "only scores best symbols ends mass support log_probs"),
     )
 
 
 class Decoder(ctypes.Structure):
-    """Arguments of a step of a Transformer decoder."""
+    """Arguments of a step of a decoder."""
 
     __slots__ = ()
     _fields_ = _fields(
         (Rank, "rank"),
-        (c_int64, "rows layers d hidden heads pre_norm"),
+        (c_int64, "kind rows layers d hidden heads pre_norm"),
         (c_double, "embedding_scale epsilon"),
-        (c_void_p, "weights positions token state"),
-        (c_int64, "state_row"),
-        (c_void_p, "next_state cache attended attention"),
+        (c_void_p, "positions"),
+        (c_int64, "d_embedding feeding"),
+        (c_void_p, "weights token state"),
+        (c_int64, "state_row growth"),
+        (c_void_p, "next_state cache"),
+        (c_int64, "cache_row"),
+        (c_void_p, "attended attention"),
         (c_int64, "attention_row"),
         (c_void_p, "scores"),
     )
@@ -139,11 +143,20 @@ class Beam(ctypes.Structure):
     )
 
 
-class Search(ctypes.Structure):
-    """Arguments of a beam search with a Transformer decoder."""
+class SearchModel(ctypes.Structure):
+    """Decoder of a beam search."""
 
     __slots__ = ()
-    _fields_ = _fields((Decoder, "decoder"), (Beam, "beam"), (c_void_p, "states only"), (c_int64, "unknown_symbol"))
+    _fields_ = _fields((Decoder, "decoder"), (c_void_p, "states"))
+
+
+class Search(ctypes.Structure):
+    """Arguments of a beam search with one or more decoders."""
+
+    __slots__ = ()
+    _fields_ = _fields(
+        (c_void_p, "models"), (c_int64, "num_models"), (Beam, "beam"), (c_void_p, "only"), (c_int64, "unknown_symbol")
+    )
 
 
 ROWS = (Layout, "layout")
@@ -173,6 +186,7 @@ CALLS: dict[str, type[ctypes.Structure]] = {
     "screened": Screen,
 }
 
+KINDS = ("transformer", "lstm", "gru")  # kinds of decoders
 PANEL_COLUMNS = 32  # columns per panel of packed weights
 # A beam search stores four tables of numbers: integers per source; integers per prefix; integers per row of earlier
 # steps; and doubles per row of earlier steps.

@@ -186,33 +186,41 @@ struct RankCall {
     int64_t* symbols;   // [rows, count]
     void *ends, *mass;  // double [rows]
     int64_t* support;   // [rows]
+    void* log_probs;  // double [rows, d] or null: all log-probabilities, except of rows with a NaN
 };
 
-// One step of a Transformer's decoder in float, including the ranking of its scores for a search.
-// Weights of matrix products are in panels of PANEL_COLUMNS columns [panel][input][column]. Keys
-// and values are read where they were written: an address points to the numbers [layers][2][d] of a
-// symbol.
+// One step of a decoder in float, including the ranking of its scores for a search. Weights of
+// matrix products are in panels of PANEL_COLUMNS columns [panel][input][column]. What a row keeps
+// from a step is read where it was written, in `cache`: a Transformer the keys and values
+// [layers][2][d] of a symbol, and a recurrent decoder its states, see recurrent_step.h.
 struct DecoderCall {
     RankCall rank;  // its scores are null; with a count of 0 nothing is ranked
-    int64_t rows, layers, d, hidden, heads;
-    int64_t pre_norm;
+    int64_t kind;   // DecoderKind
+    int64_t rows, layers, d;
+    int64_t hidden;  // units of a feed-forward network, or gates of a recurrent layer
+    // Of a Transformer.
+    int64_t heads, pre_norm;
     double embedding_scale, epsilon;  // epsilon: added to variances in layer norms
-    const void*
-        weights;  // pointers in the order of `LayerWeights`, `ModelWeights` in transformer_rows.h
-    const void* positions;  // [at least the number of symbols read, d]
-    const int64_t* token;   // [rows]
-    const int64_t* state;   // [rows, state_row]: StateColumns, then addresses of symbols read
-    int64_t state_row;
-    int64_t* next_state;  // [rows, state_row + 1]: the state after the step
-    void* cache;          // [rows, layers, 2, d]: keys and values of these tokens
-    int64_t* attended;    // [rows]: number of source symbols that the last layer attends to
-    void* attention;      // [rows, attention_row] or null: mean over the last layer's heads
+    const void* positions;            // [at least the number of symbols read, d]
+    // Of a recurrent decoder.
+    int64_t d_embedding, feeding;  // feeding: whether it reads its last output
+    const void* weights;           // pointers in the order of `LayerWeights`, `ModelWeights` in
+                                   // transformer_rows.h or `RecurrentWeights` in recurrent_step.h
+    const int64_t* token;          // [rows]
+    const int64_t* state;          // [rows, state_row]: StateColumns, then addresses in caches
+    int64_t state_row, growth;     // growth: number of addresses that a step adds, 0 or 1
+    int64_t* next_state;           // [rows, state_row + growth]: the state after the step
+    void* cache;                   // [rows, cache_row]
+    int64_t cache_row;
+    int64_t* attended;  // [rows]: number of source symbols that the last layer attends to
+    void* attention;    // [rows, attention_row] or null: mean over the last layer's heads
     int64_t attention_row;
     void* scores;  // [rows, rank.d], or null if they are not needed
 };
+enum DecoderKind { TRANSFORMER, LSTM, GRU };
 // Columns of a row's state: the address of the first symbol of its source (the others follow it),
 // the length of the source, the number of symbols that the row has read, and the first of their
-// addresses.
+// addresses. A recurrent decoder only has the address of its last symbol, and does not count.
 enum StateColumns { SOURCE, SOURCE_LENGTH, READ, FIRST_ADDRESS };
 // A Transformer's encoder with weights in the same layout, over sources [batch, width]. `lengths`
 // holds the number of symbols of each source.
@@ -271,12 +279,19 @@ enum PrefixColumns { TOKEN, PARENT, OWNER, PREFIX_COLUMNS };
 enum HistoryColumns { SUPPORT = PREFIX_COLUMNS, ATTENDED, HISTORY_COLUMNS };
 enum HistoryValues { LOG_PROB, END, HISTORY_VALUES };  // END: -inf where no output is recorded
 
-// A beam search with a Transformer's decoder. It runs until no prefix or no room is left.
+// A model of a search. Its decoder is that of the first step. Results have room for `capacity`
+// rows, but attention and a Transformer's cache for `room` rows, and next_state for all steps. A
+// recurrent decoder's cache has room for 2 * `capacity` rows, which are used in turn.
+struct SearchModel {
+    DecoderCall decoder;
+    int64_t* states;  // [capacity, columns of the last step], scratch for the next states
+};
+// A beam search with a decoder, or with the mean probabilities of several decoders, whose results
+// replace those of the first, see ensemble.h. It runs until no prefix or no room is left.
 struct SearchCall {
-    DecoderCall decoder;  // the first step; its results have room for `capacity` rows, but the
-                          // cache and attention for `room` rows, and next_state for all steps
+    SearchModel* models;
+    int64_t num_models;
     BeamCall beam;
-    int64_t* states;         // [capacity, columns of the last step], scratch for the next states
     int64_t* only;           // [capacity], scratch
     int64_t unknown_symbol;  // a forced symbol that the model does not have, or -1
 };

@@ -17,6 +17,7 @@
 
 #include "api.h"
 #include "beams.h"
+#include "ensemble.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -339,28 +340,36 @@ EXPORT void tsallis_beam(BeamCall* call, int) { Beams(*call).follow(call->rank, 
 EXPORT void tsallis_search(SearchCall* call, int threads) {
     BeamCall& beam = call->beam;
     Beams beams(beam);
+    SearchModel* const models = call->models;
+    std::vector<DecoderCall> steps((size_t)call->num_models);
     while (beam.rows && beams.fit()) {
-        DecoderCall step = call->decoder;
         const int64_t first = beam.base + beam.used;
-        step.rows = step.rank.rows = beam.rows;
-        step.token = beams.tokens();
-        step.cache = (float*)step.cache + beam.used * step.layers * 2 * step.d;
-        if (step.attention)
-            step.attention = (float*)step.attention + beam.used * step.attention_row;
-        if (beams.write_forced(call->only)) {
-            step.rank.only = call->only;
-            call->unknown_symbol = *std::max_element(call->only, call->only + beam.rows);
-            if (call->unknown_symbol >= step.rank.d) return;
-        }
+        const bool forced = beams.write_forced(call->only);
+        call->unknown_symbol = forced ? *std::max_element(call->only, call->only + beam.rows) : -1;
+        if (call->unknown_symbol >= models->decoder.rank.d) return;
         call->unknown_symbol = -1;
-        tsallis_decoder(&step, threads);
-        beams.follow(step.rank, step.attended);
+        for (size_t m = 0; m < steps.size(); m++) {
+            DecoderCall& step = steps[m] = models[m].decoder;
+            step.rows = step.rank.rows = beam.rows;
+            step.token = beams.tokens();
+            const int64_t row = step.growth ? beam.used : beam.length % 2 * beam.capacity;
+            step.cache = (float*)step.cache + row * step.cache_row;
+            if (step.attention)
+                step.attention = (float*)step.attention + beam.used * step.attention_row;
+            if (forced) step.rank.only = call->only;
+            tsallis_decoder(&step, threads);
+        }
+        if (steps.size() > 1) Ensemble(steps.data(), call->num_models).average();
+        beams.follow(steps[0].rank, steps[0].attended);
         if (beam.nan_source >= 0) return;
-        const int64_t columns = ++call->decoder.state_row;
-        call->decoder.state = call->states;
-        for (int64_t r = 0; r < beam.rows; r++)
-            std::memcpy(call->states + r * columns,
-                        step.next_state + beams.parent(r, first) * columns, (size_t)columns * 8);
+        for (size_t m = 0; m < steps.size(); m++) {
+            const int64_t columns = models[m].decoder.state_row += steps[m].growth;
+            models[m].decoder.state = models[m].states;
+            for (int64_t r = 0; r < beam.rows; r++)
+                std::memcpy(models[m].states + r * columns,
+                            steps[m].next_state + beams.parent(r, first) * columns,
+                            (size_t)columns * 8);
+        }
     }
 }
 

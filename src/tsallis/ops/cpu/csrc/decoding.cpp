@@ -4,6 +4,7 @@
 #include "decoder_step.h"
 #include "encoder.h"
 #include "ranking.h"
+#include "recurrent_step.h"
 #include "screening.h"
 
 #define JOINED(a, b, c) a##_##b##_##c
@@ -30,7 +31,10 @@ void rank_range(const RankCall* call, int64_t first, int64_t last) {
 }
 
 void decoder_range(const DecoderCall* call, int64_t first, int64_t last) {
-    DecoderRows(*call, FLOATS, first, last).run();
+    if (call->kind == TRANSFORMER)
+        DecoderRows(*call, FLOATS, first, last).run();
+    else
+        RecurrentRows(*call, FLOATS, first, last).run();
 }
 
 void encoder_range(const EncoderCall* call, int64_t first, int64_t last) {

@@ -76,6 +76,7 @@ struct RankedRow {
     double *end, *mass;
     int64_t* support;
     int64_t only;
+    double* all;  // [d] or null
 
     RankedRow(const RankCall& call, int64_t row)
         : best((double*)call.best + row * call.count),
@@ -83,7 +84,8 @@ struct RankedRow {
           end((double*)call.ends + row),
           mass((double*)call.mass + row),
           support(call.support + row),
-          only(call.only ? call.only[row] : -1) {}
+          only(call.only ? call.only[row] : -1),
+          all(call.log_probs ? (double*)call.log_probs + row * call.d : nullptr) {}
 
     // Write the log-probabilities of the largest scores, which `log_prob` computes, padded with
     // -inf.
@@ -94,9 +96,12 @@ struct RankedRow {
             symbols[k] = best[k] > -INFINITY ? largest.index[k] : 0;
         }
     }
-    // Write the log-probability of the only symbol to rank, if there is one.
+    // Write the log-probability of the only symbol to rank, if there is one, and those of all
+    // symbols, if they are requested.
     template <class LogProb>
-    INLINE void write_only(const RankCall& call, const float* z, LogProb&& log_prob) const {
+    INLINE void write_others(const RankCall& call, const float* z, LogProb&& log_prob) const {
+        for (int64_t i = 0; all && i < call.d; i++)
+            all[i] = z[i] > -INFINITY ? log_prob(z[i]) : -INFINITY;
         if (only < 0) return;
         const bool possible = z[only] > -INFINITY && only != call.end;  // the end is separate
         const double own = possible ? log_prob(z[only]) : -INFINITY;
@@ -106,7 +111,8 @@ struct RankedRow {
         for (int64_t k = 0; k < count; k++) best[k] = NAN, symbols[k] = 0;
         *end = *mass = NAN, *support = 0;
     }
-    INLINE void write_dead_end(int64_t count) const {
+    INLINE void write_dead_end(int64_t count, int64_t d) const {
+        for (int64_t i = 0; all && i < d; i++) all[i] = -INFINITY;
         for (int64_t k = 0; k < count; k++) best[k] = -INFINITY, symbols[k] = 0;
         *end = -INFINITY, *mass = 1, *support = 0;
     }
@@ -143,7 +149,7 @@ void rank_softmax_row(const RankCall& call, const float* z, Largest largest, Ran
             const F x = load_row(z, i, d, -INFINITY);
             wrong |= x != x;
         }
-        return bits(wrong) ? out.write_nan(call.count) : out.write_dead_end(call.count);
+        return bits(wrong) ? out.write_nan(call.count) : out.write_dead_end(call.count, call.d);
     }
     float bound = rank_bound(lanes, call.count + 1, largest);  // the end may be among them
     D even = {}, odd = {};
@@ -164,7 +170,7 @@ void rank_softmax_row(const RankCall& call, const float* z, Largest largest, Ran
     if (!(::fabs(top) < INFINITY) || others != others) return out.write_nan(call.count);
     const double log_total = ::log1p((double)(ties - 1) + others);
     auto log_prob = [&](float v) { return ((double)v - (double)top) - log_total; };
-    out.write(largest, call.count, log_prob), out.write_only(call, z, log_prob);
+    out.write(largest, call.count, log_prob), out.write_others(call, z, log_prob);
     *out.end = call.end >= 0 && z[call.end] > -INFINITY ? log_prob(z[call.end]) : -INFINITY;
     *out.mass = told_mass(call, top, 1), *out.support = support;
 }
@@ -204,7 +210,7 @@ void rank_relu_row(const RankCall& call, const float* z, Largest largest, Ranked
         const D u = prevent_fma(fill((double)v) * eps) - call.tau;
         return u[0] > 0 ? ::log(u[0]) / eps : -INFINITY;
     };
-    out.write(largest, call.count, log_prob), out.write_only(call, z, log_prob);
+    out.write(largest, call.count, log_prob), out.write_others(call, z, log_prob);
     *out.end = call.end >= 0 ? log_prob(z[call.end]) : -INFINITY;
     const double total = min(sum<double>(mass), std::numeric_limits<double>::max());
     *out.mass = told_mass(call, support ? maximum<double>(tops) : 0, total);
@@ -295,7 +301,7 @@ void rank_entmax_row(const RankCall& call, const float* z, EntmaxRow row, Larges
     if (bits(wrong)) return out.write_nan(call.count);
     row.solve();
     auto log_prob = [&](float v) { return row.log_prob(v); };
-    out.write(largest, call.count, log_prob), out.write_only(call, z, log_prob);
+    out.write(largest, call.count, log_prob), out.write_others(call, z, log_prob);
     *out.end = call.end >= 0 ? log_prob(z[call.end]) : -INFINITY;
     *out.mass = told_mass(call, row.top, 1), *out.support = row.support();
 }
@@ -335,7 +341,7 @@ void rank_rows(const RankCall& call, const Kernels& kernels, const float* scores
         } else {
             const float* own = stats + r * STATS;
             if (own[0] == -INFINITY && own[3] == 0)
-                out.write_dead_end(call.count);
+                out.write_dead_end(call.count, call.d);
             else if (!(own[3] > 0) || !(own[0] < INFINITY))
                 out.write_nan(call.count);
             else

@@ -436,6 +436,11 @@ INLINE F exp_minus_tangent(F h) {
     F scale = times_power_of_two(fill(1.0f), k, k);
     return y * r * r * scale + ((scale - 1.0f) + (r * scale - h));
 }
+INLINE F tanh_(F x) {
+    const F h = min(fill(40.0f), 2.0f * absolute(x)), e = exp_minus_tangent(h) + h;
+    return (F)((FI)(e / (e + 2.0f)) | ((FI)x & INT32_MIN));
+}
+INLINE F sigmoid(F x) { return 1.0f / (1.0f + exp_(min(fill(87.0f), -x))); }
 INLINE F log_(F u) {
     F exponent;
     F m = log_mantissa(u, exponent);
