@@ -1,4 +1,4 @@
-"""Beam search beside CTranslate2: the same parameters, batches and beams in turn in one process."""
+"""Beam search beside CTranslate2, or of recurrent models beside their plain steps, in turn in one process."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +23,8 @@ from ctranslate2_model import hand_over, peer_search, words
 from torch import Tensor
 
 import tsallis
-from tsallis.models import TransformerSeq2Seq
-from tsallis.search import Result, beam_search
+from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.search import Ensemble, Result, beam_search
 from tsallis.symbols import BOS, EOS
 from tsallis.toolkit.data.batching import make_batch
 from tsallis.toolkit.training.run_folder import load_run
@@ -35,6 +36,25 @@ SIZES: dict[str, dict[str, int]] = {
 # Attention and output of our models, all with the first one's parameters.
 MODELS = {"softmax": ("softmax", "softmax"), "1.5-entmax": ("softmax", "entmax"), "learned": ("learned", "entmax")}
 LONGEST = 60  # symbols of an output
+RECURRENT: dict[str, list[dict[str, Any]]] = {  # models of strings; several make an ensemble
+    "lstm": [{}],
+    "gru": [{"cell": "gru"}],
+    "lstm, additive": [{"scorer": "additive"}],
+    "lstm, softmax": [{"attention": "softmax", "output": "softmax"}],
+    "lstm, no input feeding": [{"input_feeding": False}],
+    "3 lstms": [{}, {}, {}],
+}
+RECURRENT_COLUMNS = (
+    "size",
+    "name",
+    "beam",
+    "batch",
+    "to_plain",
+    "median_to_plain",
+    "cpu_to_plain",
+    "steps_to_plain",
+    "agree",
+)
 COLUMNS = ("size", "name", "owner", "beam", "batch", "threads", "to_peer", "median_to_peer", "cpu_to_peer", "agree")
 TARGETS = {"softmax": 0.8, "1.5-entmax": 0.7}
 
@@ -58,7 +78,7 @@ def build(symbols: int, seed: int = 0, attention: str = "softmax", output: str =
 
 
 @torch.no_grad()
-def teach_to_end(model: TransformerSeq2Seq, mean: float = 13.0) -> None:
+def teach_to_end(model: Any, mean: float = 13.0) -> None:
     """Give the end a score that grows with the length of an output, by least squares over random outputs.
 
     The end is as probable as all else together after about `mean` symbols, as in sentences.
@@ -91,17 +111,25 @@ class PlainTransformer(TransformerSeq2Seq):
     """A model that compiled code does not know, so that its steps are those of its modules."""
 
 
-def with_plain_steps(model: TransformerSeq2Seq) -> TransformerSeq2Seq:
-    """Return a copy of a model whose steps are those of its modules."""
+class PlainRNN(RNNSeq2Seq):
+    """The same for a recurrent model."""
+
+
+PLAIN = {TransformerSeq2Seq: PlainTransformer, RNNSeq2Seq: PlainRNN}
+
+
+def with_plain_steps(model: Any) -> Any:
+    """Return a copy of a model, or of an ensemble's models, whose steps are those of its modules."""
     plain = copy.deepcopy(model)
-    plain.__class__ = PlainTransformer
+    for part in plain.modules():
+        part.__class__ = PLAIN.get(type(part), type(part))
     return plain
 
 
 Search = Callable[[Tensor, Tensor], list[Any]]
 
 
-def our_search(model: TransformerSeq2Seq, task: Task, backend: str = "auto") -> Search:
+def our_search(model: Any, task: Task, backend: str = "auto") -> Search:
     end_rule = "competing" if task.competing_ends else "every"
     options: dict[str, Any] = {"beam_size": task.beam, "end_rule": end_rule}
 
@@ -265,6 +293,53 @@ def measure(
     return rows
 
 
+def recurrent_models(units: int, symbols: int = 100) -> dict[str, Any]:
+    """Build random recurrent models whose scores are as peaked as a trained one's."""
+    models: dict[str, Any] = {}
+    for name, parts in RECURRENT.items():
+        each = []
+        for seed, options in enumerate(parts):
+            torch.manual_seed(seed)
+            each.append(RNNSeq2Seq(symbols, symbols, d_model=units, dropout=0.0, **options).eval())
+            teach_to_end(each[-1])
+        models[name] = each[0] if len(each) == 1 else Ensemble(each)
+    return models
+
+
+def measure_recurrent(units: int, task: Task, rounds: int) -> list[Row]:
+    """Return the rows of recurrent models of one size: times of compiled searches beside those of plain steps."""
+    rows = []
+    for name, model in recurrent_models(units).items():
+        encode = torch.no_grad()(lambda src, lengths, model=model: [model.encode(src, lengths)])
+        plain = our_search(with_plain_steps(model), task)
+        runs = interleave({"compiled": our_search(model, task), "plain": plain, "encoder": encode}, task, rounds)
+        compiled, plain_run, encoder = runs.values()
+        pairs = list(zip(compiled.answers, plain_run.answers, strict=True))
+        times = zip(compiled.seconds, plain_run.seconds, strict=True)
+        read = sum(encoder.cpu_seconds)
+        rows.append(
+            {
+                "size": f"{units} units",
+                "name": name,
+                "beam": task.beam,
+                "batch": len(task.batches[0][0]),
+                "threads": task.threads,
+                "seconds": sum(compiled.seconds),
+                "to_plain": sum(compiled.seconds) / sum(plain_run.seconds),
+                "median_to_plain": statistics.median(a / b for a, b in times),
+                "cpu_to_plain": sum(compiled.cpu_seconds) / sum(plain_run.cpu_seconds),
+                "steps_to_plain": (sum(compiled.cpu_seconds) - read) / (sum(plain_run.cpu_seconds) - read),
+                "agree": sum(symbols_of(a) == symbols_of(b) for a, b in pairs) / len(pairs),
+                "same_kinds": sum(a.certificate.kind == b.certificate.kind for a, b in pairs) / len(pairs),
+                "length": statistics.mean(len(symbols_of(a)) for a, _ in pairs),
+                "sentences": len(pairs),
+                "rounds": rounds,
+                **{key: value for key, value in machine().items() if key != "threads"},
+            }
+        )
+    return rows
+
+
 def verdicts(rows: Sequence[Row]) -> list[str]:
     """Tell where targets are met: of one thread by the processor's time, which others on the machine disturb less."""
     lines = []
@@ -296,12 +371,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--eager", action="store_true", help="also with PyTorch's operations alone")
     parser.add_argument("--plain", action="store_true", help="also with steps made of modules")
+    parser.add_argument("--recurrent", nargs="+", type=int, help="recurrent models of these sizes instead")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if (options.run is None) != (options.file is None):
         parser.error("--run and --file go together")
     announce()
     rows: list[Row] = []
+    for units, threads, beam, batch in product(
+        options.recurrent or (), options.threads, options.beams, options.batches
+    ):
+        sentences = options.single if batch == 1 else options.sentences
+        task = Task(sources(100, sentences, batch), beam, threads, options.competing_ends)
+        rows += measure_recurrent(units, task, options.rounds)
+        write(options.out, rows)
+    if rows:
+        print(table(rows, RECURRENT_COLUMNS))
+        return
     for size in ["trained"] if options.run else options.sizes:
         models, symbols = trained_models(options.run) if options.run else (random_models(size), None)
         for threads in options.threads:
