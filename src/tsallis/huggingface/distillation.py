@@ -62,11 +62,7 @@ def distill(
         ['part-00000000.safetensors', 'teacher.json']
     """
     shift = shifts(unwrap(model)) if shift is None else shift
-    weights = hashlib.sha256(f"{alpha} {shift}".encode())
-    for name, x in model.state_dict().items():
-        weights.update(f"{name} {x.dtype}".encode())
-        weights.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    facts = {"vocabulary": "", "teachers": [weights.hexdigest()], "top_k": top_k, "search": None}
+    facts = {"vocabulary": "", "teachers": [_digest(model, alpha, shift)], "top_k": top_k, "search": None}
 
     @torch.no_grad()
     def compute(start: int, stop: int) -> dict[str, Tensor]:
@@ -86,6 +82,15 @@ def distill(
         return part_columns(rows, torch.cat(lengths))
 
     write_distributions(Path(folder), {"data": _read_labels(dataset)[0], **facts}, len(dataset), compute)
+
+
+def _digest(model: Any, alpha: float, shift: bool) -> str:
+    """Return the digest of what determines a model's distributions."""
+    weights = hashlib.sha256(f"{alpha} {shift}".encode())
+    for name, x in model.state_dict().items():
+        weights.update(f"{name} {x.dtype}".encode())
+        weights.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return weights.hexdigest()
 
 
 class DistilledDataset(torch.utils.data.Dataset[Any]):
