@@ -16,6 +16,7 @@ from tsallis.distillation import part_columns, read_distributions, write_distrib
 from tsallis.functional import SparseRows, entmax
 from tsallis.huggingface.alphas import unwrap
 from tsallis.huggingface.losses import FIRST_LABEL, shifts
+from tsallis.huggingface.text_batches import add_decoder_inputs
 from tsallis.search.step import eval_mode
 from tsallis.symbols import IGNORE_INDEX
 
@@ -43,7 +44,7 @@ def distill(
         dataset: Rows with `labels`: a sequence of dictionaries, such as a `datasets.Dataset`.
         folder: Folder of the distributions.
         alpha: Alpha of the model's probabilities; 1 is softmax.
-        collator: Function that makes a batch of rows, for an encoder-decoder with `decoder_input_ids`.
+        collator: Function that makes a batch of rows.
         top_k: Number of stored probabilities per label; None: all that are not zero, for softmax all classes.
         shift: Whether the logits of a position predict the next label; None: as the model does.
         batch_size: Number of rows per batch.
@@ -71,7 +72,9 @@ def distill(
             for first in range(start, stop, batch_size):
                 examples = [dataset[i] for i in range(first, min(first + batch_size, stop))]
                 batch = {name: x.to(model.device) for name, x in collator(examples).items()}
-                labels, logits = batch.pop("labels"), model(**batch).logits
+                labels = batch.pop("labels")
+                add_decoder_inputs(unwrap(model), batch, labels)
+                logits = model(**batch).logits
                 if logits.shape[:-1] != labels.shape:
                     raise ValueError(f"labels must have shape {list(logits.shape[:-1])}, got {list(labels.shape)}")
                 if shift:  # the first label of a row has no distribution
@@ -102,7 +105,7 @@ class DistilledDataset(torch.utils.data.Dataset[Any]):
         dataset: Dataset that :func:`distill` read; it may have other inputs, but the same `input_ids` and `labels`.
         folder: Folder of the distributions.
         weight: Share of the teacher in the targets; the labels of the dataset have the rest.
-        collator: Function that makes a batch of rows.
+        collator: Function that makes a batch of rows, for an encoder-decoder with `decoder_input_ids`.
 
     Attributes:
         rows: Targets of all labels, for the argument `teacher` of the losses.

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from tsallis.functional import SparseRows, entmax_loss, linear_entmax_loss
 from tsallis.huggingface.alphas import COMPILED
-from tsallis.huggingface.text_batches import decoder_inputs
+from tsallis.huggingface.text_batches import add_decoder_inputs
 from tsallis.ops.tracing import untraced
 
 # Settings that change logits after the projection, and their neutral values.
@@ -21,7 +21,6 @@ SCALINGS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale
 CAUSAL = ("ForCausalLM", "ForConditionalGeneration", None)
 NOT_CAUSAL = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 FIRST_LABEL = -101  # label of the first row of a teacher; the others descend from it, so no class is mistaken for a row
-DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 
 
 def trainer_loss(
@@ -116,8 +115,7 @@ def lm_loss(
     shift = shifts(lm) if shift is None else shift
     rest = {name: x for name, x in inputs.items() if name != "labels"}
     labels: Tensor = inputs["labels"]
-    if lm.config.is_encoder_decoder and all(rest.get(name) is None for name in DECODER_INPUTS):
-        rest["decoder_input_ids"] = decoder_inputs(lm, labels)
+    add_decoder_inputs(lm, rest, labels)
     hidden = _run_to_head(lm, head, rest)
     if hidden.shape[:-1] != labels.shape:
         raise ValueError(

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from tsallis.errors import InputError
 from tsallis.huggingface.alphas import unwrap
+from tsallis.symbols import IGNORE_INDEX
 
 BATCH = 32  # number of texts per batch
+DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 ENDLESS = 10**9  # tokenizers without a length limit report a limit above this number
 
 
@@ -83,6 +85,22 @@ def count_positions(model: Any) -> int | None:
     tables = [x for name, x in model.named_modules() if name.endswith("position_embeddings")]
     offsets = [x.padding_idx + 1 for x in tables if getattr(x, "padding_idx", None) is not None]
     return positions - max(offsets, default=0)
+
+
+def add_decoder_inputs(model: Any, batch: dict[str, Any], labels: Tensor) -> None:
+    """Add the decoder inputs that follow from the labels if the model is an encoder-decoder and the batch has none.
+
+    Raises:
+        ValueError: The labels are rows of a teacher, or the model has no start token for its decoder.
+    """
+    if not model.config.is_encoder_decoder or any(batch.get(name) is not None for name in DECODER_INPUTS):
+        return
+    if (labels < IGNORE_INDEX).any():
+        raise ValueError(
+            "inputs must have decoder_input_ids if labels are rows of a teacher: "
+            "give DistilledDataset a collator that adds them, such as DataCollatorForSeq2Seq(tokenizer, model)"
+        )
+    batch["decoder_input_ids"] = decoder_inputs(model, labels)
 
 
 def decoder_inputs(model: Any, labels: Tensor) -> Tensor:

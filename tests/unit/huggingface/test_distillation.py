@@ -18,7 +18,7 @@ from tiny_transformers import SMALL, TEXT, VOCABULARY, build, fill
 from tsallis import distillation
 from tsallis.errors import InputError
 from tsallis.huggingface import DistilledDataset, distill, lm_loss, trainer_loss
-from tsallis.huggingface.text_batches import pad_rows
+from tsallis.huggingface.text_batches import decoder_inputs, pad_rows
 
 IDS = [torch.randint(3, VOCABULARY, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (5, 3, 6, 2, 4)]
 LABELS = [[-100, *ids[1:]] if len(ids) % 2 else ids for ids in IDS]  # a model that shifts never predicts the first
@@ -147,3 +147,14 @@ def test_other_teachers_data_and_labels_are_rejected(tmp_path: Path) -> None:
             collator=lambda rows: {**(x := collate(rows)), "labels": x["labels"][:, 1:]},
             batch_size=2,
         )
+
+
+def test_an_encoder_decoder_reads_the_labels_of_the_data(tmp_path: Path) -> None:
+    model = build("t5")
+    store(model, tmp_path / "t")
+    data = DistilledDataset(ROWS, tmp_path / "t", 1.0, collate)
+    batch = data.collate([data[i] for i in range(len(data))])
+    with pytest.raises(ValueError, match="must have decoder_input_ids if labels are rows of a teacher"):
+        lm_loss(model, batch, teacher=data.rows)
+    batch["decoder_input_ids"] = decoder_inputs(model, collate(ROWS)["labels"])
+    assert 0 <= lm_loss(model, batch, teacher=data.rows) < 1e-5  # its own probabilities
