@@ -49,7 +49,9 @@ SUITES = {
     "ops/eager": [*(f"contract/test_{name}.py" for name in CONTRACT), *(f"unit/{name}" for name in UNITS)],
     "search": [
         "unit/search",
+        "contract/test_patterns.py",
         "contract/test_search.py",
+        "contract/test_texts.py",
         "unit/ops/test_cpu_beams.py",
         "unit/toolkit/evaluation/test_teacher_forcing.py",
     ],

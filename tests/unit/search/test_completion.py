@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from contract.tables import EOS, A, B, C, random_table, sources, trie
+from contract.tables import EOS, A, B, C, TableModel, random_table, sources, trie
 from tsallis.models.spellings import Spellings
 from tsallis.search import Ensemble
 from tsallis.search import complete as complete_text
@@ -88,6 +88,11 @@ def test_choices_are_the_support_with_its_probabilities(transform: str) -> None:
         assert [c.prob for c in result.choices] == sorted(actual.values(), reverse=True)
         short = complete(table, *sources(0), NAMES[first - A], n_best=1)
         assert short.choices == result.choices[:1] and short.support == result.support
+
+
+def test_the_mass_of_values_that_do_not_sum_to_one() -> None:
+    model = TableModel(lambda source, prefix: {B: 0.9, A: 0.5, EOS: 0.25}, normalized=False)
+    assert complete(model, *sources(0)).mass == pytest.approx(1.65)
 
 
 SPELLINGS = ["tr", "tree", "ees"]

@@ -115,6 +115,23 @@ def test_a_length_that_contradicts_the_run_is_refused(given: dict[str, int], mes
     SearchOptions(mode="sample", max_length=1).with_defaults(SearchOptions(min_length=2, max_length=9))
 
 
+@pytest.mark.parametrize(
+    ("options", "returned"),
+    [
+        ({}, "best"),
+        ({"n_best": 1}, "best"),
+        ({"n_best": 2}, "list"),
+        ({"mode": "exact", "n_best": 1}, "list"),
+        ({"mode": "all"}, "list"),
+        ({"mode": "sample"}, "draws"),
+        ({"min_risk": True}, "choice"),
+        ({"mode": "sample", "min_risk": True}, "choice"),
+    ],
+)
+def test_what_a_search_returns(options: dict[str, Any], returned: str) -> None:
+    assert SearchOptions(**options).returns == returned
+
+
 def test_every_option_is_described_once() -> None:
     for name, info in OPTIONS.items():
         assert f"        {name}: {info.help}\n" in f"{SearchOptions.__doc__}\n"

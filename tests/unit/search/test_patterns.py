@@ -14,6 +14,7 @@ import torch
 
 from contract.tables import A, B, C, TableModel, sources, trie
 from tsallis.search import Pattern, beam_search, exact_search, exhaustive, match, restrict, sample, with_top_p
+from tsallis.search import regex as automata
 from tsallis.search.patterns import RestrictedModel
 from tsallis.search.temperature import with_temperature
 from tsallis.symbols import EOS
@@ -214,3 +215,16 @@ def test_top_p_keeps_the_most_probable_tokens() -> None:
     assert model.output.log_probs(scores).exp()[0].tolist() == pytest.approx([0, 0, 0, 0, 0.625, 0.375, 0])
     nothing = torch.full((1, 7), -torch.inf, dtype=torch.float64)
     assert (model.output.log_probs(nothing) == -torch.inf).all()
+
+
+def test_an_automaton_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(automata, "WORK", 20)
+    with pytest.raises(ValueError, match="needs more than 20 steps to compile: simplify it"):
+        Pattern("(a|b)*a(a|b){3}", VOCABULARY)
+
+
+def test_a_list_of_strings_has_as_many_states_as_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(automata, "STATES", 5)
+    Pattern(["abab"], VOCABULARY)
+    with pytest.raises(ValueError, match="the list of 2 strings needs more than 5 states: shorten it"):
+        Pattern(["abab", "ba"], VOCABULARY)
