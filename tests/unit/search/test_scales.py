@@ -220,3 +220,28 @@ def test_probabilities_of_a_normalised_model_add_up_to_no_more_than_one() -> Non
     assert Result(hypotheses, certificate, normalized=False).mass > 1
     huge = tuple(Hypothesis((k,), 1e4, (3,), (1,)) for k in (4, 5))
     assert math.isfinite(Result(huge, certificate, normalized=False).mass)
+
+
+class LargeForSomeSources(RandomScores):
+    """Adds 1e9 to the scores of the sources that begin with SOURCE + 1."""
+
+    def encode(self, src: Tensor, src_lengths: Tensor) -> list[int]:  # type: ignore[override]
+        return [int(first) for first in src[:, 0]]
+
+    def start(self, memory: list[int]) -> Prefixes:  # type: ignore[override]
+        return Prefixes([(first,) for first in memory])
+
+    def step(self, state: Prefixes, token: Tensor) -> Step:
+        rows = [(*row, t) for row, t in zip(state.rows, token.tolist(), strict=True) if row is not None]
+        scores = torch.tensor([self.scores_of(row[2:]) for row in rows], dtype=torch.float32)
+        scores += torch.tensor([[1e9 * (row[0] > SOURCE)] for row in rows])
+        return Step(scores, torch.ones(len(rows), 1), Prefixes(list(rows)))
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0], [0, 1, 0]])
+def test_large_scores_of_one_source_say_nothing_of_the_others(order: list[int]) -> None:
+    model = LargeForSomeSources(OutputLayer(4, VOCAB, "sparsemax"), seed=3)
+    src = torch.tensor([[SOURCE + large] for large in order])
+    results = exhaustive(model, src, torch.ones(len(order), dtype=torch.long), max_length=LONGEST)
+    for large, result in zip(order, results, strict=True):
+        assert (result.certificate.kind == "complete") == (not large), result.certificate
