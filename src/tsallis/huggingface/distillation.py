@@ -63,28 +63,27 @@ def distill(
         ['part-00000000.safetensors', 'teacher.json']
     """
     shift = shifts(unwrap(model)) if shift is None else shift
-    facts = {"vocabulary": "", "teachers": [_digest(model, alpha, shift)], "top_k": top_k, "search": None}
 
-    @torch.no_grad()
     def compute(start: int, stop: int) -> dict[str, Tensor]:
         rows, lengths = [], []
-        with eval_mode(model):
+        with eval_mode(model), torch.no_grad():
             for first in range(start, stop, batch_size):
-                examples = [dataset[i] for i in range(first, min(first + batch_size, stop))]
-                batch = {name: x.to(model.device) for name, x in collator(examples).items()}
+                batch = collator([dataset[i] for i in range(first, min(first + batch_size, stop))])
+                batch = {name: x.to(model.device) for name, x in batch.items()}
                 labels = batch.pop("labels")
                 add_decoder_inputs(unwrap(model), batch, labels)
                 logits = model(**batch).logits
                 if logits.shape[:-1] != labels.shape:
                     raise ValueError(f"labels must have shape {list(logits.shape[:-1])}, got {list(labels.shape)}")
-                if shift:  # the first label of a row has no distribution
-                    logits = F.pad(logits[:, :-1], (0, 0, 1, 0), value=-torch.inf)
+                # The first label of a row has no distribution.
+                logits = F.pad(logits[:, :-1], (0, 0, 1, 0), value=-torch.inf) if shift else logits
                 counted = labels != IGNORE_INDEX
                 rows.append(SparseRows.from_dense(entmax(logits[counted].float(), alpha).cpu(), top_k))
-                lengths.append(counted.reshape(len(examples), -1).sum(1).cpu())
+                lengths.append(counted.reshape(len(labels), -1).sum(1).cpu())
         return part_columns(rows, torch.cat(lengths))
 
-    write_distributions(Path(folder), {"data": _read_labels(dataset)[0], **facts}, len(dataset), compute)
+    facts = {"data": _read_labels(dataset)[0], "vocabulary": "", "teachers": [_digest(model, alpha, shift)]}
+    write_distributions(Path(folder), {**facts, "top_k": top_k, "search": None}, len(dataset), compute)
 
 
 def _digest(model: Any, alpha: float, shift: bool) -> str:
