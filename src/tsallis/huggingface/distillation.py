@@ -110,7 +110,7 @@ class DistilledDataset(torch.utils.data.Dataset[Any]):
         rows: Targets of all labels, for the argument `teacher` of the losses.
 
     Raises:
-        InputError: The distributions are incomplete, damaged, or those of other data.
+        InputError: The folder is incomplete or damaged, or belongs to other data.
 
     Example:
         >>> import tempfile

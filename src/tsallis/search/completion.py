@@ -321,7 +321,7 @@ def next_characters(
         longest: Maximum number of tokens without a text to follow after the typed text.
 
     Returns:
-        The probabilities, and a bound on what is missing.
+        The probabilities, and an upper bound on the missing probability.
 
     Raises:
         ValueError: If there are several sources, the outputs don't sum to 1, or a probability is NaN.

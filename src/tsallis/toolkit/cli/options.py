@@ -32,7 +32,7 @@ Images = Annotated[
 ]
 SplitLanguage = Annotated[
     str | None,
-    typer.Option(help="Language of the lines, if the run has several languages. Of a split: use only this language."),
+    typer.Option(help="Language of the lines, if the run has several languages. With a split: use only this language."),
 ]
 SplitImages = Annotated[
     Path | None, typer.Option("--images", help="Images that the lines refer to (default: the images of the split).")
