@@ -14,7 +14,7 @@ from tsallis.errors import check_one_of
 from tsallis.functional.alpha_relu import thresholds_of_probs
 from tsallis.functional.losses import reduce
 from tsallis.functional.maps import log_entmax
-from tsallis.functional.rows import alpha_number, integer
+from tsallis.functional.rows import alpha_number, finite_number, integer
 from tsallis.functional.sparse_rows import SparseRows
 from tsallis.ops.arguments import AttentionArgs, BestSymbols
 from tsallis.ops.choice import choose, choose_screening
@@ -85,7 +85,7 @@ class OutputLayer(ConstantBuffers):
         super().__init__()
         self.transform = transform
         self.alpha = transform_alpha(transform, alpha)
-        self.tau = float(tau)
+        self.tau = finite_number("tau", tau)
         out_of_range = [i for i in forbidden if not 0 <= i < d_vocab]
         if out_of_range or len(set(forbidden)) >= d_vocab:
             raise ValueError(

@@ -176,6 +176,13 @@ def test_a_share_of_labels_that_is_none() -> None:
             output.loss(hidden, target, label_smoothing=share)
 
 
+def test_an_invalid_threshold_is_refused() -> None:
+    with pytest.raises(TypeError, match="tau must be a number, got 'formula'"):
+        OutputLayer(6, 9, "alpha_relu", tau="formula")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="tau must be finite, got nan"):
+        OutputLayer(6, 9, "alpha_relu", tau=math.nan)
+
+
 def test_a_tied_projection_is_one_parameter() -> None:
     output, table = OutputLayer(6, 9), nn.Embedding(9, 6)
     output.tie(table.weight)
