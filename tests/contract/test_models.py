@@ -51,7 +51,7 @@ COPY = [-1, -1, -1, -1, *range(4, TGT), -1, -1]  # the last two source symbols s
 FEATURES = [4, 7, 11]
 RNNS: list[Build] = [
     rnn,
-    variant(rnn, "with features apart", features=FEATURES),
+    variant(rnn, "with features apart that starts from zeros", features=FEATURES, initial_state="zeros"),
     variant(
         rnn,
         "of GRU cells with features apart that copies",
@@ -64,7 +64,7 @@ RNNS: list[Build] = [
     variant(rnn, "of GRU cells that copies", cell="gru", scorer="additive", input_feeding=False, copy=COPY),
     variant(rnn, "with hard attention", input_feeding=False, monotonic=0),
     variant(rnn, "of GRU cells with hard attention", cell="gru", scorer="additive", input_feeding=False, monotonic=1),
-    variant(rnn, "of one layer", layers=1),
+    variant(rnn, "of one layer that starts from zeros", layers=1, initial_state="zeros"),
     variant(rnn, "without input feeding", input_feeding=False),
     variant(rnn, "with one matrix for target and output", share="target"),
     variant(rnn, "of GRU cells", cell="gru", d_embedding=6),

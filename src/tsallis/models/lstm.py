@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tsallis.continuous import Density, translation_basis
 from tsallis.continuous.moments import Matching
+from tsallis.errors import check_one_of
 from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts
 from tsallis.models.compiled import CompiledState, CompiledSteps
@@ -38,6 +39,7 @@ from tsallis.ops.autograd.lstm_steps import LSTMLayer, LSTMSteps, fused_steps
 from tsallis.ops.transforms import tracing_active
 from tsallis.symbols import BOS, PAD, UNK
 
+INITIAL_STATES = ("encoder", "zeros")
 INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1], as in OpenNMT's LSTM models
 
 
@@ -105,9 +107,11 @@ class RNNSeq2Seq(CompiledSteps, SharingModel):
             features separately, see :class:`tsallis.models.features.GatedAttention`. None: one encoder reads all.
         monotonic: order of hard monotonic attention, 0 or 1, see :class:`tsallis.models.monotonic.MonotonicOutput`. It
             needs `input_feeding` False, because a decoder state can't depend on alignments. None: soft attention.
+        initial_state: the decoder's state before the first token: the last states of the "encoder", or "zeros". From
+            zeros, the decoder knows the source by attention alone, and generalises better after few examples.
 
     Raises:
-        ValueError: sizes that are odd or too small, an unknown map, density, cell or scorer.
+        ValueError: sizes that are odd or too small, an unknown map, density, cell, scorer or initial state.
 
     Example:
         >>> model = RNNSeq2Seq(20, 15, d_model=8)
@@ -144,6 +148,7 @@ class RNNSeq2Seq(CompiledSteps, SharingModel):
         copy: Sequence[int] | None = None,
         features: Sequence[int] | None = None,
         monotonic: int | None = None,
+        initial_state: str = "encoder",
     ) -> None:
         super().__init__()
         self.arguments = constructor_arguments(locals()) | {"forbidden": list(forbidden)}
@@ -151,9 +156,11 @@ class RNNSeq2Seq(CompiledSteps, SharingModel):
         _check(d_model, layers, dropout, share, size)
         check_cell(cell)
         _check_conflicts(self.arguments)
+        check_one_of("initial_state", initial_state, INITIAL_STATES)
         self.d_model = d_model
         self.layers = layers
         self.input_feeding = input_feeding
+        self.initial_state = initial_state
         between = dropout if layers > 1 else 0.0
         self.src_embedding = nn.Embedding(src_vocab, size, padding_idx=0)
         self.tgt_embedding = nn.Embedding(tgt_vocab, size, padding_idx=0)
@@ -210,14 +217,16 @@ class RNNSeq2Seq(CompiledSteps, SharingModel):
         embedded = self._drop(embed_known(self.src_embedding, src, self.output))  # [batch, src, d_embedding]
         mask = source_mask(src_lengths, src)
         copies = self.output.copies(src) if isinstance(self.output, CopyOutput) else None
+        features = None
         if self.features is None:
             states, summary = self._read(self.encoder, embedded, counts, mask)
-            return Memory(states, mask, summary, copies)
-        features = self.features.mask(src) & mask
-        states, summary = self._read_part(self.encoder, embedded, mask & ~features)
-        return Memory(
-            states + self._read_part(self.feature_encoder, embedded, features)[0], mask, summary, copies, features
-        )
+        else:
+            features = self.features.mask(src) & mask
+            states, summary = self._read_part(self.encoder, embedded, mask & ~features)
+            states = states + self._read_part(self.feature_encoder, embedded, features)[0]
+        if self.initial_state == "zeros":
+            summary = tuple(torch.zeros_like(x) for x in summary)
+        return Memory(states, mask, summary, copies, features)
 
     def _read_part(self, encoder: Any, embedded: Tensor, part: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Encode only the symbols in the mask `part` [batch, src]; the states of other symbols are zero."""

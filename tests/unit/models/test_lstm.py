@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -89,6 +91,20 @@ def test_input_feeding_is_what_it_says(input_feeding: bool) -> None:
     before = rnn.step(state, torch.tensor([1])).scores
     fed = type(state)(state.memory, state.keys, state.hidden, state.cell, torch.ones(1, 8))
     assert before.equal(rnn.step(fed, torch.tensor([1])).scores) == (not input_feeding)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_a_decoder_can_start_from_zeros(cell: str) -> None:
+    """The scores depend on the source by attention alone."""
+    rnn = model(cell=cell, initial_state="zeros").eval()
+    state = rnn.start(rnn.encode(torch.tensor([[5, 6], [7, 4]]), torch.tensor([2, 2])))
+    assert all((x == 0).all() for x in (*state.hidden, *state.cell))
+    states = torch.zeros_like(state.memory.states)
+    blind = replace(state, memory=replace(state.memory, states=states), keys=rnn.attention.keys(states))
+    scores = rnn.step(blind, torch.tensor([1, 1])).scores
+    assert scores[0].equal(scores[1])
+    with pytest.raises(ValueError, match="initial_state must be one of encoder, zeros, got 'ones'"):
+        model(initial_state="ones")
 
 
 def test_dropout_reaches_the_layers_the_embeddings_and_the_output() -> None:

@@ -14,6 +14,8 @@ from tsallis.toolkit.data.io import read_lines
 EXPECTED = "source<TAB>target or source<TAB>target<TAB>features"
 READ = 10_000  # maximum number of lines that are examined
 FEW = 5_000  # with fewer examples than this, a model overfits easily
+SOFT = {"copy", "density", "features", "input_feeding"}  # settings that hard monotonic attention excludes
+LONGEST_WORD = 60  # characters, with spaces between phones; longer texts are sentences
 # Column names that mark a header.
 NAMES = {
     "source": ("source", "src", "input", "lemma", "word", "graphemes", "grapheme", "orthography", "spelling"),
@@ -44,8 +46,12 @@ def is_data_file(path: Path) -> bool:
     return "\t" in line
 
 
-def describe_file(path: Path) -> dict[str, Any]:
+def describe_file(path: Path, model: Any = None) -> dict[str, Any]:
     """Return a configuration for training on a file of columns, as the content of a YAML file.
+
+    Args:
+        path: Path of the file.
+        model: Settings of the model that the user has chosen; the configuration fits them.
 
     Raises:
         InputError: If the file can't be read or has fewer than two columns.
@@ -63,14 +69,18 @@ def describe_file(path: Path) -> dict[str, Any]:
         rows = rows[1:]
     data["columns"] = columns
     rows = [row for row in rows if len(row) >= width]
+    lengths: list[int] = []
     for side, name in (("source", "src_symbols"), ("target", "tgt_symbols")):
-        if _has_symbols_between_spaces([row[columns[side] - 1] for row in rows]):
+        texts = [row[columns[side] - 1] for row in rows]
+        lengths += map(len, texts)
+        if _has_symbols_between_spaces(texts):
             data[name] = "spaces"
     if columns["features"] is not None:
         text = re.sub(r"\([^()]*\)", "", " ".join(row[columns["features"] - 1] for row in rows))
         separator = max(FEATURE_SEPARATORS, key=text.count)
         data |= {"feature_separator": separator} if separator != FEATURE_SEPARATORS[0] else {}
-    return {"version": 1, "data": data, **settings_for(len(lines))}
+    words = columns["features"] is None and 100 * sum(n > LONGEST_WORD for n in lengths) <= len(lengths)
+    return {"version": 1, "data": data, **settings_for(len(lines), words, model)}
 
 
 def _named_columns(header: Sequence[str]) -> dict[str, Any] | None:
@@ -89,15 +99,27 @@ def _has_symbols_between_spaces(texts: Sequence[str]) -> bool:
     return 2 * len(spaced) > len(texts) and sum(len(s) for text in spaced for s in text) < LONGEST_SYMBOL / 2 * symbols
 
 
-def settings_for(count: int) -> dict[str, Any]:
+def settings_for(count: int, words: bool, chosen: Any) -> dict[str, Any]:
     """Return the sections `model` and `training` for a number of examples.
 
-    The fewer examples there are, the smaller is the model, and the higher are dropout and the number of epochs.
+    The fewer examples there are, the smaller is the model, and the higher are dropout and the number of epochs. After
+    few pairs of words without features, hard monotonic attention is far more accurate than soft attention
+    (docs/results-models.md). The settings fit those of the model that the user has chosen.
     """
+    chosen = chosen if isinstance(chosen, dict) else {}
     few = count < FEW
     epochs = min(100, max(8, round(60 * (800 / count) ** 0.5)))
-    model = {"d_model": 256, "layers": 1 if few else 2, "dropout": 0.5 if few else 0.3}
+    model: dict[str, Any] = {"d_model": 256, "dropout": 0.5 if few else 0.3}
     training: dict[str, Any] = {"epochs": epochs, "validate_every": max(1, epochs // 20)}
     if few:
         training |= {"batch_size": 32, "learning_rate": 0.002, "schedule": "constant"}
+    if chosen.get("architecture") == "transformer":
+        layers = 2 if few else 4
+        model |= {"heads": 4, "d_ff": 1024, "encoder_layers": layers, "decoder_layers": layers}
+        training |= {"learning_rate": 0.0005} if few else {}
+        return {"model": model, "training": training}
+    model["layers"] = 1 if few else 2
+    hard = 1 if few and words and not SOFT & chosen.keys() else None
+    if chosen.get("monotonic", hard) is not None:
+        model |= {"monotonic": 1, "input_feeding": False, "initial_state": "zeros"}
     return {"model": model, "training": training}

@@ -54,7 +54,9 @@ def config_of_file(path: Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         InputError: If the file can't be read, or an override is wrong.
     """
-    content = describe_file(path)
+    chosen: dict[str, Any] = {}
+    apply_overrides(chosen, overrides)
+    content = describe_file(path, chosen.get("model"))
     apply_overrides(content, overrides)
     return check_content(content, str(path), _choose_schema(content, str(path)), overrides)
 

@@ -113,6 +113,8 @@ class RNNConfig(EncoderDecoderModel):
     attention: Map = "entmax"
     attention_alpha: Alpha = 1.5
     input_feeding: bool = True
+    # State of the decoder before the first symbol: the encoder's last states, or zeros.
+    initial_state: Literal["encoder", "zeros"] = "encoder"
     share: Literal["none", "target"] = "none"
     # Order of hard monotonic attention: each symbol is aligned to one position, which never decreases. null: soft
     # attention.

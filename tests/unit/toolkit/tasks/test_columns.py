@@ -212,6 +212,32 @@ def test_a_file_becomes_a_configuration(tmp_path: Path) -> None:
     assert describe_file(cells)["data"]["columns"]["features"] is None
 
 
+def test_the_settings_for_a_file_fit_the_chosen_model(tmp_path: Path) -> None:
+    words = write(tmp_path / "words.tsv", ["ship	ʃ ɪ p", "shoe	ʃ uː", "ah	ɑː"])
+    hard = {"monotonic": 1, "input_feeding": False, "initial_state": "zeros"}
+    soft = {"monotonic": None, "input_feeding": True, "initial_state": "encoder"}
+    for changes, expected in (
+        ([], hard),
+        (["model.monotonic=0"], hard | {"monotonic": 0}),
+        (["model.monotonic=null"], soft),
+        (["model.copy=true"], soft),
+        (["model.input_feeding=false"], soft | {"input_feeding": False}),
+    ):
+        model = config_of_file(words, changes).model
+        assert {name: getattr(model, name) for name in expected} == expected
+    transformer = config_of_file(words, ["model.architecture=transformer"]).model
+    assert (transformer.encoder_layers, transformer.decoder_layers) == (2, 2)
+    others = {
+        "features": ["go	went	V;PST", "run	ran	V;PST"],
+        "sentences": ["so " * 25 + "	thus"] * 3,
+        "many": [f"{i}	{i}" for i in range(6000)],
+    }
+    for name, lines in others.items():
+        assert config_of_file(write(tmp_path / f"{name}.tsv", lines)).model.monotonic is None
+    with pytest.raises(InputError, match="override 'model=3': model: input should be a valid dictionary"):
+        config_of_file(words, ["model=3"])
+
+
 def test_what_is_a_data_file(tmp_path: Path) -> None:
     yaml = write(tmp_path / "a.yaml", ["version: 1\t# not a column"])
     assert not is_data_file(yaml) and not is_data_file(tmp_path / "missing.tsv")
