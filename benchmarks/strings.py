@@ -47,7 +47,7 @@ def measure(options: argparse.Namespace, language: str) -> list[Row]:
         scores = {name: report[name] for name in SCORES}
         timing = (models[0] / "timing.jsonl").read_text(encoding="utf-8").split("\n")[0]
         settings = {"settings": " ".join(options.set), "commit": json.loads(timing)["commit"]}
-        rows.append({"language": language, "models": len(models), **settings, **scores})
+        rows.append({"data": options.data.name, "language": language, "models": len(models), **settings, **scores})
     return rows
 
 

@@ -26,7 +26,17 @@ from typing import Any
 from common import Row, announce, machine, table, write
 
 HIDDEN, EMBEDDING, DROPOUT, RATE, BATCH = 256, 128, 0.3, 0.001, 32
-MODELS = {"attention": "SoftAttentionLSTMModel", "pointer": "PointerGeneratorLSTMModel"}
+# For each model, our settings, and yoyodyne's class with its arguments. Its decoders start without the encoder's state.
+SOFT = {"monotonic": "null", "input_feeding": "false", "initial_state": "zeros"}
+MODELS: dict[str, tuple[dict[str, str], str, dict[str, Any]]] = {
+    "attention": (SOFT, "SoftAttentionLSTMModel", {}),
+    "pointer": (SOFT | {"copy": "true"}, "PointerGeneratorLSTMModel", {}),
+    "hard": (
+        SOFT | {"monotonic": "1"},
+        "HardAttentionLSTMModel",
+        {"enforce_monotonic": True, "attention_context": 1},
+    ),
+}
 TRAINED = "best.ckpt"
 
 
@@ -65,9 +75,7 @@ class Tsallis(Peer):
             "training.learning_rate": RATE,
             "training.schedule": "constant",
             "training.seed": seed,
-        }
-        if options.model == "pointer":
-            settings["model.copy"] = "true"
+        } | {f"model.{name}": value for name, value in MODELS[options.model][0].items()}
         shutil.rmtree(self.folder / "ours", ignore_errors=True)
         changes = [f"{name}={value}" for name, value in settings.items()]
         return self.call("-m", "tsallis", "train", options.train, *changes, "--run-dir", self.folder / "ours")[0]
@@ -92,13 +100,14 @@ class Yoyodyne(Peer):
             "embedding_size": EMBEDDING,
             "source_encoder": encoder,
             "optimizer": {"class_path": "yoyodyne.optimizers.Adam", "init_args": {"lr": RATE}},
+            **MODELS[options.model][2],
         }
         columns: dict[str, Any] = {"target_sep": " "} if options.spaces else {}
         if options.features:
             model["features_encoder"] = encoder
             columns["features_col"] = options.features
         return {
-            "model": {"class_path": f"yoyodyne.models.{MODELS[options.model]}", "init_args": model},
+            "model": {"class_path": f"yoyodyne.models.{MODELS[options.model][1]}", "init_args": model},
             "data": {"model_dir": str(self.folder), "batch_size": BATCH, **columns, **data},
         }
 
