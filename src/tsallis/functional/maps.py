@@ -18,10 +18,11 @@ from tsallis.functional.rows import (
 )
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.autograd import maps as autograd
+from tsallis.ops.choice import choose_direct
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager.entropy import entropy
 from tsallis.ops.eager.log_probs import log_probs
-from tsallis.ops.transforms import as_input, positive_alphas, varies
+from tsallis.ops.transforms import as_input, differentiated, positive_alphas, varies
 
 
 def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
@@ -73,8 +74,12 @@ def log_entmax(scores: Tensor, alpha: Alpha = 1.5) -> Tensor:
 
     Inside the support, a logarithm is finite even if the probability underflows to zero.
     """
+    alpha = alpha.to(scores.device, torch.float64) if isinstance(alpha, Tensor) else float(alpha)
+    if isinstance(alpha, float) and scores.dim() and scores.numel() and not differentiated(scores, alpha):
+        backend = choose_direct("search", alpha, scores)
+        if backend is not None:
+            return backend.log_entmax(scores.reshape(-1, scores.shape[-1]).contiguous(), alpha).view(scores.shape)
     wide = scores.double()
-    alpha = alpha.to(wide) if isinstance(alpha, Tensor) else float(alpha)
     probs = entmax(wide, alpha)
     return log_probs(wide, probs, alpha) if scores.numel() else probs
 

@@ -21,7 +21,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     # Supports are read from the statistics of the losses, so a backend with an output layer must define both losses.
     "output layer": ("support_sizes", "support", "alpha_relu_support", "spmm", "transpose"),
     "one pass": ("alpha_relu_one_pass",),  # an output layer of alpha-ReLU that needs no buffer of scores
-    "search": ("best_symbols",),
+    "search": ("best_symbols", "log_entmax"),
     "dropout": ("drop",),
     # Each of these operations is a file in the backend's folder: `attention.py` for `AttentionKernels`, and so on.
     "attention": (),
@@ -182,6 +182,9 @@ class Backend(Protocol):
             end: End symbol, whose log-probability is returned separately.
             only: Symbol to which each row is restricted [rows]. Negative values and None allow all symbols.
         """
+
+    def log_entmax(self, scores: Tensor, alpha: float) -> Tensor:
+        """Return the log-probabilities of rows of scores [rows, symbols] in float64; -inf outside the support."""
 
 
 class AttentionKernels(Protocol):

@@ -96,3 +96,12 @@ def test_of_equal_scores_the_first_symbols_come_first(d: int) -> None:
     for alpha in (1.0, 1.5, 2.0):
         best = cpu.best_symbols(z, alpha, None, 4, 1)
         assert best.symbols.tolist() == [[0, 2, 3, 4], [0, 2, 4, 5]]
+
+
+@in_pairs(d=[1, 2, 9, 65, 1025, 5000], alpha=[1.0, 1.05, 1.3, 1.5, 2.0], dtype=[torch.float32, torch.bfloat16])
+def test_all_logs_are_those_of_float64(d: int, alpha: float, dtype: torch.dtype) -> None:
+    z = torch.cat([scores(3, d), 1e4 + scores(2, d, 1)]).to(dtype)
+    z[3] = -math.inf
+    truth = eager.log_entmax(z, alpha)
+    z[2, d - 1], truth[2] = math.nan, math.nan
+    torch.testing.assert_close(cpu.log_entmax(z, alpha), truth, atol=0, rtol=1e-9, equal_nan=True)

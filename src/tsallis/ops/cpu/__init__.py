@@ -29,7 +29,7 @@ from tsallis.ops.cpu.build import LEFT_OUT, NO_KERNEL, source_hash
 from tsallis.ops.cpu.structs import CALLS, Layout, Rank, sizes
 from tsallis.ops.cpu.structs import STATS as STATS
 from tsallis.ops.dtypes import compute_dtype
-from tsallis.ops.eager.log_probs import largest_distinct
+from tsallis.ops.eager.log_probs import largest_distinct, log_probs
 from tsallis.ops.eager.ranking import best_symbols as best_symbols_in_float64
 from tsallis.ops.protocol import Capabilities
 from tsallis.ops.sparse_rows import CsrRows
@@ -300,6 +300,21 @@ def best_symbols(
     fields.scores = scores.data_ptr()
     call_kernel("rank", fields)
     return best
+
+
+def log_entmax(scores: Tensor, alpha: float) -> Tensor:
+    """Return the log-probabilities of rows of scores [rows, symbols] in float64; -inf outside the support."""
+    if scores.dtype == torch.float64 or alpha == 1:  # the kernel sums softmax's exponentials in float32
+        wide = scores.double()
+        return log_probs(wide, entmax(wide, alpha), alpha)
+    fields = rank_fields(scores.shape[1], alpha, None)
+    scores = scores.float()
+    best = allocate_best(len(scores), 1)
+    point_to(fields, best, end=-1, only=None)
+    result = torch.full(scores.shape, torch.nan, dtype=torch.float64, device="cpu")  # the kernel skips rows with a NaN
+    fields.scores, fields.log_probs = scores.data_ptr(), result.data_ptr()
+    call_kernel("rank", fields)
+    return result
 
 
 def call_kernel(name: str, arguments: ctypes.Structure, threads: int | None = None) -> None:

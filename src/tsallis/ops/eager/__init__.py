@@ -13,7 +13,7 @@ from tsallis.ops.eager.alpha_relu import alpha_relu_loss, alpha_relu_loss_gradie
 from tsallis.ops.eager.linear import alpha_relu_support, spmm, support, support_sizes, transpose
 from tsallis.ops.eager.losses import entmax_loss, entmax_loss_gradient
 from tsallis.ops.eager.maps import entmax, entmax_gradient
-from tsallis.ops.eager.ranking import best_symbols
+from tsallis.ops.eager.ranking import best_symbols, log_entmax
 from tsallis.ops.protocol import Capabilities, Status
 
 CAPABILITIES = Capabilities(
@@ -33,6 +33,7 @@ __all__ = [
     "entmax_gradient",
     "entmax_loss",
     "entmax_loss_gradient",
+    "log_entmax",
     "on_device",
     "spmm",
     "status",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,12 +39,12 @@ def log_probs(scores: Tensor, probs: Tensor, alpha: Alpha) -> Tensor:
     log_largest = torch.where(
         near_one, torch.where(near_one, -others, 0).log1p(), torch.where(largest == 0, 1, largest).log()
     )
-    offset = log_largest * _quotient(torch.expm1, eps * log_largest, lambda n: 1 / math.factorial(n + 1))
+    offset = log_largest * _quotient(torch.expm1, eps, log_largest, lambda n: 1 / math.factorial(n + 1))
     w = scores - torch.where(top == -torch.inf, 0, top) + offset
     # A NaN makes its whole row NaN.
     inside = ((scores > -torch.inf) | largest.isnan()) & ~(1 + eps * w <= EDGE)
     w = torch.where(inside, w, 0)
-    result = torch.where(inside, w * _quotient(torch.log1p, eps * w, lambda n: (-1) ** n / (n + 1)), -torch.inf)
+    result = torch.where(inside, w * _quotient(torch.log1p, eps, w, lambda n: (-1) ** n / (n + 1)), -torch.inf)
     if isinstance(alpha, float) and alpha <= 2:
         return result
     # Above alpha 2, take logarithms of the probabilities: the distance to the threshold is rounded too much.
@@ -75,8 +76,11 @@ def largest_distinct(dtype: torch.dtype) -> float:
     return 1 / torch.finfo(dtype).eps
 
 
-def _quotient(function: Callable[[Tensor], Tensor], x: Tensor, coefficient: Callable[[int], float]) -> Tensor:
-    """Return `function(x) / x`; near 0, use the series `sum_n coefficient(n) x^n`, which is differentiable."""
+def _quotient(function: Callable[[Tensor], Tensor], eps: Alpha, w: Tensor, coefficient: Callable[[int], float]) -> Any:
+    """Return `function(x) / x` at `x = eps w`; near 0, use the differentiable series `sum_n coefficient(n) x^n`."""
+    if isinstance(eps, float) and eps == 0:
+        return coefficient(0)
+    x = eps * w
     near_zero = x.abs() < NEAR_ZERO
     near, far = torch.where(near_zero, x, 0), torch.where(near_zero, 1, x)
     total = torch.zeros_like(x)

@@ -20,11 +20,17 @@ def best_symbols(
     """Return the most probable symbols of each row of scores [rows, symbols]."""
     wide, unclear = scores.double(), indistinct(scores)
     if tau is None:
-        return best_of_log_probs(log_probs(wide, entmax(wide, alpha), alpha), count, end, only, unclear)
+        return best_of_log_probs(log_entmax(wide, alpha), count, end, only, unclear)
     logs = alpha_relu_log_probs(wide, alpha, tau)
     best = best_of_log_probs(logs, count, end, only, unclear)
     total = logs.exp().sum(-1).clamp(max=sys.float_info.max)
     return best._replace(mass=torch.where(best.mass == 1, total, best.mass))
+
+
+def log_entmax(scores: Tensor, alpha: float) -> Tensor:
+    """Return the log-probabilities of rows of scores [rows, symbols] in float64; -inf outside the support."""
+    wide = scores.double()
+    return log_probs(wide, entmax(wide, alpha), alpha)
 
 
 def best_of_log_probs(
