@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +15,12 @@ from tsallis.models.protocol import Decoder, join
 from tsallis.models.spellings import START, Place, Spellings
 from tsallis.search.certificate import LARGEST_LOG, total_mass
 from tsallis.search.checks import check_at_least_one, check_sources
-from tsallis.search.spelling import Beginning, spell_beginning
+from tsallis.search.spelling import spell_beginning
 from tsallis.search.step import advance, eval_mode
 from tsallis.search.texts import Text
 from tsallis.symbols import BOS, EOS, PAD, UNK
+
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for parts of characters
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,25 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class NextCharacters:
+    """Characters that may follow a typed text.
+
+    Args:
+        probs: Probability of each possible character, given the typed text, most probable first. The empty string is
+            the end of the output.
+        missing: Upper bound on the probability that is missing from each of them, and from other characters; 0 if
+            everything was followed.
+
+    Example:
+        >>> NextCharacters({"a": 0.75, "": 0.25}, 0.0).probs["a"]
+        0.75
+    """
+
+    probs: Mapping[str, float]
+    missing: float
+
+
+@dataclass(frozen=True)
 class Completions:
     """Possible continuations of a partly typed output.
 
@@ -54,6 +75,8 @@ class Completions:
         mass: Probability of all choices, listed or not; 1 for a normalised model.
         missing: Upper bound on the probability of choices that were not searched; 0 unless the typed text has too many
             spellings to follow.
+        characters: Result of :func:`next_characters`; None if every symbol is a single character, or if the
+            probabilities don't sum to 1.
 
     Example:
         >>> completions = Completions(-0.5, (7,), (Choice((8,), 0.9, False), Choice((), 0.1, True)), 2, 1.0, 0.0)
@@ -67,6 +90,7 @@ class Completions:
     support: int
     mass: float
     missing: float
+    characters: NextCharacters | None = None
 
     @property
     def possible(self) -> bool:
@@ -146,14 +170,14 @@ def complete(
     _check_one_source(model, src, src_lengths)
     steps = _Steps(model, src.device)
     with eval_mode(model):
-        beginnings, missing = spell_beginning(model, src, src_lengths, typed, spellings, place=place)
-        if not beginnings:
-            return Completions(-math.inf, (), (), 0, 0.0, missing)
-        log_prob, nodes = steps.open(beginnings)
+        log_prob, nodes, missing = steps.open(src, src_lengths, typed, spellings, place)
+        characters = None
+        if model.output.normalized and not spellings.single:
+            characters = steps.characters(nodes, missing, typed, spellings, place, longest)
         certain = () if missing else steps.run_ahead(nodes, longest)
         choices, support = steps.rank(nodes, certain, text, n_best, longest)
     mass = total_mass((math.exp(-node.cost) for node in nodes), model.output.normalized)
-    return Completions(log_prob, certain, choices, support, mass, missing * math.exp(min(-log_prob, LARGEST_LOG)))
+    return Completions(log_prob, certain, choices, support, mass, missing, characters)
 
 
 def _total(nodes: Sequence[_Node]) -> float:
@@ -181,8 +205,13 @@ class _Steps:
         log_probs, _, state = advance(self.model, state.select(rows), tokens, [0] * len(last))
         return log_probs, state
 
-    def open(self, beginnings: Sequence[Beginning]) -> tuple[float, list[_Node]]:
-        """Return the log-probability of the typed text, and the nodes that follow its spellings."""
+    def open(
+        self, src: Tensor, src_lengths: Tensor, typed: str, spellings: Spellings, place: Place
+    ) -> tuple[float, list[_Node], float]:
+        """Return the log-probability of the typed text, the nodes that follow its spellings, and the missing share."""
+        beginnings, missing = spell_beginning(self.model, src, src_lengths, typed, spellings, place=place)
+        if not beginnings:
+            return -math.inf, [], missing
         most = max(beginning.prefix.log_prob for beginning in beginnings)
         log_prob = most + math.log(math.fsum(math.exp(b.prefix.log_prob - most) for b in beginnings))
         nodes: list[_Node] = []
@@ -191,7 +220,7 @@ class _Steps:
             state = state.select(torch.tensor([row], device=self.device))
             node = _Node(log_prob - prefix.log_prob, next(self.numbers), tokens, state, prefix.token)
             nodes += self.choices(node) if exact else [node]
-        return log_prob, nodes
+        return log_prob, nodes, missing * math.exp(min(-log_prob, LARGEST_LOG))
 
     def choices(self, node: _Node) -> list[_Node]:
         """Return the possible extensions of a prefix by one token."""
@@ -201,6 +230,29 @@ class _Steps:
             _Node(node.cost - float(row[token]), next(self.numbers), (*node.tokens, token), state, token)
             for token in (row > -torch.inf).nonzero().squeeze(-1).tolist()
         ]
+
+    def characters(
+        self, nodes: Sequence[_Node], missing: float, typed: str, spellings: Spellings, place: Place, longest: int
+    ) -> NextCharacters:
+        """Sum the probabilities of nodes by the character after the typed text, and follow nodes without one."""
+        waiting, position, terms = list(nodes), len(typed.encode()), dict[str, list[float]]()
+        for node in waiting:  # the list grows
+            text, begun, special = b"", place.begun, node.last in (PAD, BOS, UNK)
+            for token in () if special else node.spelled:
+                added, begun = spellings.reached(token, begun)
+                text += added
+            if len(text) == position and longest and not (special or node.ends):
+                longest -= 1
+                waiting += self.choices(node)
+                continue
+            unknown = special or (len(text) == position and not node.ends)
+            character = UNKNOWN if unknown else text[position:].decode(errors="replace")[:1]
+            terms.setdefault(character, []).append(math.exp(-node.cost))
+        rest = math.fsum([missing, *terms.pop(UNKNOWN, ())])
+        joint = {character: math.fsum(parts) for character, parts in terms.items()}
+        total = math.fsum([*joint.values(), rest]) or 1.0
+        ranked = sorted(joint.items(), key=lambda pair: (-pair[1], pair[0]))
+        return NextCharacters({character: prob / total for character, prob in ranked}, min(1.0, rest / total))
 
     def run_ahead(self, nodes: list[_Node], longest: int) -> tuple[int, ...]:
         """While there is only one node, replace it by its extensions in place; return the certain tokens."""
@@ -253,46 +305,6 @@ class _Steps:
         return tuple(Choice(tuple(part[: len(part) - end]), math.exp(-node.cost), end) for part, node, end in parts)
 
 
-@dataclass(frozen=True)
-class NextCharacters:
-    """Characters that may follow a typed text.
-
-    Args:
-        probs: Probability of each possible character, given the typed text, most probable first. The empty string is
-            the end of the output.
-        missing: Upper bound on the probability that is missing from each of them, and from other characters; 0 if
-            everything was followed.
-
-    Example:
-        >>> NextCharacters({"a": 0.75, "": 0.25}, 0.0).probs["a"]
-        0.75
-    """
-
-    probs: Mapping[str, float]
-    missing: float
-
-
-@dataclass
-class _CharacterSums:
-    """Probabilities of the next characters, as terms of sums."""
-
-    missing: list[float]  # probabilities whose next character is unknown
-    terms: dict[str, list[float]] = field(default_factory=dict)
-
-    def add(self, log_prob: float, text: bytes) -> None:
-        """Add the probability of sequences that continue with a text."""
-        character = text.decode(errors="replace")[:1]
-        known = character != "\N{REPLACEMENT CHARACTER}"
-        (self.terms.setdefault(character, []) if known else self.missing).append(math.exp(log_prob))
-
-    def result(self) -> NextCharacters:
-        joint = {character: math.fsum(parts) for character, parts in self.terms.items()}
-        unknown = math.fsum(self.missing)
-        total = math.fsum([*joint.values(), unknown]) or 1.0
-        ranked = sorted(joint.items(), key=lambda pair: (-pair[1], pair[0]))
-        return NextCharacters({character: prob / total for character, prob in ranked}, min(1.0, unknown / total))
-
-
 @torch.no_grad()
 def next_characters(
     model: Decoder,
@@ -342,35 +354,7 @@ def next_characters(
     _check_one_source(model, src, src_lengths)
     if not model.output.normalized:
         raise ValueError("next characters need a model whose probabilities sum to 1; those of alpha-ReLU do not")
-    steps, encoded = _Steps(model, src.device), typed.encode()
+    steps = _Steps(model, src.device)
     with eval_mode(model):
-        beginnings, left = spell_beginning(model, src, src_lengths, typed, spellings, place=place)
-        sums, waiting = _CharacterSums(missing=[left]), list[tuple[float, Any, int, bool]]()
-        for prefix, state, row, exact in beginnings:
-            if exact:
-                state = state.select(torch.tensor([row], device=src.device))
-                waiting.append((prefix.log_prob, state, prefix.token, place.begun or bool(encoded)))
-                continue
-            position, begun, reached = 0, place.begun, b""
-            for node in prefix.chain():
-                reached, begun = spellings.reached(node.token, begun)
-                position += len(reached)
-            sums.add(prefix.log_prob, reached[len(reached) - (position - len(encoded)) :])
-        for number, (log_prob, state, last, begun) in enumerate(waiting):  # the list grows
-            if number >= len(beginnings) + longest:
-                sums.missing.append(math.exp(log_prob))
-                continue
-            log_probs, following = steps.read(state, [last])
-            possible = (log_probs[0] > -torch.inf).nonzero().squeeze(-1)
-            for token, value in zip(possible.tolist(), log_probs[0, possible].tolist(), strict=True):
-                if token == EOS:
-                    sums.add(log_prob + value, b"")
-                elif token in (PAD, BOS, UNK):
-                    sums.missing.append(math.exp(log_prob + value))
-                else:
-                    added, counts = spellings.reached(token, begun)
-                    if added:
-                        sums.add(log_prob + value, added)
-                    else:
-                        waiting.append((log_prob + value, following, token, counts))
-    return sums.result()
+        _, nodes, missing = steps.open(src, src_lengths, typed, spellings, place)
+        return steps.characters(nodes, missing, typed, spellings, place, longest)

@@ -10,7 +10,7 @@ import pytest
 
 from contract.tables import A, B, C, TableModel, random_table, sources, trie
 from tsallis.models.spellings import Spellings
-from tsallis.search import next_characters
+from tsallis.search import complete, next_characters
 from tsallis.symbols import EOS
 
 LONGEST = 4
@@ -48,6 +48,8 @@ def test_enumeration_gives_the_same(texts: tuple[str, ...], alpha: float) -> Non
                 key = text[len(typed) : len(typed) + 1]
                 joint[key] = joint.get(key, 0.0) + math.exp(log_prob)
         found = next_characters(model, *sources(0), typed, spellings(*texts))
+        completions = complete(model, *sources(0), typed, spellings(*texts), str)
+        assert completions.characters == (None if texts == ("a", "b", "c") else found)
         assert found.missing < 2e-6 and set(found.probs) == set(joint)  # improbable spellings are not followed
         for key, prob in joint.items():
             expected = prob / sum(joint.values())

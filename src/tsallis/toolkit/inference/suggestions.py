@@ -117,7 +117,7 @@ class Completer:
         """
         if source is None:
             return Suggestions(line, typed, typed, (), float("-inf"), 0, 0.0, 0.0, ())
-        completions, characters, prompt, typed_symbols = self._complete(source, typed)
+        completions, prompt, typed_symbols = self._complete(source, typed)
         certain, choices = completions.certain, completions.choices
         # If only one symbol sequence spells the typed text, leave the symbols of this text out.
         first, behind = (typed_symbols, 0) if certain else (0, typed_symbols)
@@ -139,17 +139,17 @@ class Completer:
                 )
                 for choice in choices
             ),
-            characters=characters,
+            characters=completions.characters,
         )
 
-    def _complete(self, source: Batch, typed: str) -> tuple[Completions, NextCharacters | None, list[int], int]:
-        """Return the completions, the next characters, the prompt, and the number of typed symbols.
+    def _complete(self, source: Batch, typed: str) -> tuple[Completions, list[int], int]:
+        """Return the completions, the prompt, and the number of typed symbols.
 
         The number is 0 if the typed text has several spellings.
         """
         from tsallis.models.protocol import device_of
         from tsallis.models.spellings import Place, spellings_of
-        from tsallis.search import Completions, complete, next_characters
+        from tsallis.search import Completions, complete
         from tsallis.symbols import UNK
         from tsallis.toolkit.data.subwords import SPACE
 
@@ -157,18 +157,15 @@ class Completer:
         tokens, rest = self.task.split_typed(typed, self.run)
         prompt = self._prompt(source)
         if UNK in tokens:  # the unknown symbol could stand for any text
-            return Completions(float("-inf"), (), (), 0, 0.0, 0.0), None, prompt, 0
+            return Completions(float("-inf"), (), (), 0, 0.0, 0.0), prompt, 0
         batch = source.to(device_of(self.run.model))
         beginning = self._spell(tokens, prompt) + rest.replace(SPACE, " ")
         if not (tokens or prompt):  # the first word has no visible space before it
             beginning = beginning.removeprefix(getattr(vocabulary, "separator", "") or " ")
         spellings, place = spellings_of(vocabulary), Place(begun=bool(prompt))
-        query = self.run.model, batch.src, batch.src_lengths, beginning, spellings
-        completions = complete(*query, partial(self._spell, prompt=prompt), place=place, n_best=self.n_best)
-        characters = None
-        if not spellings.single and self.run.model.output.normalized:
-            characters = next_characters(*query, place=place)
-        return completions, characters, prompt, 0 if self.task.ambiguous_text(vocabulary) else len(tokens)
+        text, sources = partial(self._spell, prompt=prompt), (batch.src, batch.src_lengths)
+        completions = complete(self.run.model, *sources, beginning, spellings, text, place=place, n_best=self.n_best)
+        return completions, prompt, 0 if self.task.ambiguous_text(vocabulary) else len(tokens)
 
     def _names(self, tokens: Sequence[int]) -> tuple[str, ...]:
         return tuple(self.run.tgt_vocab.name(token) for token in tokens)
