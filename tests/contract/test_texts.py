@@ -152,6 +152,21 @@ def test_a_budget_leaves_a_lower_bound_that_says_so() -> None:
     assert inexact
 
 
+def test_a_nan_names_its_source() -> None:
+    count = 20  # more than are scored together
+    table = TableModel(
+        lambda source, prefix: {A: math.nan if source == count - 1 else 1.0} if not prefix else {EOS: 1.0}
+    )
+    score_texts(table, *table_sources(*range(count - 1)), ["a"] * (count - 1), Spellings(VOCABULARY))
+    with pytest.raises(ValueError, match=f"NaN for source {count - 1} "):
+        score_texts(table, *table_sources(*range(count)), ["a"] * count, Spellings(VOCABULARY))
+
+
+def test_no_bound_of_a_text_is_above_certainty() -> None:
+    listed = Result((Hypothesis((A,), math.log(0.4), (2,), (1,)),), Certificate("bounded", math.log(0.5)))
+    assert merge_texts(listed, TEXT, normalized=True).certificate == Certificate("bounded", 0.0)
+
+
 def test_values_that_are_not_normalized_prove_nothing_about_texts_unless_all_are_found() -> None:
     table = finite_table("alpha_relu", 1.5, 0)
     unnormalized = TableModel(table.row, normalized=False)

@@ -155,11 +155,10 @@ class _Search:
         yield self.edge
         listed, others = self.ended[:, : self.n_best], self.ended[:, self.n_best :]
         yield from _margins(listed[:, :-1], listed[:, 1:]).diagonal().tolist()
-        complete = listed.shape[1] == self.n_best
-        last = listed[:, -1:] if complete else torch.tensor([[-math.inf], [0.0]], dtype=torch.float64)
+        last = listed[:, self.n_best - 1 :]  # empty if the list is not full
         yield from _margins(last, others).flatten().tolist()
         for prefixes, margins in self.dropped:
-            yield from torch.maximum(margins, _margins(last, prefixes)[0]).tolist()
+            yield from torch.cat([margins.unsqueeze(0), _margins(last, prefixes)]).amax(0).tolist()
 
 
 def _margins(better: Tensor, worse: Tensor) -> Tensor:

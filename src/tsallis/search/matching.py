@@ -253,17 +253,14 @@ def match(
             raise TypeError(f"patterns must contain tsallis.search.Pattern objects, got {describe(pattern)}")
     if not model.output.normalized:
         raise ValueError("match needs a model whose probabilities sum to 1; those of alpha-ReLU do not")
-    lengths, results = check_sources(model, src, src_lengths), []
-    limits = make_limits(lengths, max_length=max_length)
+    limits, results = make_limits(check_sources(model, src, src_lengths), max_length=max_length), []
     least = math.log(at_least) if at_least else -math.inf
     with eval_mode(model):
-        for row, length in enumerate(lengths):
+        for row, own in enumerate(limits):
             deadline = math.inf if time_limit is None else time.monotonic() + time_limit
             tallies = [_Tally(pattern, least) for pattern in patterns]
             source = src[row : row + 1], src_lengths[row : row + 1]
-            search = _Search(
-                model, tallies, src.device, row, length, limits[row].steps - 1, budget, deadline, stop_early
-            )
+            search = _Search(model, tallies, src.device, row, own.steps - 1, budget, deadline, stop_early)
             stop = search.run(model.start(model.encode(*source)))
             results.append([tally.result(search.expanded, stop, search.unclear) for tally in tallies])
     return results
@@ -277,7 +274,6 @@ class _Search:
     tallies: list[_Tally]
     device: torch.device
     source: int
-    src_length: int
     max_length: int
     budget: int
     deadline: float
@@ -329,7 +325,7 @@ class _Search:
         step = self.model.step(join_rows(chunk, device), tokens)
         log_probs = checked_log_probs(self.model, step.scores, [self.source] * len(chunk))
         self.expanded += len(chunk)
-        self.unclear |= bool((unclear_rows(step) & (log_probs > -torch.inf).any(-1)).any())
+        self.unclear |= bool(unclear_rows(step).any())
         expansion = Expansion(step.attention, log_probs, keep=False)
         before = torch.tensor([[-entry.cost] for entry in chunk], dtype=torch.float64)
         totals = log_probs.cpu() + before
@@ -344,7 +340,7 @@ class _Search:
             pushed |= needed
             for row, entry in enumerate(chunk):
                 if ends[row] > -math.inf:
-                    finish = partial(expansion.finish, entry.prefix, row, ends[row], self.src_length)
+                    finish = partial(expansion.finish, entry.prefix, row, ends[row])
                     tally.end(ends[row], entry.places[number], finish)
         self._push(chunk, totals, pushed, torch.stack(after, -1), expansion, step.state)
 

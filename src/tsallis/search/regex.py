@@ -157,7 +157,7 @@ def compile_regex(pattern: str, characters: Iterable[str]) -> Automaton:
     def row(state: int, before: bool | None) -> list[frozenset[int]]:
         """Return the states after a character of each class, given whether a word character precedes; None: start."""
         reads = {after: _reads(graph, state, before, after)[0] for after in (False, True)}
-        spend(len(reads[True]) * (len(signatures) + 1))
+        spend(len(reads[True]) * len(signatures))
         return [frozenset(target for number, target in reads[after] if sets[number]) for after, *sets in signatures]
 
     @cache

@@ -57,7 +57,6 @@ class _Lattice:
     """Prefixes that spell the beginning of one text, by their positions in the text."""
 
     source: int
-    src_length: int
     text: bytes
     spellings: Spellings
     complete: bool  # whether `spellings` contains every spelling of the text
@@ -181,15 +180,15 @@ def score_texts(
     check_at_least_one(budget=budget)
     if len(texts) != len(src):
         raise ValueError(f"texts must have one text per source, got {len(texts)} texts for {len(src)} sources")
-    lengths, lattices = src_lengths.tolist(), list[_Lattice]()
+    lattices = list[_Lattice]()
     with eval_mode(model):
         for first in range(0, len(src), WINDOW):
             window = slice(first, first + WINDOW)
             start = model.start(model.encode(src[window], src_lengths[window]))
             opened = []
             for row, text in enumerate(texts[window]):
-                facts = first + row, lengths[first + row], text.encode(), spellings, spellings.are_all_of(text)
-                opened.append(_Lattice(*facts, budget))
+                encoded, known = text.encode(), spellings.are_all_of(text)
+                opened.append(_Lattice(first + row, encoded, spellings, known, budget))
                 opened[-1].push(_Item(Prefix(), START, start, row))
             _follow(model, opened, src.device)
             lattices += opened
@@ -215,7 +214,7 @@ def spell_beginning(
         The sequences, and an upper bound on the probability of sequences that were not followed.
     """
     state = model.start(model.encode(src, src_lengths))
-    lattice = _Lattice(0, int(src_lengths[0]), text.encode(), spellings, spellings.are_all_of(text), SPELLED, [])
+    lattice = _Lattice(0, text.encode(), spellings, spellings.are_all_of(text), SPELLED, [])
     lattice.push(_Item(Prefix(), place, state, 0))
     _follow(model, [lattice], src.device)
     return lattice.beginnings or [], lattice.missing(model.output.normalized)
@@ -247,4 +246,4 @@ def _follow(model: Decoder, lattices: Sequence[_Lattice], device: torch.device) 
         for row, ((lattice, item), value) in enumerate(zip(rows, log_probs[:, EOS].tolist(), strict=True)):
             if lattice.is_spelled(item) and value > -math.inf:
                 total = item.prefix.log_prob + value
-                lattice.found.append(expansion.finish(item.prefix, row, total, lattice.src_length))
+                lattice.found.append(expansion.finish(item.prefix, row, total))

@@ -145,7 +145,7 @@ class Expansion:
         attention = None if self.attention is None else self.attention[row]
         return Prefix(prefix, token, log_prob, prefix.length + 1, self.support[row], self.num_attended[row], attention)
 
-    def finish(self, prefix: Prefix, row: int, log_prob: float, src_length: int) -> Hypothesis:
+    def finish(self, prefix: Prefix, row: int, log_prob: float, src_length: int | None = None) -> Hypothesis:
         chain = self.extend(prefix, row, EOS, log_prob).chain()
         weights = [node.attention for node in chain if node.attention is not None]
         return Hypothesis(

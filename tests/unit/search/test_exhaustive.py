@@ -167,3 +167,11 @@ def test_nan_is_no_zero_and_names_its_source() -> None:
     model.row = lambda source, prefix: {A: math.nan} if source == 17 and prefix else plain(source, prefix)
     with pytest.raises(ValueError, match="NaN for source 17"):
         exhaustive(model, *sources(*range(20)), max_length=LONG, budget=10)
+
+
+def test_a_mass_of_texts_is_reached_when_it_is_equal() -> None:
+    model = trie(
+        {(): {A: 0.5, B: 0.25, C: 0.25}, (A,): {EOS: 1.0}, (B,): {EOS: 1.0}, (C,): {A: 1.0}, (C, A): {EOS: 1.0}}
+    )
+    (found,) = exhaustive(model, *sources(0), mass=0.5, text=str)
+    assert found.stopped_by == "mass" and [h.tokens for h in found.hypotheses] == [(A,), (B,)]

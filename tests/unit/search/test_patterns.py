@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from contract.tables import A, B, C, TableModel, sources, trie
+from tsallis.models import RNNSeq2Seq
 from tsallis.search import Pattern, beam_search, exact_search, exhaustive, match, restrict, sample, with_top_p
 from tsallis.search import regex as automata
 from tsallis.search.patterns import RestrictedModel
@@ -180,6 +181,15 @@ def test_masses_that_underflow_prove_nothing() -> None:
     assert cut[0].verdict == "unknown" and cut[0].upper > 0
 
 
+def test_scores_that_are_too_large_prove_nothing() -> None:
+    model = RNNSeq2Seq(8, 7, d_model=4, output="softmax", forbidden=(0, 1, 3)).eval()
+    for verdict in ("possible", "unknown"):
+        ((found,),) = match(model, *sources(4), [Pattern(".*c.*", ABC)], budget=100, at_least=0)
+        assert found.verdict == verdict and (found.lower > 0) == (verdict == "possible")
+        with torch.no_grad():
+            model.output.projection.bias += 1e9
+
+
 def test_match_stops_early_and_names_its_limit() -> None:
     pattern = Pattern(".*b", ABC)
     (early,) = match(TableModel(uniform), *sources(0), [pattern], stop_early=True)
@@ -221,6 +231,9 @@ def test_an_automaton_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(automata, "WORK", 20)
     with pytest.raises(ValueError, match="needs more than 20 steps to compile: simplify it"):
         Pattern("(a|b)*a(a|b){3}", VOCABULARY)
+    monkeypatch.setattr(automata, "WORK", 150)
+    with pytest.raises(ValueError, match="needs more than 150 steps"):
+        Pattern("(a?){9}a*", VOCABULARY)  # few states, but many ways to reach them
 
 
 def test_a_list_of_strings_has_as_many_states_as_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
