@@ -38,6 +38,7 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.RShift: ast.LShift,
 }
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+SET_AT_IMPORT = (int, float, tuple, dict, list, types.MappingProxyType)
 Edit = Callable[[Any], ast.AST]
 
 
@@ -204,7 +205,7 @@ def install(mutant: Mutant | None, module: types.ModuleType) -> None:
         sys.modules[module.__name__] = loaded
     for name, new in vars(again).items():
         old = vars(module).get(name)
-        if isinstance(new, int | float | tuple | dict | list) and not name.startswith("__") and new != old:
+        if isinstance(new, SET_AT_IMPORT) and not name.startswith("__") and new != old:
             for other in [other for other in sys.modules.values() if vars(other).get(name, ...) is old]:
                 setattr(other, name, new)
         elif getattr(new, "__module__", None) == module.__name__:

@@ -15,8 +15,10 @@ from mutation.mutants import Mutant, install, mutants
 CODE = '''"""A module."""
 from dataclasses import dataclass
 from functools import wraps
+from types import MappingProxyType
 
 LIMIT = 3
+LIMITS = MappingProxyType({"area": LIMIT})
 
 
 def same(function):
@@ -44,7 +46,7 @@ class Box:
 
     @property
     def area(self):
-        return self.size * self.size + LIMIT
+        return self.size * self.size + LIMITS["area"]
 '''
 
 
