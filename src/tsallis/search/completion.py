@@ -167,10 +167,9 @@ def complete(
         (3, 1.0)
     """
     check_at_least_one(n_best=n_best, longest=longest)
-    _check_one_source(model, src, src_lengths)
-    steps = _Steps(model, src.device)
+    steps = _Steps(model, src, src_lengths)
     with eval_mode(model):
-        log_prob, nodes, missing = steps.open(src, src_lengths, typed, spellings, place)
+        log_prob, nodes, missing = steps.open(typed, spellings, place)
         characters = None
         if model.output.normalized and not spellings.single:
             characters = steps.characters(nodes, missing, typed, spellings, place, longest)
@@ -184,18 +183,14 @@ def _total(nodes: Sequence[_Node]) -> float:
     return math.fsum(math.exp(-node.cost) for node in nodes)
 
 
-def _check_one_source(model: Decoder, src: Tensor, src_lengths: Tensor) -> None:
-    check_sources(model, src, src_lengths)
-    if len(src) != 1:
-        raise ValueError(f"src must have exactly one source, got {len(src)}")
-
-
 class _Steps:
     """Steps of a model for prefixes of one source."""
 
-    def __init__(self, model: Decoder, device: torch.device) -> None:
-        self.model = model
-        self.device = device
+    def __init__(self, model: Decoder, src: Tensor, src_lengths: Tensor) -> None:
+        check_sources(model, src, src_lengths)
+        if len(src) != 1:
+            raise ValueError(f"src must have exactly one source, got {len(src)}")
+        self.model, self.source, self.device = model, (src, src_lengths), src.device
         self.numbers = itertools.count(1)
 
     def read(self, state: Any, last: Sequence[int]) -> tuple[Tensor, Any]:
@@ -205,11 +200,9 @@ class _Steps:
         log_probs, _, state = advance(self.model, state.select(rows), tokens, [0] * len(last))
         return log_probs, state
 
-    def open(
-        self, src: Tensor, src_lengths: Tensor, typed: str, spellings: Spellings, place: Place
-    ) -> tuple[float, list[_Node], float]:
+    def open(self, typed: str, spellings: Spellings, place: Place) -> tuple[float, list[_Node], float]:
         """Return the log-probability of the typed text, the nodes that follow its spellings, and the missing share."""
-        beginnings, missing = spell_beginning(self.model, src, src_lengths, typed, spellings, place=place)
+        beginnings, missing = spell_beginning(self.model, *self.source, typed, spellings, place=place)
         if not beginnings:
             return -math.inf, [], missing
         most = max(beginning.prefix.log_prob for beginning in beginnings)
@@ -351,10 +344,9 @@ def next_characters(
         (['', 'a', 'b'], 1.0, 0.0)
     """
     check_at_least_one(longest=longest)
-    _check_one_source(model, src, src_lengths)
+    steps = _Steps(model, src, src_lengths)
     if not model.output.normalized:
         raise ValueError("next characters need a model whose probabilities sum to 1; those of alpha-ReLU do not")
-    steps = _Steps(model, src.device)
     with eval_mode(model):
-        _, nodes, missing = steps.open(src, src_lengths, typed, spellings, place)
+        _, nodes, missing = steps.open(typed, spellings, place)
         return steps.characters(nodes, missing, typed, spellings, place, longest)
