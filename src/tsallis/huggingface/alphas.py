@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from tsallis.functional.rows import alpha_number
 from tsallis.nn import parameter_groups as nn_parameter_groups
 from tsallis.nn.alpha import PerHeadAlpha
+from tsallis.nn.attended import check_attended
 from tsallis.ops.transforms import exporting_to_onnx, traced, without_numbers
 
 ALPHA = "tsallis_alpha"  # name of the module with the alphas inside an attention
@@ -22,7 +23,7 @@ COMPILED = "_orig_mod"  # name of the original module inside a module that `torc
 class AttentionAlpha(nn.Module):
     """Base class of modules that store the alphas of an attention, always in float32."""
 
-    meter: Any = None  # counts supports while densities are measured
+    meters: tuple[Any, ...] = ()  # count supports while densities are measured
     receive: Callable[[Tensor], None] | None = None  # called with all weights while a model is recorded
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -97,9 +98,33 @@ class FixedAlpha(AttentionAlpha):
         return "on the device meta" if self.value.is_meta else ", ".join(f"{x:g}" for x in self.value.reshape(-1))
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        if f"{prefix}value" not in state_dict:
-            state_dict[f"{prefix}value"] = self.value.clone()
+        for name, buffer in self._buffers.items():
+            if f"{prefix}{name}" not in state_dict and buffer is not None:
+                state_dict[f"{prefix}{name}"] = buffer.clone()
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class ScaledAlpha(FixedAlpha):
+    """Fixed alpha of an attention whose scores are multiplied by a factor, to attend to a given number of keys.
+
+    Args:
+        value: Alpha, above 1.
+        attended: Target of the mean number of attended keys, at least 1.
+        device: Device of the buffers.
+
+    Raises:
+        ValueError: The alpha is not a number above 1, or `attended` is below 1 or not finite.
+    """
+
+    scale: Tensor
+
+    def __init__(self, value: Any, attended: float, device: Any = None) -> None:
+        number = value if isinstance(value, str) else fixed_numbers(value)
+        if not isinstance(number, float) or number <= 1:
+            raise ValueError(f"alpha must be one number above 1 to set attended, got {number}")
+        super().__init__(number, device)
+        self.attended = check_attended(attended)
+        self.register_buffer("scale", torch.ones((), dtype=torch.float32, device=device))
 
 
 def fixed_numbers(alpha: Any) -> float | list[float]:

@@ -85,7 +85,7 @@ def attention_forward(
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{type(module).__name__} uses {what}, which entmax attention does not support")
     alpha_module = getattr(module, ALPHA, None)
-    meter, receive = getattr(alpha_module, "meter", None), getattr(alpha_module, "receive", None)
+    meters, receive = getattr(alpha_module, "meters", ()), getattr(alpha_module, "receive", None)
     need_weights = bool(kwargs.get("output_attentions")) or receive is not None or _weights_requested()
     if alpha_module is None and not need_weights and position_bias is None:
         inputs = module, query, key, value, attention_mask
@@ -97,9 +97,11 @@ def attention_forward(
     if not query.dtype == key.dtype == value.dtype:  # under autocast, norms of queries and keys return float32
         query, key = query.to(value.dtype), key.to(value.dtype)
     alpha = 1.0 if alpha_module is None else alpha_module(query)
+    if (scale := getattr(alpha_module, "scale", None)) is not None:
+        query = query * scale
     options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout, "need_weights": need_weights}
     result = attend(query, key, value, alpha, attn_mask=mask, is_causal=causal, enable_gqa=True, **options)
-    if meter is not None and not traced():
+    for meter in () if traced() else meters:
         meter.add(result.support.detach(), mask, causal, query.shape[2], key.shape[2])
     if receive is not None:
         receive(result.weights)

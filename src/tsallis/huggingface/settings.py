@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from tsallis.huggingface.alphas import COMPILED, FixedAlpha, LearnedAlpha, alpha_modules, unwrap
+from tsallis.huggingface.alphas import COMPILED, FixedAlpha, LearnedAlpha, ScaledAlpha, alpha_modules, unwrap
 from tsallis.huggingface.modules import choose_attentions, count_heads
 
 SETTINGS = "tsallis"  # name of the attribute of a configuration
 # Kinds of fixed alphas, whose numbers are saved with the weights. For learned alphas, the setting contains two bounds.
+# A number is the target of a fixed alpha's attended keys.
 FIXED, FIXED_PER_HEAD = "fixed", "fixed per head"
-Setting = str | list[float]
+Setting = str | float | list[float]
 
 
 def write_settings(model: Any) -> None:
@@ -26,6 +27,8 @@ def write_settings(model: Any) -> None:
 def _setting(alpha: FixedAlpha | LearnedAlpha) -> Setting:
     if isinstance(alpha, LearnedAlpha):
         return [alpha.low, alpha.high]
+    if isinstance(alpha, ScaledAlpha):
+        return alpha.attended
     return FIXED_PER_HEAD if alpha.value.dim() else FIXED
 
 
@@ -51,6 +54,8 @@ def _alpha_module(name: str, attention: nn.Module, setting: Setting) -> FixedAlp
     if isinstance(setting, list):
         low, high = setting
         return LearnedAlpha(count_heads(attention), low, high, (low + high) / 2, dtype=torch.float32)
+    if isinstance(setting, int | float):
+        return ScaledAlpha(1.5, setting)
     if setting not in (FIXED, FIXED_PER_HEAD):
         raise ValueError(f"the alphas of {name} must be {FIXED!r}, {FIXED_PER_HEAD!r} or two bounds, got {setting!r}")
     return FixedAlpha(1.0 if setting == FIXED else [1.0] * count_heads(attention))

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from tsallis.functional.rows import alpha_number
-from tsallis.huggingface.alphas import ALPHA, FixedAlpha, LearnedAlpha, alpha_modules, base_model, fixed_numbers, unwrap
+from tsallis.huggingface.alphas import (
+    ALPHA,
+    FixedAlpha,
+    LearnedAlpha,
+    ScaledAlpha,
+    alpha_modules,
+    base_model,
+    fixed_numbers,
+    unwrap,
+)
 from tsallis.huggingface.implementation import DENSE, model_parts, restore_attention, switch_attention
 from tsallis.huggingface.modules import Kind, Layer, check_scores, choose_attentions, count_heads, warn_of_others
 from tsallis.huggingface.settings import SETTINGS, write_settings
@@ -28,6 +37,7 @@ def sparsify(
     initial: float | None = None,
     low: float = 1.0,
     high: float = 2.0,
+    attended: float | None = None,
 ) -> Model:
     r"""Replace the attention of a Transformers model by sparse attention with fixed or learned alphas.
 
@@ -49,6 +59,8 @@ def sparsify(
         initial: Initial learned alpha, between `low` and `high`; 1.1 is near softmax. None draws a random value, see
             :class:`tsallis.nn.PerHeadAlpha`.
         low, high: Bounds of learned alphas.
+        attended: Mean number of keys that queries will attend to, at least 1. It needs one alpha above 1. The callback
+            :class:`ControlAttended` or the function :func:`calibrate_attended` reaches it by a factor of all scores.
 
     Returns:
         The model.
@@ -69,7 +81,7 @@ def sparsify(
     _check_whole(base, "sparsify with the argument layers")
     layers = layers if layers is None or isinstance(layers, int | str) else list(layers)
     modules = {
-        name: (attention, _alpha_module(value, name, attention, initial, low, high))
+        name: (attention, _alpha_module(value, name, attention, initial, low, high, attended))
         for value, chosen in _alphas_of_layers(alpha, layers)
         for name, attention in choose_attentions(base, chosen, kind).items()
     }
@@ -177,9 +189,17 @@ def install_alphas(model: nn.Module, modules: Mapping[str, tuple[nn.Module, Fixe
 
 
 def _alpha_module(
-    alpha: Alpha, name: str, attention: nn.Module, initial: float | None, low: float, high: float
+    alpha: Alpha,
+    name: str,
+    attention: nn.Module,
+    initial: float | None,
+    low: float,
+    high: float,
+    attended: float | None,
 ) -> FixedAlpha | LearnedAlpha:
     device = next(attention.parameters()).device
+    if attended is not None:
+        return ScaledAlpha(alpha, attended, device)
     if isinstance(alpha, str):
         if alpha != "learned":
             raise ValueError(f"alpha must be a number or 'learned', got {alpha!r}")

@@ -1,5 +1,6 @@
 """Define models with sparse attention and sparse outputs."""
 
+from tsallis.models.attended import calibrate_attended
 from tsallis.models.batch import Batch
 from tsallis.models.classifier import BiLSTMClassifier
 from tsallis.models.label_decoder import LabelDecoder
@@ -21,4 +22,5 @@ __all__ = [
     "Step",
     "TransformerSeq2Seq",
     "VisualAnswerer",
+    "calibrate_attended",
 ]

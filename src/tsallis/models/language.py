@@ -306,6 +306,12 @@ class LanguageModel(AttentionModel):
         check_last_pass(mean.shape if positions is None else positions.shape, decoded)
         return mean if positions is None else mean.gather(1, positions)
 
+    def _active(self, tgt_in: Tensor) -> Tensor:
+        if self._positions is not None:
+            raise ValueError("prompts are not supported when attended keys are counted: pass texts without prompts")
+        active = super()._active(tgt_in)
+        return active if self._texts is None else self._texts.split(active)
+
     def attentions(self) -> dict[str, list[MultiheadAttention]]:
         return {"decoder": [layer.self_attn for layer in self.layers]}  # type: ignore[misc]
 

@@ -12,6 +12,7 @@ from tsallis.errors import check_one_of
 from tsallis.models.checks import check_last_pass
 from tsallis.models.protocol import DecoderOutput
 from tsallis.nn import AttentionStats, MultiheadAttention, OutputLayer
+from tsallis.symbols import PAD
 
 SHARES = ("none", "target", "all")
 
@@ -102,6 +103,27 @@ class AttentionModel(SharingModel):
             RuntimeError: If there was no pass yet, or the last pass was compiled.
         """
         return {kind: [a.stats() for a in part] for kind, part in self.attentions().items()}
+
+    def count_attended(self, tgt_in: Tensor) -> Tensor:
+        """Return sums over the queries of the last pass, except padding [3]: attended keys, visible keys, queries.
+
+        Args:
+            tgt_in: Target symbols that the pass read [batch, tgt].
+
+        Raises:
+            RuntimeError: If there was no pass yet, or the last pass was compiled.
+        """
+        active = self._active(tgt_in)
+        sums = [
+            attention.count_attended(None if kind == "encoder" else active).sum(1)
+            for kind, part in self.attentions().items()
+            for attention in part
+        ]
+        return torch.stack(sums).sum(0)
+
+    def _active(self, tgt_in: Tensor) -> Tensor:
+        """Return a mask of the decoder's queries that are not padding, in the shape of the last pass."""
+        return tgt_in != PAD
 
     def _supports(self, kind: str, decoded: DecoderOutput) -> Tensor:
         """Return the numbers of attended positions in the last pass [layers, batch, heads, steps]."""

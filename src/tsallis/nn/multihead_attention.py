@@ -404,13 +404,47 @@ class MultiheadAttention(ConstantBuffers):
         Raises:
             RuntimeError: There was no forward pass yet.
         """
+        attended, seen, queries = self.count_attended()
+        density, mean = (attended / seen.clamp(min=1)).float(), (attended / queries.clamp(min=1)).float()
+        return AttentionStats(density, mean, self._expand_alpha(self._last_pass().alpha))
+
+    def count_attended(self, active: Tensor | None = None) -> Tensor:
+        """Return sums over the queries of the last pass [3, heads]: attended keys, visible keys, number of queries.
+
+        Args:
+            active: Mask of the queries that count [batch, queries]. Padding queries of self-attention never count.
+
+        Raises:
+            RuntimeError: There was no forward pass yet.
+        """
         last = self._last_pass()
         support = count_support(last.support)
         visible = last.visible.count_keys(support.device)
-        active = active_queries(last.query_lengths, last.query_padding, last.visible.queries, support.device)
-        attended, seen, queries = sum_support(support, visible, active)
-        density, mean = (attended / seen.clamp(min=1)).float(), (attended / queries.clamp(min=1)).float()
-        return AttentionStats(density, mean, self._expand_alpha(last.alpha))
+        known = active_queries(last.query_lengths, last.query_padding, last.visible.queries, support.device)
+        if active is not None:
+            known = active.unsqueeze(1) if known is None else active.unsqueeze(1) & known
+        return sum_support(support, visible, known)
+
+    @torch.no_grad()
+    def scale_scores(self, factor: float) -> None:
+        """Multiply the scores of queries and keys by a factor, by scaling the projection of the queries.
+
+        Biases of the scores, such as slopes and additive masks, keep their values.
+
+        Args:
+            factor: Positive number; above 1, the weights become sparser.
+
+        Example:
+            >>> attention, x = MultiheadAttention(8, 2, batch_first=True), torch.randn(3, 50, 8)
+            >>> before = attention(x, x, x) and attention.stats().support
+            >>> attention.scale_scores(4.0)
+            >>> after = attention(x, x, x) and attention.stats().support
+            >>> (after < before).tolist()
+            [True, True]
+        """
+        for parameter in (self._weights()[0], self._biases()[0]):
+            if parameter is not None:
+                parameter.mul_(factor)
 
     @property
     def recorded(self) -> bool:

@@ -50,9 +50,10 @@ class Changes:
             if path not in self.values:
                 continue
             before, now = self.values[path]
-            depends = "schedule: linear" if self.settings.schedule == "linear" else "output_alpha"
-            if key == "step" and (self.settings.schedule == "linear" or self.settings.output_alpha is not None):
-                expected = f"must be {before} as before, because {depends} depends on it"
+            depending = ["schedule: linear"] if self.settings.schedule == "linear" else []
+            depending += [name for name in ("output_alpha", "attended") if getattr(self.settings, name) is not None]
+            if key == "step" and depending:
+                expected = f"must be {before} as before, because {depending[0]} depends on it"
             elif now is None or now > last[key]:
                 continue
             else:

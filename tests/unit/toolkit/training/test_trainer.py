@@ -95,6 +95,81 @@ def test_a_kill_between_two_updates_changes_nothing(tmp_path: Path, more: dict[s
     assert len(rates) > 1 or settings.schedule != "plateau"
 
 
+def transformer(folder: Path, settings: Settings, watch: Callable[[Progress], None] = lambda _: None) -> Trainer:
+    torch.manual_seed(settings.seed)
+    model = TransformerSeq2Seq(len(SRC), len(TGT), d_model=8, heads=2, layers=1, d_ff=12, dropout=0.2)
+    return Trainer(model, TRAIN, DEV, folder, settings, watch=watch)
+
+
+def test_a_kill_leaves_the_number_of_attended_positions(tmp_path: Path) -> None:
+    settings = changed(SETTINGS, updates=9, attended=2.5, accumulate=2, checkpoint_every=1)
+    transformer(tmp_path / "whole", settings).run()
+
+    def kill(progress: Progress) -> None:
+        if progress.position.step == 3 and progress.validation is None:
+            raise Killed
+
+    with pytest.raises(Killed):
+        transformer(tmp_path / "killed", settings, kill).run()
+    transformer(tmp_path / "killed", settings).run()
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+    assert all(event["attended"] > 1 for event in logged(tmp_path / "whole") if event["event"] != "start")
+
+
+def test_the_factor_follows_the_attended_positions_of_all_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[float, ...]] = []
+
+    def record(sums: torch.Tensor, *rest: float) -> float:
+        seen.append((*sums.tolist(), *rest))
+        return 2.0
+
+    monkeypatch.setattr("tsallis.toolkit.training.engine.scale_change", record)
+    run = transformer(tmp_path, changed(SETTINGS, updates=1, attended=2.5, batch_size=20, learning_rate=1e-30))
+    before = {name: x.clone() for name, x in run.model.named_parameters()}
+    windows = run.plan.updates(0, 1, 1)
+    run.run()
+    ((keys, visible, queries, *rest),) = seen
+    assert rest == [2.5, 1, 1] and len(windows[0][0][0]) == 20
+    batch = TRAIN.batch(windows[0][0][0], 0)
+    src, tgt = batch.src_lengths.tolist(), (batch.tgt_in != 0).sum(1).tolist()
+    assert queries == 2 * sum(s + 2 * t for s, t in zip(src, tgt, strict=True))
+    assert visible == 2 * sum(s * s + t * (t + 1) // 2 + t * s for s, t in zip(src, tgt, strict=True))
+    assert queries < keys <= visible
+    for name, x in run.model.named_parameters():
+        factor = torch.ones(len(x)).masked_fill(torch.arange(len(x)) < 8, 2.0) if "in_proj" in name else torch.ones(())
+        torch.testing.assert_close(x, before[name] * (factor.unsqueeze(1) if x.dim() > 1 and factor.dim() else factor))
+
+
+def test_the_best_checkpoint_is_chosen_after_the_target_has_fallen(tmp_path: Path) -> None:
+    settings = changed(SETTINGS, updates=10, attended=2.5, validate_updates=1, select="loss")
+    run = transformer(tmp_path, settings)
+    scores = iter([9.0, 8.0, 7.0, 6.0, 5.0, 1.0, 2.0, 3.0, 1.0, 0.0])
+    bests: list[int] = []
+    update = run._update_best
+
+    def scored(score: float, loss: float) -> None:
+        update(next(scores), loss)
+        bests.extend([run.position.step] if run.position.stale == 0 else [])
+
+    run._update_best = scored  # type: ignore[method-assign]
+    run.run()
+    assert bests == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_impossible_numbers_of_attended_positions_are_rejected(tmp_path: Path) -> None:
+    settings = changed(SETTINGS, updates=9, attended=2)
+    for wrong in ({"updates": None}, {"compile": True}, {"strategy": "fsdp"}):
+        with pytest.raises(ValueError, match="attended needs"):
+            changed(settings, **wrong)
+    for value in (0, 0.9, -1, math.inf, math.nan):
+        with pytest.raises(ValueError, match="attended"):
+            changed(settings, attended=value)
+    with pytest.raises(InputError, match="attended needs a Transformer, found RNNSeq2Seq"):
+        trainer(tmp_path, settings)
+
+
 def test_the_alpha_of_the_output_rises_and_validations_use_the_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
