@@ -12,7 +12,7 @@ from tsallis.errors import check_real
 
 START, END = 0.1, 0.6  # shares of the updates between which the number of attended keys falls
 RATE = 0.02  # largest change of the factor's logarithm per update and unit of error
-UPDATES = 20  # with fewer than UPDATES / RATE updates, the rate is higher
+UPDATES = 20  # number that, divided by the number of updates, gives the rate of short trainings
 FULL = 0.995  # share of visible keys above which a smaller factor changes nothing
 TOLERANCE = 0.01  # relative error at which the calibration stops
 PASSES = 20  # maximum number of passes of the calibration
@@ -28,7 +28,7 @@ def check_attended(attended: float) -> float:
 def scale_change(sums: Tensor, attended: float, step: int, updates: int) -> float:
     r"""Return the factor of the scores after an update, which moves the attended keys towards their target.
 
-    .. math:: \exp\big(e \min(\rho, 2 / r)\big), \qquad e = \log (\mathrm{mean} / \mathrm{attended})
+    .. math:: \exp\big(e \min(\rho, 1 / r)\big), \qquad e = \log (\mathrm{mean} / \mathrm{attended})
 
     The error :math:`e` is limited to [-1, 1]; :math:`r` is the number of updates until 60 % of all updates, and
     :math:`\rho` is a rate. The target thus falls gradually: a sudden fall would make the factor overshoot. The result
@@ -49,7 +49,7 @@ def scale_change(sums: Tensor, attended: float, step: int, updates: int) -> floa
     error = math.log(keys / (attended * queries))
     if error < 0 and keys >= FULL * visible:
         return 1.0
-    rate = min(max(RATE, UPDATES / updates), 2 / max(END * updates - step, 1))
+    rate = min(max(RATE, UPDATES / updates), 1 / max(END * updates - step, 1))
     return math.exp(rate * min(max(error, -1.0), 1.0))
 
 

@@ -53,7 +53,7 @@ def test_the_target_falls_gradually() -> None:
 
 def test_the_change_has_its_formula() -> None:
     def expected(mean: float, step: int, updates: int) -> float:
-        rate = min(max(0.02, 20 / updates), 2 / max(0.6 * updates - step, 1))
+        rate = min(max(0.02, 20 / updates), 1 / max(0.6 * updates - step, 1))
         return math.exp(rate * max(-1.0, min(1.0, math.log(mean / 4))))
 
     for mean in (1.0, 3.9, 4.0, 5.0, 30.0):

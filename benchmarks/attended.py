@@ -1,0 +1,277 @@
+"""Train Transformers that attend to a given number of positions, beside simpler ways to make attention sparse.
+
+    python benchmarks/attended.py inflection TRAIN DEV TEST --out FILE.csv    # files of SIGMORPHON 2018, task 1
+    python benchmarks/attended.py sentences TRAIN DEV TEST --out FILE.csv     # lines: label<TAB>text
+
+Models are calibrated on DEV and judged on TEST. Rows are appended, and rows that exist are skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import math
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import Row, announce, machine, table
+from torch import Tensor
+
+import tsallis.huggingface.attention
+import tsallis.nn.multihead_attention
+from tsallis.functional.attention import AttentionOutput, attend
+from tsallis.models import TransformerSeq2Seq, calibrate_attended
+from tsallis.nn import attended as control
+from tsallis.search.step import eval_mode
+from tsallis.toolkit.config import Settings
+from tsallis.toolkit.data import Vocabulary
+from tsallis.toolkit.evaluation.teacher_forcing import row_hits
+from tsallis.toolkit.tasks.strings import encode_examples, read_strings
+from tsallis.toolkit.training import Trainer, engine
+
+ATTENTION = {"softmax": 1.0, "entmax": 1.5, "sparsemax": 2.0}
+DEV = 250  # number of lines for the calibration
+WINDOW = 50  # number of last updates over which the mean in training is averaged
+
+
+@contextlib.contextmanager
+def top_k(count: int) -> Iterator[None]:
+    """Keep the largest weights of each query, and divide them by their sum."""
+
+    def sparse(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> AttentionOutput:
+        weights = attend(query, key, value, *rest, **{**options, "need_weights": True}).weights
+        smallest = weights.topk(min(count, weights.shape[-1]), -1).values[..., -1:]
+        weights = weights * (weights >= smallest)
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+        return AttentionOutput(weights @ value, weights, weights)
+
+    modules = tsallis.nn.multihead_attention, tsallis.huggingface.attention
+    for module in modules:
+        module.attend = sparse
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.attend = attend
+
+
+class Factors:
+    """Record of the factors and means of a training: a stand-in for `scale_change`."""
+
+    def __init__(self) -> None:
+        self.logarithm, self.means = 0.0, []
+
+    def __call__(self, sums: Tensor, *rest: Any) -> float:
+        factor = control.scale_change(sums, *rest)
+        self.logarithm += math.log(factor)
+        self.means.append(float(sums[0] / sums[2]))
+        return factor
+
+
+class Inflection:
+    """Encoder-decoder that inflects lemmas."""
+
+    updates = 600
+
+    def __init__(self, train: Path, dev: Path, test: Path) -> None:
+        train, dev, test = (read_strings(path) for path in (train, dev, test))
+        src = Vocabulary.build(example.src_tokens() for example in train)
+        tgt = Vocabulary.build(example.tgt_tokens() for example in train)
+        self.sizes = {"src_vocab": len(src), "tgt_vocab": len(tgt)}
+        self.train, self.dev, self.test = (encode_examples(part, src, tgt) for part in (train, dev[:DEV], test))
+
+    def fit(self, attention: str, seed: int, attended: float | None, factor: float) -> Any:
+        torch.manual_seed(seed)
+        sizes = {"d_model": 64, "heads": 4, "layers": 2, "d_ff": 128, "dropout": 0.1, "norm": "pre"}
+        model = TransformerSeq2Seq(**self.sizes, **sizes, attention=attention)
+        for part in model.attentions().values():
+            for one in part:
+                one.scale_scores(factor)
+        options = {"epochs": 10**6, "updates": self.updates, "validate_updates": self.updates, "batch_size": 32}
+        rates = {"schedule": "linear", "warmup": self.updates // 10, "learning_rate": 2e-3, "checkpoint_every": 10**6}
+        settings = Settings(**options, **rates, attended=attended, seed=seed, validation_rows=1)
+        with tempfile.TemporaryDirectory() as folder:
+            Trainer(model, self.train, self.dev, Path(folder), settings).run()
+        return model.eval()
+
+    def calibrate(self, model: Any, attended: float) -> float:
+        return calibrate_attended(model, list(self.dev.batches(100)), attended)
+
+    @torch.no_grad()
+    def judge(self, model: Any) -> Row:
+        """Return scores with teacher forcing. A form is right if greedy search finds it."""
+        with eval_mode(model):
+            batches = list(self.test.batches(100))
+            hits = list(row_hits(model, batches).values())
+            sums = torch.zeros(3, dtype=torch.float64)
+            for batch in batches:
+                model(batch.src, batch.src_lengths, batch.tgt_in)
+                sums += model.count_attended(batch.tgt_in)
+        right = sum(found == total for found, total in hits) / len(hits)
+        symbols = sum(found for found, _ in hits) / sum(total for _, total in hits)
+        return {"accuracy": right, "symbol_accuracy": symbols, "reached": float(sums[0] / sums[2])}
+
+
+class Sentences:
+    """Encoder of Hugging Face with random parameters that classifies sentences."""
+
+    updates = 400
+
+    def __init__(self, train: Path, dev: Path, test: Path) -> None:
+        lines = [path.read_text(encoding="utf-8").splitlines() for path in (train, dev, test)]
+        counts = Counter(word for line in lines[0] for word in line.split("\t")[1].split())
+        known = {word: 2 + i for i, (word, count) in enumerate(counts.most_common()) if count > 1}
+        self.size = 2 + len(known)
+        self.train, self.dev, self.test = (
+            [self._row(line, known) for line in part] for part in (lines[0], lines[1][:DEV], lines[2])
+        )
+
+    @staticmethod
+    def _row(line: str, known: dict[str, int]) -> dict[str, Any]:
+        label, text = line.split("\t")
+        return {"input_ids": [known.get(word, 1) for word in text.split()][:60], "labels": int(label)}
+
+    @staticmethod
+    def _batch(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+        ids = [torch.tensor(row["input_ids"]) for row in rows]
+        ids = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+        labels = torch.tensor([row["labels"] for row in rows])
+        return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": labels}
+
+    def _batches(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Tensor]]:
+        return [self._batch(rows[i : i + 100]) for i in range(0, len(rows), 100)]
+
+    def fit(self, attention: str, seed: int, attended: float | None, factor: float) -> Any:
+        import transformers as tf
+
+        from tsallis.huggingface import ControlAttended, sparsify
+
+        torch.manual_seed(seed)
+        sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 128}
+        model = tf.BertForSequenceClassification(tf.BertConfig(vocab_size=self.size, **sizes))
+        sparsify(model, ATTENTION[attention], attended=None if attention == "softmax" else attended or 1)
+        for module in model.modules():
+            if hasattr(module, "scale"):
+                module.scale.fill_(factor)
+        with tempfile.TemporaryDirectory() as folder:
+            options = {
+                "max_steps": self.updates,
+                "per_device_train_batch_size": 32,
+                "learning_rate": 1e-3,
+                "seed": seed,
+            }
+            quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
+            arguments = tf.TrainingArguments(folder, **options, **quiet, warmup_steps=self.updates // 10)
+            callbacks = [ControlAttended()] if attended is not None else []
+            data = {"train_dataset": self.train, "data_collator": self._batch}
+            tf.Trainer(model, arguments, callbacks=callbacks, **data).train()
+        return model.eval()
+
+    def calibrate(self, model: Any, attended: float) -> float:
+        from tsallis.huggingface import calibrate_attended
+
+        return calibrate_attended(model, self._batches(self.dev), attended)
+
+    @torch.no_grad()
+    def judge(self, model: Any) -> Row:
+        from tsallis.huggingface import DensityMeter
+
+        right = 0
+        with eval_mode(model), DensityMeter(model) as meter:
+            for batch in self._batches(self.test):
+                right += int((model(**batch).logits.argmax(-1) == batch["labels"]).sum())
+        sums = meter.sums(meter.densities())
+        return {"accuracy": right / len(self.test), "symbol_accuracy": "", "reached": float(sums[0] / sums[2])}
+
+
+class Table:
+    """Rows of a file that grows."""
+
+    def __init__(self, path: Path | None, facts: Row) -> None:
+        self.path, self.facts, self.rows = path, facts, []
+        if path is not None and path.exists():
+            with path.open(newline="", encoding="utf-8") as stream:
+                self.rows = list(csv.DictReader(stream))
+
+    def has(self, **facts: Any) -> bool:
+        return any(all(str(row[name]) == str(x) for name, x in facts.items()) for row in self.rows)
+
+    def add(self, seed: int, method: str, target: Any, scores: Row, seconds: float, in_training: Any = "") -> None:
+        row = {"seed": seed, "method": method, "attended": target, "in_training": in_training, **scores}
+        row = {**self.facts, **row, "seconds": seconds, **machine()}
+        self.rows.append({name: f"{x:.4g}" if isinstance(x, float) else x for name, x in row.items()})
+        print(table(self.rows[-1:], list(row)[:7]).splitlines()[-1], file=sys.stderr, flush=True)
+        if self.path is not None:
+            with self.path.open("w", newline="", encoding="utf-8") as stream:
+                writer = csv.DictWriter(stream, list(self.rows[0]))
+                writer.writeheader()
+                writer.writerows(self.rows)
+
+
+def run_seed(task: Any, seed: int, targets: Sequence[int], out: Table) -> None:
+    """Train and judge all models of a seed."""
+    name = out.facts["task"]
+    for target in targets:
+        if out.has(task=name, seed=seed, method="controlled", attended=target):
+            continue
+        factors = Factors()
+        engine.scale_change = factors
+        if name == "sentences":
+            tsallis.huggingface.attended.scale_change = factors
+        start = time.process_time()
+        model = task.fit("entmax", seed, target, 1.0)
+        seconds = time.process_time() - start
+        last = factors.means[-WINDOW:]
+        out.add(seed, "controlled", target, task.judge(model), seconds, sum(last) / len(last))
+        task.calibrate(model, target)
+        out.add(seed, "controlled, calibrated", target, task.judge(model), 0.0)
+        start = time.process_time()
+        model = task.fit("entmax", seed, None, math.exp(factors.logarithm))
+        seconds = time.process_time() - start
+        out.add(seed, "constant factor", target, task.judge(model), seconds)
+        task.calibrate(model, target)
+        out.add(seed, "constant factor, calibrated", target, task.judge(model), 0.0)
+    for attention in ("entmax", "softmax", "sparsemax"):
+        if out.has(task=name, seed=seed, method=attention):
+            continue
+        start = time.process_time()
+        model = task.fit(attention, seed, None, 1.0)
+        seconds = time.process_time() - start
+        out.add(seed, attention, "", task.judge(model), seconds)
+        for target in targets:
+            if attention == "softmax":
+                with top_k(target):
+                    out.add(seed, "top-k of softmax", target, task.judge(model), 0.0)
+            else:
+                task.calibrate(model, target)
+                out.add(seed, f"{attention}, calibrated", target, task.judge(model), 0.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=("inflection", "sentences"))
+    parser.add_argument("files", type=Path, nargs=3, metavar="FILE", help="training, development and test data")
+    parser.add_argument("--targets", type=int, nargs="+", default=[4, 2, 8])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--updates", type=int)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    announce()
+    task = {"inflection": Inflection, "sentences": Sentences}[options.task](*options.files)
+    task.updates = options.updates or task.updates
+    out = Table(options.out, {"task": options.task, "updates": task.updates})
+    for seed in options.seeds:
+        run_seed(task, seed, options.targets, out)
+    print(table(out.rows, ["task", "seed", "method", "attended", "in_training", "accuracy", "reached"]))
+
+
+if __name__ == "__main__":
+    main()
