@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from tsallis.errors import InputError
-from tsallis.toolkit.data.cache import key_of, locked
 from tsallis.toolkit.data.corpus import Corpus, Counts, SampledCorpus
-from tsallis.toolkit.data.io import digest_file, read_json, stream_lines, write_atomic
+from tsallis.toolkit.data.io import digest_file, lock_file, read_json, stream_lines, write_atomic
 from tsallis.toolkit.data.ragged import RaggedRows, RaggedWriter, type_for
 from tsallis.toolkit.data.subwords import Subwords
 
@@ -25,6 +26,29 @@ CORPUS = "corpus.json"  # written last: it marks the folder as a complete corpus
 SIDES = ("src", "tgt")
 FORMAT = 2
 CHUNK = 8192  # number of pairs encoded at once
+
+
+def cache_folder(folder: str | None) -> Path:
+    """Return `folder`. If it is None, return the default: `tsallis` in `XDG_CACHE_HOME` or in `~/.cache`.
+
+    Raises:
+        RuntimeError: If the user's home folder is unknown.
+    """
+    if folder is not None:
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tsallis"
+
+
+def key_of(made_from: dict[str, Any]) -> str:
+    """Return the cache key of files and their processing options."""
+    return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Wait for a file lock and hold the lock inside the block; yield False if the file system lacks locks."""
+    with path.open("a") as stream:
+        yield lock_file(stream.fileno(), wait=True)
 
 
 def read_parallel(src_path: Path | str, tgt_path: Path | str) -> Iterator[tuple[str, str]]:

@@ -17,9 +17,9 @@ from tsallis.models.protocol import Decoder, device_of
 from tsallis.search.step import eval_mode
 from tsallis.symbols import EOS, IGNORE_INDEX
 from tsallis.toolkit.data.corpus import Corpus
-from tsallis.toolkit.evaluation.language import smoothed_losses, sparsemax_scores
 
 AT_ONCE = 1 << 24  # maximum number of scores computed at once
+EPSILON = 1e-6  # smoothing of the epsilon-perplexity
 
 
 @dataclass(frozen=True)
@@ -198,6 +198,26 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[dict[str, f
         "sparsemax_score": sparsemax_scores(shares, of_gold_share).sum(),
     }
     return _to_floats(sums), gold_possible
+
+
+def smoothed_losses(gold: Tensor, symbols: int, epsilon: float = EPSILON) -> Tensor:
+    r"""Return :math:`-\log((p_y + \epsilon) / (1 + \epsilon |V|))` for `gold` probabilities and |V| `symbols`.
+
+    Example:
+        >>> smoothed_losses(torch.tensor([1.0, 0.0]), 10, 0.1).exp()
+        tensor([ 1.8182, 20.0000], dtype=torch.float64)
+    """
+    return ((1 + epsilon * symbols) / (gold.double() + epsilon)).log()
+
+
+def sparsemax_scores(probs: Tensor, gold: Tensor) -> Tensor:
+    r"""Return :math:`p_y + (1 - \|p\|^2) / 2` for `probs` [n, vocabulary] and `gold` probabilities [n].
+
+    Example:
+        >>> sparsemax_scores(torch.tensor([[0.5, 0.5]]), torch.tensor([0.5])).tolist()
+        [0.75]
+    """
+    return gold + (1 - probs.square().sum(-1)) / 2
 
 
 def _to_floats(values: dict[str, Tensor]) -> dict[str, float]:

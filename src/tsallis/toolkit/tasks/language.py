@@ -16,9 +16,8 @@ from tsallis.analysis.score_names import OF_TEXT
 from tsallis.errors import InputError
 from tsallis.symbols import UNK
 from tsallis.toolkit.config import Alpha, Count, Depth, FileName, Section, Size
-from tsallis.toolkit.data.cache import cache_folder
 from tsallis.toolkit.data.corpus import Corpus
-from tsallis.toolkit.data.corpus_cache import cached_subwords
+from tsallis.toolkit.data.corpus_cache import cache_folder, cached_subwords
 from tsallis.toolkit.data.io import Ignored, number_lines, stream_lines
 from tsallis.toolkit.data.packing import TextCorpus, pack
 from tsallis.toolkit.data.subwords import Subwords

@@ -15,9 +15,8 @@ from pydantic import Field, model_validator
 from tsallis.errors import InputError
 from tsallis.search import SearchOptions
 from tsallis.toolkit.config import Count, FileName, Section
-from tsallis.toolkit.data.cache import cache_folder
 from tsallis.toolkit.data.corpus import Corpus, SampledCorpus
-from tsallis.toolkit.data.corpus_cache import cached_corpus, cached_subwords, read_parallel
+from tsallis.toolkit.data.corpus_cache import cache_folder, cached_corpus, cached_subwords, read_parallel
 from tsallis.toolkit.data.io import Ignored, find_packed
 from tsallis.toolkit.data.ragged import RaggedRows
 from tsallis.toolkit.data.subword_numbers import load_subwords

@@ -13,12 +13,14 @@ from tsallis.models.batch import Batch
 from tsallis.search import Ensemble, SearchOptions, score, score_tokens
 from tsallis.symbols import UNK
 from tsallis.toolkit.data.corpus import Corpus
-from tsallis.toolkit.evaluation.language import EPSILON, smoothed_losses, sparsemax_scores
 from tsallis.toolkit.evaluation.metrics import evaluate
 from tsallis.toolkit.evaluation.search_results import search_corpus, timed_search
 from tsallis.toolkit.evaluation.teacher_forcing import (
+    EPSILON,
     TeacherForcedScores,
     row_hits,
+    smoothed_losses,
+    sparsemax_scores,
     teacher_forced_scores,
     teacher_forced_sums,
 )

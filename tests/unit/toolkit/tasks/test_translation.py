@@ -16,8 +16,8 @@ from tsallis import estimate_tau, estimate_tau_from_scores
 from tsallis.errors import InputError
 from tsallis.search import Certificate, Hypothesis, Result
 from tsallis.toolkit.config import Config
-from tsallis.toolkit.data.cache import cache_folder
 from tsallis.toolkit.data.corpus import Counts, SampledCorpus
+from tsallis.toolkit.data.corpus_cache import cache_folder
 from tsallis.toolkit.data.subwords import Subwords
 from tsallis.toolkit.datasets.embedded import german_english_numbers
 from tsallis.toolkit.tasks.prepared import PreparedRun, prepare

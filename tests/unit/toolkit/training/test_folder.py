@@ -32,7 +32,7 @@ from small_run import (
     train,
 )
 from tsallis.errors import InputError
-from tsallis.toolkit.data.cache import locked as cache_locked
+from tsallis.toolkit.data.corpus_cache import locked as cache_locked
 from tsallis.toolkit.data.io import write_atomic
 from tsallis.toolkit.training import Checkpoints, Trainer, load_run
 from tsallis.toolkit.training.lock import locked
