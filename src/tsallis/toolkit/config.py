@@ -390,6 +390,19 @@ def _set(content: dict[str, Any], override: str, value: Any) -> None:
     content[last] = value
 
 
+def flat_settings(content: Any, path: str = "") -> dict[str, Any]:
+    """Return every setting in the content of a configuration file by its path.
+
+    >>> flat_settings({"version": 1, "model": {"output": "entmax"}})
+    {'version': 1, 'model.output': 'entmax'}
+    """
+    settings: dict[str, Any] = {}
+    for key, value in content.items() if isinstance(content, dict) else ():
+        nested = isinstance(value, dict)
+        settings |= flat_settings(value, f"{path}{key}.") if nested else {f"{path}{key}": value}
+    return settings
+
+
 def refuse_idle(config: Config, overrides: Sequence[str] = ()) -> None:
     """Raise if a setting has no effect because of the value of another setting.
 

@@ -16,7 +16,7 @@ from tsallis.errors import InputError
 from tsallis.models.spellings import ambiguous_text
 from tsallis.search import SearchOptions
 from tsallis.toolkit.cli.input import input_name, read_text_lines
-from tsallis.toolkit.config import Config
+from tsallis.toolkit.config import flat_settings
 from tsallis.toolkit.data import io
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.evaluation.search_results import search_corpus
@@ -75,10 +75,9 @@ def read_sweep(runs: Sequence[Path]) -> Sweep:
     Raises:
         InputError: If the runs do not differ in exactly one setting.
     """
-    names = io.distinct_names(runs)
-    return sweep(
-        [SweepRun(name, _settings(run_config(run)), value_history(run)) for name, run in zip(names, runs, strict=True)]
-    )
+    settings = [flat_settings(run_config(run).model_dump(mode="json")) for run in runs]
+    named = zip(io.distinct_names(runs), settings, map(value_history, runs), strict=True)
+    return sweep([SweepRun(*run) for run in named])
 
 
 def sweep_if_any(runs: Sequence[Path]) -> Sweep | None:
@@ -87,20 +86,6 @@ def sweep_if_any(runs: Sequence[Path]) -> Sweep | None:
         return read_sweep(runs) if len(runs) > 1 else None
     except InputError:
         return None
-
-
-def _settings(config: Config) -> dict[str, Any]:
-    """Return every setting of a configuration by its path."""
-    settings: dict[str, Any] = {}
-    sections = [("", config.model_dump(mode="json"))]
-    while sections:
-        path, section = sections.pop()
-        for key, value in section.items():
-            if isinstance(value, dict):
-                sections.append((f"{path}{key}.", value))
-            else:
-                settings[f"{path}{key}"] = value
-    return settings
 
 
 def summarize_all(

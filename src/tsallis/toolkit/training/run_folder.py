@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from torch import Tensor
 from tsallis.errors import InputError, describe
 from tsallis.models.registry import MODELS
 from tsallis.models.sharing import aliases_of
+from tsallis.toolkit.config import flat_settings
 from tsallis.toolkit.data.io import check_file, is_leftover, is_regular, read_text, remove_leftovers, write_atomic
 from tsallis.toolkit.data.subwords import Subwords
 from tsallis.toolkit.data.vocabulary import Vocabulary
@@ -315,18 +316,14 @@ def _is_start_leftover(
 
 def _difference(old: str, new: str) -> str:
     """Return up to four differences of two configurations. New values of old settings come before new settings."""
-    before, after = (dict(_settings(with_new_names(parse_yaml(text, CONFIG)))) for text in (old, new))
+    before, after = (_texts(flat_settings(with_new_names(parse_yaml(text, CONFIG)))) for text in (old, new))
     added = [path for path in after if path not in before or before[path] != after[path]]
     lines = [f"new {path}: {after[path]}" for path in sorted(added, key=lambda path: path not in before)]
     lines += [f"old {path}: {text}" for path, text in before.items() if path not in after or after[path] != text]
     return "; ".join(lines[:4])
 
 
-def _settings(content: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path of each setting in a section, and its value as text."""
-    for key, value in content.items() if isinstance(content, dict) else ():
-        if isinstance(value, dict):
-            yield from _settings(value, f"{path}{key}.")
-        else:
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-            yield f"{path}{key}", text
+def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return each value as text."""
+    plain = {path: value for path, value in settings.items() if isinstance(value, str)}
+    return {path: json.dumps(value, ensure_ascii=False, default=str) for path, value in settings.items()} | plain
