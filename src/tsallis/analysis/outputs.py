@@ -169,7 +169,7 @@ class Outputs:
         if self.attends:
             self.num_attended += float(self.model.num_attended(decoded)[counts].double().sum())
         for hidden in decoded.hidden[counts].split(max(1, AT_ONCE // len(self.model.output.weight))):
-            self._add(output_steps(self.model.output, _scores(self.model, hidden)))
+            self._add(output_steps(self.model.output, self.model.output.scores(hidden)))
 
     def _add(self, steps: Steps) -> None:
         self.steps += len(steps.support)
@@ -268,16 +268,9 @@ def describe_steps(
         gold = batch.tgt_out[row]
         gold = gold[gold != IGNORE_INDEX]
         # Don't use `probs`, in which small probabilities underflow to 0.
-        probs = model.output.log_probs(_scores(model, decoded.hidden[row, : len(gold)])).exp()  # [steps, symbols]
+        probs = model.output.log_probs(model.output.scores(decoded.hidden[row, : len(gold)])).exp()  # [steps, symbols]
         steps = zip(probs, gold.tolist(), strict=True)
         yield index, tuple(_teacher_forced_step(values, number, tgt_vocab, words) for values, number in steps)
-
-
-@torch.no_grad()
-def _scores(model: Any, hidden: Tensor) -> Tensor:
-    """Return the scores [..., symbols] of hidden states [..., d_model]."""
-    scores: Tensor = model.output.scores(hidden)
-    return scores
 
 
 def _teacher_forced_step(probs: Tensor, gold: int, vocab: Symbols, words: int) -> TeacherForcedStep:
@@ -287,17 +280,13 @@ def _teacher_forced_step(probs: Tensor, gold: int, vocab: Symbols, words: int) -
     return TeacherForcedStep(vocab.name(gold), float(probs[gold]), support, tuple(best_words))
 
 
-@torch.no_grad()
-def _forward(model: Any, batch: Batch) -> Any:
-    device = model.output.weight.device
-    with eval_mode(model):
-        return model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
-
-
 def _decode(model: Any, batches: Iterable[Batch]) -> Iterator[tuple[Any, Batch]]:
     """Yield the model's result for each batch, and the batch."""
+    device = model.output.weight.device
     for batch in batches:
-        yield _forward(model, batch), batch
+        with torch.no_grad(), eval_mode(model):
+            decoded = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
+        yield decoded, batch
 
 
 @dataclass(frozen=True)
