@@ -223,11 +223,10 @@ def print_plan(loaded: Config, folder: Path, world: World) -> None:
 def _describe_data(run: PreparedRun) -> Iterator[str]:
     """Yield lines that describe the data: sizes, numbers of symbols, columns and some examples."""
     data = run.data
-    counts, symbols = data.train.counts, data.vocabularies
+    symbols = data.vocabularies
     yield f"{len(data.train)} examples to train on, {len(data.dev.corpus)} to validate on"
-    if counts is not None and counts.rows < counts.read:
-        left_out = f"{counts.long} longer than data.max_length, {counts.empty} with an empty source or target"
-        yield f"left out of {counts.read} examples: {left_out}"
+    if data.train.counts is not None:
+        yield from data.train.counts.left_out
     yield f"{len(symbols.src)} source symbols, {len(symbols.tgt)} target symbols"
     yield from run.task.preview(data)
 

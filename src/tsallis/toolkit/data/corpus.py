@@ -32,6 +32,12 @@ class Counts:
     empty: int  # number of pairs skipped because a side is empty
     long: int  # number of pairs skipped because a side has too many subwords
 
+    @property
+    def left_out(self) -> list[str]:
+        """A line about the skipped pairs; an empty list if there are none."""
+        reasons = f"{self.long} longer than data.max_length, {self.empty} with an empty source or target"
+        return [f"left out of {self.read} examples: {reasons}"] if self.rows < self.read else []
+
 
 @dataclass(frozen=True)
 class Corpus:

@@ -51,11 +51,9 @@ class TrainingDisplay:
         self.task: TaskID | None = None
 
     def __enter__(self) -> TrainingDisplay:
-        lines = [f"{'Resuming' if self.resumed else 'Training'} in {self.folder}"]
-        if (counts := self.counts) is not None and counts.rows < counts.read:
-            left_out = f"{counts.long} longer than data.max_length, {counts.empty} with an empty source or target"
-            lines.append(f"Left out of {counts.read} examples: {left_out}")
-        self.print_lines(lines)
+        self.print_lines([f"{'Resuming' if self.resumed else 'Training'} in {self.folder}"])
+        if self.counts is not None:
+            self.print_lines([line.capitalize() for line in self.counts.left_out])
         self.progress.start()
         return self
 
