@@ -81,7 +81,6 @@ def write_distributions(
     facts: Mapping[str, Any],
     rows: int,
     compute: Callable[[int, int], dict[str, Tensor]],
-    watch: Callable[[int], None] = lambda rows: None,
 ) -> dict[str, Any]:
     """Write the distributions of all rows in parts, and return the manifest.
 
@@ -92,7 +91,6 @@ def write_distributions(
         facts: What determines the distributions, for the manifest: digests and settings.
         rows: Number of rows of the data.
         compute: Function that returns the part (see :func:`part_columns`) from one row up to another.
-        watch: Function that is called with the number of rows that are complete, after each part.
 
     Raises:
         InputError: If the folder contains other distributions, or a damaged part.
@@ -117,7 +115,6 @@ def write_distributions(
             _replace(path, save(compute(start, stop)))
         parts[path.name], part = _read_part(path)
         entries, tokens = entries + len(part["indices"]), tokens + len(part["counts"])
-        watch(stop)
     manifest = {**facts, "entries": entries, "tokens": tokens, "parts": parts}
     _replace(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
     return manifest

@@ -72,7 +72,7 @@ class LineScore:
         weight = len(self.values) if self.weights is None else sum(self.weights)
         return sum(self.values) / max(weight, 1)
 
-    def interval(self, other: LineScore | None = None, samples: int = 2000, seed: int = 0) -> tuple[float, float]:
+    def interval(self, other: LineScore | None = None) -> tuple[float, float]:
         """Return the 95 % interval of the mean, or of the mean minus the mean of `other`, the score of another model.
 
         Lines are drawn with replacement. Both scores use the same draws of lines (paired bootstrap).
@@ -84,9 +84,9 @@ class LineScore:
             return 0.0, 0.0
         sides = [score for score in (self, other) if score is not None]
         arrays = [(np.asarray(s.values), np.ones(count) if s.weights is None else np.asarray(s.weights)) for s in sides]
-        chosen = np.random.default_rng(seed)
+        chosen = np.random.default_rng(0)
         means = []
-        for _ in range(samples):
+        for _ in range(2000):
             rows = chosen.integers(0, count, count)
             own, *others = (values[rows].sum() / max(weights[rows].sum(), 1) for values, weights in arrays)
             means.append(own - sum(others))

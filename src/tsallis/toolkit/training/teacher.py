@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,6 @@ def write_teacher(
     vocabulary: str,
     teachers: list[str],
     folder: Path,
-    watch: Callable[[int], None] = lambda rows: None,
     *,
     top_k: int | None = None,
     search: SearchOptions | None = None,
@@ -79,7 +78,6 @@ def write_teacher(
         vocabulary: Fingerprint of the target vocabulary.
         teachers: Digest of the parameters of each model.
         folder: Folder of the distributions.
-        watch: Function that is called with the number of rows that are complete, after each part.
         top_k: Number of stored probabilities per symbol; None: all that are not zero.
         search: Options of the search for the model's best outputs, which replace the references; None: no search.
 
@@ -99,7 +97,7 @@ def write_teacher(
     data = {"data": corpus.digest(), "vocabulary": vocabulary, "teachers": teachers}
     facts = {**data, "top_k": top_k, "search": own}
     with locked(folder):
-        return write_distributions(folder, facts, len(corpus), compute, watch)
+        return write_distributions(folder, facts, len(corpus), compute)
 
 
 def _check_data(corpus: Corpus) -> None:
