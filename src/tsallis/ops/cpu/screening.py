@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tsallis.ops import cpu
 from tsallis.ops.arguments import AttentionArgs
+from tsallis.ops.cpu import huge_pages
 from tsallis.ops.cpu.attention import allocate, call_fields, contiguous_rows
 from tsallis.ops.cpu.structs import Attention, Heads
 
@@ -35,7 +36,8 @@ class ScreenedRows:
         if self.rows is None or self.rows.shape[-1] < needed:
             # Encode all keys again: the scales of the channels suit the new keys, too.
             room = needed if self.rows is None else max(needed, 2 * self.rows.shape[-1])
-            self.rows = torch.empty(batch, heads, room, dtype=torch.uint8, device="cpu")
+            memory = huge_pages.allocate(batch * heads * room // 4)
+            self.rows = memory.view(torch.uint8).view(batch, heads, room)
             self.mean, self.channel = _channels(key)
             self.longest, self.length = key.new_zeros(batch, heads), 0
         if keys > self.length:
