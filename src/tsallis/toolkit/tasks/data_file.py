@@ -103,7 +103,7 @@ def settings_for(count: int, words: bool, chosen: Any) -> dict[str, Any]:
     """Return the sections `model` and `training` for a number of examples.
 
     The fewer examples there are, the smaller is the model, and the higher are dropout and the number of epochs. After
-    few pairs of words without features, hard monotonic attention is far more accurate than soft attention
+    few pairs of words without features, hard monotonic attention is more accurate than soft attention
     (docs/results-models.md). The settings fit those of the model that the user has chosen.
     """
     chosen = chosen if isinstance(chosen, dict) else {}
