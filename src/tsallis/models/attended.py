@@ -19,7 +19,7 @@ def scalable_attentions(model: Any) -> list[MultiheadAttention]:
     """Return all attentions of a model whose number of attended keys a factor of the scores can set.
 
     Raises:
-        InputError: If the model is no Transformer, or an attention has softmax or a learned alpha.
+        InputError: If the model is not a Transformer, or an attention has softmax or a learned alpha.
     """
     if not isinstance(model, AttentionModel):
         raise InputError(f"attended needs a Transformer, found {type(model).__name__}")
@@ -74,7 +74,8 @@ def calibrate_attended(model: Any, batches: Sequence[Batch], attended: float) ->
 
     training = model.training
     model.eval()
-    with torch.no_grad():
-        mean = calibrate(scale, measure, attended)
-    model.train(training)
-    return mean
+    try:
+        with torch.no_grad():
+            return calibrate(scale, measure, attended)
+    finally:
+        model.train(training)
