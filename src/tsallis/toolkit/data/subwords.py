@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-import threading
+import struct
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import torch
 from tsallis.errors import InputError
 from tsallis.symbols import BOS, EOS, PAD, SPECIALS, UNK
 from tsallis.toolkit.data.io import read_bytes, write_atomic
+from tsallis.toolkit.data.subword_sampling import NORMAL, LatticeSampler, MergeSampler, Piece, Sampler
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,10 +25,7 @@ if TYPE_CHECKING:
 KINDS = {"unigram": 1, "bpe": 2, "word": 3}  # numbers of the kinds of models, as stored in the model file
 MAX_LINES = 2_000_000  # maximum number of lines to learn from; sentencepiece keeps them in memory
 SPACE = "▁"  # first character of subwords at the beginning of words
-RANDOM_SEED = 2**32 - 1  # sentencepiece replaces this seed by a random one
 THREADS = 4  # number of threads for learning; it is fixed, because it affects rounding
-
-_drawing = threading.Lock()  # held while a segmentation is drawn, because the seed belongs to the process
 
 
 class Subwords:
@@ -167,10 +166,10 @@ class Subwords:
             text: Text to segment.
             alpha: For BPE, the probability of skipping a merge (BPE-dropout; Provilkov et al. 2020 use 0.1). For
                 unigram models, the exponent of a segmentation's probability (Kudo 2018, sec. 3.3, uses 0.1 to 0.5).
-            seed: Any integer.
+            seed: Non-negative seed.
 
         Raises:
-            ValueError: If alpha is not from 0 to 1, or the model has the kind "word".
+            ValueError: If alpha is not from 0 to 1, or the seed is negative.
         """
         return self.sample_many([text], alpha, [seed])[0]
 
@@ -180,14 +179,13 @@ class Subwords:
             raise ValueError(f"alpha must be from 0 to 1, got {alpha}")
         if self.kind == "word":
             raise ValueError("a model of the kind 'word' can't sample segmentations: use a bpe or unigram model")
-        return [self._draw(text, alpha, seed) for text, seed in zip(texts, seeds, strict=True)]
+        normalized = self._processor.Normalize(list(texts))
+        return [self._sampler.draw(text, alpha, seed) for text, seed in zip(normalized, seeds, strict=True)]
 
-    def _draw(self, text: str, alpha: float, seed: int) -> list[int]:
-        from sentencepiece import set_random_generator_seed
-
-        with _drawing:
-            set_random_generator_seed(seed % RANDOM_SEED)
-            return self._processor.encode(text, enable_sampling=True, nbest_size=-1, alpha=alpha)
+    @cached_property
+    def _sampler(self) -> Sampler:
+        pieces = [_piece(value) for number, value in message_fields(self.model) if number == 1]
+        return MergeSampler(pieces) if self.kind == "bpe" else LatticeSampler(pieces)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of subwords, without padding, start and end; unknown subwords become ⁇."""
@@ -198,8 +196,7 @@ class Subwords:
 
         A subword that stands for a byte is spelled as this byte in both cases.
         """
-        # The name of a byte is such as <0x41>.
-        bytes_of = {n: bytes.fromhex(self.name(n)[3:5]) for n in range(len(self)) if self._processor.IsByte(n)}
+        bytes_of = {number: bytes([value]) for value, number in self._sampler.bytes.items()}
         ordinary = [number for number in numbers if number not in bytes_of]
         anchor = next((number for number in ordinary if self.name(number).strip(SPACE)), None)
         before = [] if anchor is None else [anchor]
@@ -274,6 +271,11 @@ def _kind(model: bytes, label: str) -> str:
         expected = f"a sentencepiece model of the kind {' or '.join(KINDS)}"
         raise InputError(f"{label}: expected {expected}, found another kind or a truncated file")
     return names[0]
+
+
+def _piece(message: bytes) -> Piece:
+    fields = dict(message_fields(message))
+    return Piece(fields[1].decode("utf-8"), struct.unpack("<f", fields.get(2, bytes(4)))[0], fields.get(3, NORMAL))
 
 
 def message_fields(blob: Any) -> Iterator[tuple[int, Any]]:

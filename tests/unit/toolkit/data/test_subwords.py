@@ -22,6 +22,7 @@ from process_fork import run_forked
 from tsallis.errors import InputError
 from tsallis.toolkit.data import subwords
 from tsallis.toolkit.data.io import read_bytes
+from tsallis.toolkit.data.subword_sampling import LatticeSampler, MergeSampler, Piece
 from tsallis.toolkit.data.subwords import Subwords, message_fields
 
 STEMS = ["lauf", "sing", "spiel", "wohn", "lern", "koch", "träum", "frag", "hör", "kauf", "wander", "zeichn"]
@@ -201,7 +202,6 @@ def test_segmentations_drawn_at_random(model: Subwords) -> None:
     assert model.sample_many([line] * 50, 0.3, range(50)) == drawn
     model.sample("etwas anderes", 0.9, 12345)
     assert model.sample(line, 0.3, 7) == drawn[7]
-    assert model.sample(line, 0.3, 2**32 - 1) == model.sample(line, 0.3, 2**32 - 1)
     with pytest.raises(ValueError, match=r"alpha must be from 0 to 1, got 1\.5"):
         model.sample(line, 1.5, 0)
 
@@ -222,32 +222,41 @@ def test_merges_left_out() -> None:
 
 
 def test_how_often_merges_are_left_out() -> None:
-    model, count = Subwords.train(["ab"] * 9, 8), 20_000
-    assert len(model.encode("ab")) == 2  # three characters and one merge
-    whole = sum(len(model.sample("ab", 0.3, seed)) == 2 for seed in range(count)) / count
-    assert abs(whole - 0.7) < 4 * math.sqrt(0.3 * 0.7 / count)
+    """Merges ab and abc: what is left out is decided once for each, and abc needs ab."""
+    pieces = [Piece(t, 0.0, 2) for t in ("<pad>", "<s>", "</s>", "<unk>")]
+    pieces += [Piece(t, -float(i), 1) for i, t in enumerate(["ab", "abc", "a", "b", "c"])]
+    sampler = MergeSampler(pieces)
+    result = Counter(tuple(sampler.draw("abc", 0.3, seed)) for seed in range(20_000))
+    assert result.keys() == {(5,), (4, 8), (6, 7, 8)}
+    for tokens, share in (((5,), 0.49), ((4, 8), 0.21), ((6, 7, 8), 0.3)):
+        assert abs(result[tokens] / 20_000 - share) < 4 * math.sqrt(share * (1 - share) / 20_000)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_how_often_unigram_segmentations_are_drawn(alpha: float) -> None:
-    """Against the probabilities of all segmentations, one by one."""
-    model = Subwords.train(["ab aba bb ba abba bab aab"] * 9, 12, "unigram")
-    scores = {model.name(n): model._processor.get_score(n) for n in range(4, len(model))}
+    """Against the probabilities of all segmentations, one by one; ☃ is unknown."""
+    scores = {"a": -1.0, "b": -2.0, "ab": -1.5, "ba": -2.5, "aba": -4.0, "bb": -3.0}
+    pieces = [Piece(t, 0.0, 2) for t in ("<pad>", "<s>", "</s>", "<unk>")]
+    pieces += [Piece(text, score, 1) for text, score in scores.items()]
+    sampler = LatticeSampler(pieces)
+    numbers = {text: 4 + i for i, text in enumerate(scores)}
 
-    def segmentations(text: str) -> Iterator[tuple[str, ...]]:
+    def segmentations(text: str) -> Iterator[list[str]]:
         if not text:
-            yield ()
+            yield []
         for end in range(1, len(text) + 1):
             if text[:end] in scores:
-                yield from ((text[:end], *rest) for rest in segmentations(text[end:]))
+                yield from ([text[:end], *rest] for rest in segmentations(text[end:]))
 
-    count = 20_000
-    weights = {parts: math.exp(alpha * sum(scores[p] for p in parts)) for parts in segmentations("▁ababba▁bab")}
-    result = Counter(tuple(map(model.name, model.sample("ababba bab", alpha, seed))) for seed in range(count))
-    assert result.keys() <= weights.keys() and len(weights) > 10
+    text, count = "ababba", 20_000
+    weights = {tuple(s): math.exp(alpha * sum(scores[p] for p in s)) for s in segmentations(text)}
+    result = Counter(tuple(sampler.draw(text, alpha, seed)) for seed in range(count))
+    assert result.keys() <= {tuple(numbers[p] for p in s) for s in weights} and len(weights) > 10
     for parts, weight in weights.items():
         share = weight / sum(weights.values())
-        assert abs(result[parts] / count - share) < 4.5 * math.sqrt(share * (1 - share) / count)
+        inputs = result[tuple(numbers[p] for p in parts)] / count
+        assert abs(inputs - share) < 4.5 * math.sqrt(share * (1 - share) / count)
+    assert sampler.draw("a☃☃a", alpha, 1) == [4, 3, 4]
 
 
 def test_symbols_that_are_never_taken_apart(tmp_path: Path) -> None:
