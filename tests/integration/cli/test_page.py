@@ -406,6 +406,7 @@ def test_a_page_of_weights_has_the_views_that_need_no_model(visits: Callable[...
     tab = visit.open("overview")
     assert tab.locator("nav a").all_text_contents() == ["Overview", "Attention", "Heads", "Layers"]
     tab.click("text=All settings and numbers")
+    tab.wait_for_selector("details table.facts tbody th")
     facts = tab.locator("details table.facts tbody th").all_text_contents()
     assert facts == [*(f"Density, {name}" for name in shares), "Heads with a role", "Rare tokens"]
     assert tab.locator("svg.map text.tick").all_text_contents()[:2] == ["layer 1", "layer 3"]

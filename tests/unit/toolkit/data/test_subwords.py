@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import math
 import pickle
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -204,6 +205,19 @@ def test_segmentations_drawn_at_random(model: Subwords) -> None:
     assert model.sample(line, 0.3, 7) == drawn[7]
     with pytest.raises(ValueError, match=r"alpha must be from 0 to 1, got 1\.5"):
         model.sample(line, 1.5, 0)
+
+
+@pytest.mark.process
+def test_another_process_draws_the_same(model: Subwords, tmp_path: Path) -> None:
+    model.save(tmp_path / "subwords.model")
+    code = (
+        "import sys; from tsallis.toolkit.data.subwords import Subwords\n"
+        "print(Subwords.load(sys.argv[1]).sample_many([sys.argv[2]] * 9, 0.3, range(9)))"
+    )
+    line = " ".join(LINES[3:9])
+    command = [sys.executable, "-c", code, str(tmp_path / "subwords.model"), line]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed == f"{model.sample_many([line] * 9, 0.3, range(9))}\n"
 
 
 @settings(deadline=None)
