@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,11 @@ from tsallis.functional.losses import check_classes
 from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number, check_real
 from tsallis.ops.alphas import Alpha, check_alpha
+from tsallis.ops.sparse_rows import row_numbers
 from tsallis.ops.transforms import savable, traced, transforms_active, without_numbers
+
+if TYPE_CHECKING:
+    from tsallis.nn import OutputLayer
 
 __all__ = ["EntmaxCategorical", "Support", "kl_divergence"]
 
@@ -85,6 +89,7 @@ class EntmaxCategorical(Categorical):
 
     arg_constraints = {"scores": constraints.independent(constraints.real, 1)}  # noqa: RUF012 (torch's own convention)
     has_enumerate_support = True
+    _classes: Tensor | None = None  # classes of the scores [..., width], padded with their number; None: all
 
     def __init__(self, scores: Tensor, alpha: Alpha = 1.5, validate_args: bool | None = None) -> None:
         check_classes(scores)
@@ -94,6 +99,50 @@ class EntmaxCategorical(Categorical):
         # Skip Categorical.__init__, which would compute probabilities and drop the scores.
         Distribution.__init__(self, scores.shape[:-1], validate_args=validate_args)
 
+    @classmethod
+    def from_linear(cls, layer: OutputLayer, hidden: Tensor) -> EntmaxCategorical:
+        """Create the distribution of an output layer without computing all scores.
+
+        The possible classes come from :meth:`tsallis.nn.OutputLayer.support`. The attribute `scores` then contains only
+        their scores [..., width], in float32 and shifted so that the threshold is 0. The results equal those of
+        `EntmaxCategorical(layer.scores(hidden), layer.alpha)`, but have no gradients, and :meth:`loss` is not defined.
+
+        Args:
+            layer: Output layer; its transform is not "alpha_relu".
+            hidden: Hidden states [..., d_model].
+
+        Raises:
+            ValueError: `hidden` requires a gradient, is not finite, or the transform is "alpha_relu".
+
+        Example:
+            >>> layer = tsallis.nn.OutputLayer(8, 5000).requires_grad_(False)
+            >>> hidden = 20 * torch.randn(3, 8)
+            >>> d = EntmaxCategorical.from_linear(layer, hidden)
+            >>> bool((d.log_prob(d.sample()) > -torch.inf).all())
+            True
+        """
+        rows = layer.support(hidden)
+        eps, probs = layer.alpha - 1, rows.probs.double()
+        row = row_numbers(rows.offsets, len(probs))
+        column = torch.arange(len(probs), device=row.device) - rows.offsets[row]
+        width = max([1, *rows.offsets.diff().tolist()])
+        scores = rows.probs.new_full((len(rows), width), -torch.inf)
+        scores[row, column] = (probs**eps / eps if eps else probs.log()).float()
+        classes = torch.full(scores.shape, layer.d_vocab, device=row.device)
+        classes[row, column] = rows.indices.long()
+        d = cls(scores.view(*hidden.shape[:-1], width), layer.alpha)
+        d._classes = classes.view(d.scores.shape)
+        d._num_events = layer.d_vocab
+        d._param = scores.new_empty(1).expand(*d.batch_shape, layer.d_vocab)  # PyTorch reads its shape
+        return d
+
+    def _spread(self, x: Tensor, fill: float) -> Tensor:
+        """Return values of the scores as values of all classes [..., classes]."""
+        if self._classes is None:
+            return x
+        dense = x.new_full((*x.shape[:-1], self._num_events + 1), fill)  # the last column collects the padding
+        return dense.scatter(-1, self._classes, x)[..., :-1]
+
     @property
     def _row_alpha(self) -> Alpha:
         return self.alpha.unsqueeze(-1) if isinstance(self.alpha, Tensor) else self.alpha
@@ -101,37 +150,49 @@ class EntmaxCategorical(Categorical):
     @lazy_property
     def probs(self) -> Tensor:
         """Return the probabilities [..., classes]."""
+        return self._spread(self._weights, 0)
+
+    @lazy_property
+    def _weights(self) -> Tensor:
+        """Return the probabilities of the scores."""
         return functional.entmax(self.scores, self._row_alpha)
 
     @lazy_property
     def logits(self) -> Tensor:
         """Return log-probabilities [..., classes]; -inf outside the support."""
-        return self._log_probs.to(self.scores.dtype)
+        return self._spread(self._log_probs.to(self.scores.dtype), -torch.inf)
 
     @lazy_property
     def _log_probs(self) -> Tensor:
-        """Return log-probabilities in float64, computed from the scores because probabilities may underflow."""
+        """Return log-probabilities of the scores in float64: probabilities may underflow."""
         return log_entmax(self.scores, self._row_alpha)
 
     @property
     def support(self) -> Support:
         """Return the classes with non-zero probability, even if the probability underflows to 0."""
-        return Support(self._log_probs.detach() > -torch.inf)
+        return Support(self._spread(self._log_probs.detach(), -torch.inf) > -torch.inf)
 
     @property
     def support_size(self) -> Tensor:
         """Return the number of classes in the support [...]."""
-        return self.support.size
+        return (self._log_probs > -torch.inf).sum(-1)
 
     @property
     def threshold(self) -> Tensor:
         r"""Return :math:`\tau` [...]; a class has non-zero probability if :math:`(\alpha - 1) z_k > \tau`."""
         eps = self.alpha - 1
-        return eps * self.scores.amax(-1) - self.probs.amax(-1) ** eps
+        return eps * self.scores.amax(-1) - self._weights.amax(-1) ** eps
 
-    @lazy_property
+    @property
     def indices(self) -> Tensor:
         """Return the classes in the support [..., width], most probable first, padded with -1."""
+        if self._classes is None:
+            return self._order
+        return self._classes.gather(-1, self._order.clamp(min=0)).masked_fill(self._order < 0, -1)
+
+    @lazy_property
+    def _order(self) -> Tensor:
+        """Return the positions of `indices` among the scores."""
         if transforms_active():
             raise RuntimeError(
                 "indices and values can't be used in torch.func, because their width depends on the scores: use probs"
@@ -143,7 +204,7 @@ class EntmaxCategorical(Categorical):
     @property
     def values(self) -> Tensor:
         """Return the probabilities of `indices` [..., width], padded with 0."""
-        return self.probs.gather(-1, self.indices.clamp(min=0)).masked_fill(self.indices < 0, 0)
+        return self._weights.gather(-1, self._order.clamp(min=0)).masked_fill(self._order < 0, 0)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return log-probabilities of values; outside the support they are -inf with zero gradients.
@@ -153,6 +214,9 @@ class EntmaxCategorical(Categorical):
         """
         if self._validate_args:
             self._check_classes(value)
+        if self._classes is not None:
+            match = self._classes == value.long().unsqueeze(-1)
+            return torch.where(match, self._log_probs.to(self.scores.dtype), -torch.inf).amax(-1)
         index, log_p = _align(value.long(), self.logits)
         return log_p.gather(-1, index).squeeze(-1)
 
@@ -168,6 +232,10 @@ class EntmaxCategorical(Categorical):
 
     def loss(self, value: Tensor) -> Tensor:
         """Return the :func:`tsallis.entmax_loss` of values, which is finite outside the support too."""
+        if self._classes is not None:
+            raise ValueError(
+                "loss needs all scores, and from_linear computes few: call OutputLayer.loss(hidden, value)"
+            )
         index, scores = _align(value.long(), self.scores)
         alpha = self.alpha.unsqueeze(-1).expand(*scores.shape[:-1], 1) if isinstance(self.alpha, Tensor) else self.alpha
         return functional.entmax_loss(scores, index.squeeze(-1), alpha, reduction="none")
@@ -186,7 +254,7 @@ class EntmaxCategorical(Categorical):
         if transforms_active():
             return self._sample_transformed(sample_shape, generator)
         if bool((self.support_size == 0).any()):
-            if bool(self.probs.isnan().any()):
+            if bool(self._weights.isnan().any()):
                 raise ValueError("can't sample: the scores of a row contain NaN or infinity")
             raise ValueError("can't sample: all scores of a row are -inf")
         shape = self._extended_shape(sample_shape)
@@ -218,18 +286,16 @@ class EntmaxCategorical(Categorical):
 
     def tsallis_entropy(self) -> Tensor:
         """Return the Tsallis entropy [...], see :func:`tsallis.tsallis_entropy`."""
-        return functional.tsallis_entropy(self.probs, self._row_alpha)
+        return functional.tsallis_entropy(self._weights, self._row_alpha)
 
     def expand(self, batch_shape: Any, _instance: EntmaxCategorical | None = None) -> EntmaxCategorical:
         new: EntmaxCategorical = self._get_checked_instance(EntmaxCategorical, _instance)
         shape = torch.Size(batch_shape)
         new._num_events = self._num_events
-        new.scores = new._param = self.scores.expand(*shape, self._num_events)
-        new.alpha = self.alpha.expand(shape) if isinstance(self.alpha, Tensor) else self.alpha
-        for name in ("probs", "logits", "_log_probs", "indices"):
-            if name in self.__dict__:
-                tensor = self.__dict__[name]
+        for name in ("scores", "_param", "_classes", "probs", "logits", "_weights", "_log_probs", "_order"):
+            if (tensor := self.__dict__.get(name)) is not None:
                 new.__dict__[name] = tensor.expand(*shape, tensor.shape[-1])
+        new.alpha = self.alpha.expand(shape) if isinstance(self.alpha, Tensor) else self.alpha
         Distribution.__init__(new, shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
@@ -271,7 +337,7 @@ def _kl(p: EntmaxCategorical | Categorical, q: EntmaxCategorical | Categorical) 
 def _logarithms(d: EntmaxCategorical | Categorical) -> Tensor:
     """Return log-probabilities in float64."""
     if isinstance(d, EntmaxCategorical):
-        return d._log_probs
+        return d._spread(d._log_probs, -torch.inf)
     logits = d.logits.double()
     # Correct the logits of a Categorical made from probabilities: PyTorch replaces zeros by a small number.
     return logits.masked_fill((d.probs == 0) & (d.logits.exp() > 0), -torch.inf)

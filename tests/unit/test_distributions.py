@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch.autograd import gradcheck
@@ -223,3 +225,71 @@ def test_an_alpha_below_one_leaves_no_class_out() -> None:
     below = (d.alpha - 1) * d.scores > d.threshold.unsqueeze(-1)
     assert below.all()
     torch.testing.assert_close(d.entropy(), -(d.probs * d.logits).sum(-1))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("alpha", [1.0, 1.1, 1.5, 2.0, 3.0])
+def test_distributions_of_output_layers_equal_those_of_all_scores(alpha: float, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    layer = tsallis.nn.OutputLayer(16, 3000, alpha=alpha, forbidden=(0, 7)).requires_grad_(False)
+    torch.nn.init.normal_(layer.projection.weight)
+    hidden = torch.randn(*shape, 16)
+    d = EntmaxCategorical.from_linear(layer, hidden)
+    exact = EntmaxCategorical(copy.deepcopy(layer).double().scores(hidden.double()), alpha)
+    assert d.scores.shape[:-1] == d.batch_shape == shape and d.param_shape == (*shape, 3000)
+    close = {"rtol": 1e-4, "atol": 1e-5, "check_dtype": False}
+    torch.testing.assert_close(d.probs, exact.probs, **close)
+    torch.testing.assert_close(d.logits.exp(), exact.probs, **close)
+    torch.testing.assert_close(d.entropy(), exact.entropy(), **close)
+    torch.testing.assert_close(d.tsallis_entropy(), exact.tsallis_entropy(), **close)
+    if alpha > 1:
+        torch.testing.assert_close(d.threshold, torch.zeros(shape), rtol=0, atol=1e-5)
+    classes = d.enumerate_support()
+    assert torch.equal(classes, exact.enumerate_support())
+    torch.testing.assert_close(d.log_prob(classes).exp(), exact.log_prob(classes).exp(), **close)
+    large = exact.probs > 1e-3
+    torch.testing.assert_close(d.logits[large], exact.logits[large], rtol=1e-3, atol=1e-3, check_dtype=False)
+    assert torch.equal(d.support.mask, d.probs > 0) and torch.equal(d.support_size, d.support.size)
+    dense = d.probs.new_zeros(*shape, 3001).scatter(-1, d.indices.where(d.indices >= 0, 3000), d.values)[..., :-1]
+    torch.testing.assert_close(dense, d.probs)
+    assert (d.values[..., :-1] >= d.values[..., 1:]).all()
+
+
+@pytest.fixture
+def of_layer() -> tuple[EntmaxCategorical, EntmaxCategorical]:
+    """A distribution from few scores, and from all scores."""
+    torch.manual_seed(1)
+    layer = tsallis.nn.OutputLayer(16, 3000).requires_grad_(False)
+    torch.nn.init.normal_(layer.projection.weight)
+    hidden = torch.randn(2, 16)
+    return EntmaxCategorical.from_linear(layer, hidden), EntmaxCategorical(layer.scores(hidden))
+
+
+def test_few_scores_are_enough_for_draws_divergences_and_expansion(
+    of_layer: tuple[EntmaxCategorical, EntmaxCategorical],
+) -> None:
+    few, all_scores = of_layer
+    assert few.scores.shape[-1] == few.support_size.max() < 300
+    one, other = (d.sample((5000,), torch.Generator().manual_seed(0)) for d in of_layer)
+    assert (one == other).float().mean() > 0.99  # rounding may change a draw
+    torch.testing.assert_close(kl_divergence(few, all_scores), torch.zeros(2), rtol=0, atol=1e-5)
+    torch.testing.assert_close(few.expand((4, 2)).log_prob(one[:4]), few.log_prob(one[:4]))
+    torch.testing.assert_close(few.expand((4, 2)).probs, few.probs.expand(4, 2, -1))
+    assert torch.equal(few.mode, all_scores.mode)
+    with pytest.raises(ValueError, match=r"OutputLayer\.loss"):
+        few.loss(torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="3000"):
+        few.log_prob(torch.tensor([0, 3000]))
+
+
+def test_draws_and_entropies_make_no_value_per_class(
+    of_layer: tuple[EntmaxCategorical, EntmaxCategorical], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, all_scores = of_layer
+    wanted = all_scores.logits
+    monkeypatch.setattr(EntmaxCategorical, "_spread", None)
+    value = few.sample()
+    assert few.indices.shape == few.values.shape == few.scores.shape
+    log_p = wanted.gather(-1, value[:, None])[:, 0]
+    torch.testing.assert_close(few.log_prob(value), log_p, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(few.entropy(), all_scores.entropy(), rtol=1e-4, atol=1e-5)
