@@ -24,9 +24,9 @@ from tsallis.functional.rows import (
 from tsallis.ops.alphas import Alpha, bounds
 from tsallis.ops.arguments import AttentionArgs
 from tsallis.ops.autograd import attention
-from tsallis.ops.choice import choose_attention, choose_screening
+from tsallis.ops.choice import choose_attention
 from tsallis.ops.dtypes import compute_dtype, upcast
-from tsallis.ops.registry import capabilities
+from tsallis.ops.registry import capabilities, load_file
 from tsallis.ops.transforms import (
     as_input,
     check_wrapped_alpha,
@@ -162,9 +162,10 @@ def attend(
 ) -> AttentionOutput:
     """Compute :func:`entmax_attention`; also return the record that :func:`count_support` reads."""
     store, dtype = (key, query.dtype) if isinstance(key, KeyStore) else (None, None)
-    if store is not None:
+    if store is None:
+        query, key, value = _one_dtype(query, key, value)  # type: ignore[arg-type]
+    else:
         query, key, value = _open(store, query, value, alpha, attn_mask, slopes)
-    query, key, value = _one_dtype(query, key, value)  # type: ignore[arg-type]
     _check(query, key, value, enable_gqa)
     dropout_p, query_offset = _numbers(dropout_p, query_offset)
     outer, queries, keys = query.shape[:-2], query.shape[-2], key.shape[-2]
@@ -198,11 +199,11 @@ def attend(
         offset=query_offset,
         threads=0 if traced() else torch.get_num_threads(),
     )
-    rows = None if store is None or backend == "eager" or dense else _rows(store, args, limits)
+    rows = None if store is None or dense else _rows(store, args, backend, limits)
     output, weights, support = _compute(args, backend, dense, rows)
     held = _restore(weights, query) if need_weights and weights is not None else None
     output = _restore(output, query)
-    return AttentionOutput(output if dtype is None else output.to(dtype), held, support)
+    return AttentionOutput(_convert(output, dtype), held, support)
 
 
 def _open(store: KeyStore, query: Tensor, value: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -217,12 +218,12 @@ def _open(store: KeyStore, query: Tensor, value: Tensor | None, *others: Any) ->
     return upcast(query), *keys_and_values
 
 
-def _rows(store: KeyStore, args: AttentionArgs, limits: tuple[float, float] | None) -> Any:
+def _rows(store: KeyStore, args: AttentionArgs, backend: str, limits: tuple[float, float] | None) -> Any:
     """Return the keys of a store in 8 bits if a scan of them may be faster than the dense kernel; otherwise None."""
-    if limits is None or limits[1] <= 1 or args.dropout or tracing_active() or without_numbers(args.query):
+    if limits is None or limits[1] <= 1 or args.dropout or tracing_active():
         return None
-    kernels = choose_screening(args.query.device.type)
-    if kernels is None or not kernels.screens(args):
+    kernels = load_file(backend, "screening")
+    if kernels is None or not kernels.screens(args) or without_numbers(args.query):
         return None
     if store.rows is None:
         store.rows = kernels.ScreenedRows()
@@ -280,7 +281,12 @@ def _four_dimensions(x: Tensor) -> Tensor:
 
 def _restore(x: Tensor, query: Tensor) -> Tensor:
     """Convert a tensor [batch, heads, ...] to the leading dimensions and the dtype of the query."""
-    return (x if query.dim() == 4 else x.reshape(*query.shape[:-2], *x.shape[-2:])).to(query.dtype)
+    return _convert(x if query.dim() == 4 else x.reshape(*query.shape[:-2], *x.shape[-2:]), query.dtype)
+
+
+def _convert(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    # Compare first: calls of `to` are measurable on small tensors.
+    return x if dtype is None or x.dtype == dtype else x.to(dtype)
 
 
 def _numbers(dropout_p: float, query_offset: int) -> tuple[float, int]:

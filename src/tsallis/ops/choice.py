@@ -5,7 +5,6 @@ The `eager` backend computes everything that the preferred backend does not supp
 
 from __future__ import annotations
 
-import importlib
 import os
 from contextvars import ContextVar, Token
 from types import ModuleType
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from tsallis.ops.alphas import Alpha, check_alpha, extremes
 from tsallis.ops.protocol import Backend, BeamKernels, RecurrentKernels, ScreeningKernels, TransformerKernels
-from tsallis.ops.registry import BACKENDS, capabilities, load
+from tsallis.ops.registry import BACKENDS, capabilities, load, load_file
 from tsallis.ops.tracing import constant
 from tsallis.ops.transforms import operators_only, recording, without_numbers
 
@@ -94,8 +93,8 @@ def choose_screening(kind: str) -> ScreeningKernels | None:
 def _choose_file(operation: str, kind: str) -> ModuleType | None:
     """Return the backend's file with an operation, or None."""
     for name in _candidates(kind):
-        if operation in load(name).CAPABILITIES.operations and _usable(name):
-            return importlib.import_module(f"{BACKENDS[name].module}.{operation}")
+        if (file := load_file(name, operation)) and _usable(name):
+            return cast(ModuleType, file)
     return None
 
 
@@ -105,9 +104,9 @@ def choose_beams(prefixes: int) -> BeamKernels:
     name = request()
     names = _AUTO.get("cpu", ()) if name == "auto" else (name,)
     for candidate in names if prefixes <= LARGEST_BEAMS else ():
-        if "beams" in load(candidate).CAPABILITIES.operations and _usable(candidate):
-            return cast(BeamKernels, importlib.import_module(f"{BACKENDS[candidate].module}.beams"))
-    return cast(BeamKernels, importlib.import_module("tsallis.ops.eager.beams"))
+        if (file := load_file(candidate, "beams")) and _usable(candidate):
+            return cast(BeamKernels, file)
+    return cast(BeamKernels, load_file("eager", "beams"))
 
 
 def request() -> str:

@@ -60,9 +60,16 @@ def load(name: str) -> Backend:
 
 
 @functools.cache
+def load_file(name: str, operation: str) -> Any:
+    """Import the file with an operation from a backend's folder; return None if the backend has no such operation."""
+    if operation not in load(name).CAPABILITIES.operations:
+        return None
+    return importlib.import_module(f"{BACKENDS[name].module}.{operation}")
+
+
 def load_attention(name: str) -> AttentionKernels:
     """Import the attention kernels of a backend by its name."""
-    return cast(AttentionKernels, importlib.import_module(f"{BACKENDS[name].module}.attention"))
+    return cast(AttentionKernels, load_file(name, "attention"))
 
 
 @constant

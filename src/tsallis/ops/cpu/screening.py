@@ -87,8 +87,8 @@ class ScreenedRows:
 
 def screens(args: AttentionArgs) -> bool:
     """Return whether a scan may be faster than the dense kernel, and computes the same."""
-    keys, queries = args.key.shape[2], args.query.shape[2]
-    return LEAST_KEYS <= keys < 1 << 31 and queries <= MOST_QUERIES and args.query.dtype == torch.float32
+    fits = LEAST_KEYS <= args.key.size(2) < 1 << 31 and args.query.size(2) <= MOST_QUERIES
+    return fits and args.query.dtype == torch.float32
 
 
 def _strided(x: Tensor) -> Heads:
