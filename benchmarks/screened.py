@@ -2,6 +2,7 @@
 
 `decoding`: one query over stored keys, beside our dense kernel and PyTorch's `scaled_dot_product_attention`.
 `output`: the support of one state, beside the float32 product alone and with entmax.
+`search`: compiled beam searches of one source, beside the same searches without a scan, and with a softmax output.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -19,7 +21,10 @@ from common import Row, announce, machine, table, verdict, write
 from torch.nn.functional import scaled_dot_product_attention
 
 import tsallis
+from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.nn import OutputLayer, ScreenedKeys
+from tsallis.ops.cpu import decoding as kernels
+from tsallis.search import beam_search
 
 HEADS, SIZE = 8, 64
 COLUMNS = ("part", "rows", "size", "alpha", "std", "name", "support", "ms", "best_ms", "to_today", "to_peer", "gb_s")
@@ -99,12 +104,50 @@ def output(classes: int, size: int, alpha: float, std: float, rounds: int) -> li
     return rows_of(calls, bytes_read, rounds, **about, support=float(len(layer.support(hidden).indices)))
 
 
+def pair(text: str) -> tuple[int, int]:
+    """Read SIZExSYMBOLS."""
+    size, symbols = text.split("x")
+    return int(size), int(symbols)
+
+
+def search(kind: str, size: int, symbols: int, beam: int, std: float, rounds: int) -> list[Row]:
+    """Measure 30 steps of searches of one source of 20 symbols."""
+    source, supports = (torch.randint(4, 50, (1, 20)), torch.tensor([20])), []
+
+    def build(transform: str, scanned_rows: int) -> Callable[[], object]:
+        torch.manual_seed(0)
+        options = {"d_model": size, "output": transform, "attention": "softmax"}
+        layers = {"layers": 3, "d_ff": 4 * size, "heads": 8, "norm": "pre", "dropout": 0.0}
+        transformer = kind == "transformer"
+        model = (
+            TransformerSeq2Seq(50, symbols, **options, **layers) if transformer else RNNSeq2Seq(50, symbols, **options)
+        )
+        hidden_size = math.sqrt(size) if transformer else math.sqrt(size) / 3  # about the norm of a state
+        torch.nn.init.normal_(model.output.projection.weight, std=std / hidden_size)
+        model.output.projection.bias[2] = -100.0  # never ends
+        state = model.eval().start(model.encode(*source))
+        supports.append(int((model.output.probs(model.step(state, torch.tensor([1])).scores) > 0).sum()))
+
+        def call() -> object:
+            kernels.SCANNED_ROWS, kernels.LEAST_SCANNED = scanned_rows, 1
+            return beam_search(model, *source, beam_size=beam, max_length=30)
+
+        return call
+
+    calls = {"screened": build("entmax", 5), "dense": build("entmax", 0), "softmax": build("softmax", 0)}
+    about = {"part": f"{kind}, beam {beam}", "rows": symbols, "size": size, "alpha": 1.5, "std": std}
+    rows = rows_of(calls, dict.fromkeys(calls, 0), rounds, **about, support=float(supports[0]))
+    return [{**row, "gb_s": ""} for row in rows]
+
+
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, nargs="*", default=[1024, 2048, 4096, 8192, 16384, 65536])
     parser.add_argument("--classes", type=int, nargs="*", default=[32000])
     parser.add_argument("--size", type=int, default=512, help="size of the states of output layers")
+    sizes = [(256, 5000), (256, 10000), (512, 32000)]
+    parser.add_argument("--outputs", type=pair, nargs="*", default=sizes, help="layers of searches: SIZExSYMBOLS")
     parser.add_argument("--alpha", type=float, default=1.5)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
@@ -116,6 +159,9 @@ def main() -> None:
     for classes in options.classes:
         for std in (*SPREADS, 3.5):
             rows += output(classes, options.size, options.alpha, std, options.rounds)
+    for kind, beam, (size, symbols) in product(("transformer", "lstm"), (1, 2, 5), options.outputs):
+        for std in SPREADS:
+            rows += search(kind, size, symbols, beam, std, options.rounds)
     write(options.out, rows)
     print(table(rows, COLUMNS))
     screened = {f"{row['part']} {row['rows']} std {row['std']}": row for row in rows if row["name"] == "screened"}

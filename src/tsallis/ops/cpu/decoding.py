@@ -20,10 +20,13 @@ from tsallis.ops.arguments import DecoderResult, OutputWeights
 from tsallis.ops.cpu import allocate_best, call_kernel, point_to, pointers
 from tsallis.ops.cpu.beams import Beams
 from tsallis.ops.cpu.huge_pages import gather
-from tsallis.ops.cpu.structs import NUMBER, PANEL_COLUMNS, Decoder, Search, SearchModel
+from tsallis.ops.cpu.screening import ScreenedRows
+from tsallis.ops.cpu.structs import NUMBER, PANEL_COLUMNS, Decoder, Screen, Search, SearchModel
 
 CACHE_NUMBERS = 1 << 23  # numbers per block of keys and values, unless a step needs more
 BEST_NUMBERS = 1 << 22  # maximum number of best symbols per step, for a search in one call
+SCANNED_ROWS = 2  # more rows are faster as a product
+LEAST_SCANNED = 1 << 21  # number of weights from which a scan is faster than a product
 MOST_STEPS = 1 << 12  # maximum number of steps, for a search in one call
 VECTOR = 16  # numbers per vector; keys and values are multiples of this number
 
@@ -63,6 +66,18 @@ class DecoderSteps:
 
     template: Decoder  # arguments that all steps share
     symbols: int  # number of target symbols
+    output: OutputWeights
+    screened: tuple[ScreenedRows, Screen] | None = None  # the output layer in 8 bits, encoded when it is needed
+
+    def screen(self, rows: int) -> int | None:
+        """Return the address of the scan of the output layer, or None if a product is faster for this many rows."""
+        (weight, bias), alpha, tau = self.output
+        if rows > SCANNED_ROWS or weight.numel() < LEAST_SCANNED or tau is not None or not 1 < alpha <= 2:
+            return None
+        if self.screened is None:
+            encoded = ScreenedRows()
+            self.screened = encoded, encoded.layer(weight.detach().contiguous(), bias.detach().contiguous(), alpha)
+        return ctypes.addressof(self.screened[1])
 
     @property
     def grows(self) -> bool:
@@ -104,7 +119,7 @@ class DecoderSteps:
         call.rows, call.state_row, call.attention_row = rows, columns, attention
         call.positions, call.token = pointers(positions, token)
         call.state, call.next_state = state.data_ptr(), following.data_ptr()
-        call.cache, call.attended = cache.data_ptr(), attended.data_ptr()
+        call.cache, call.attended, call.screen = cache.data_ptr(), attended.data_ptr(), self.screen(rows)
         call.attention, call.scores = pointers(weights, all_scores)
         call_kernel("decoder", call)
         return DecoderResult(following, cache, best, attended, weights, all_scores)
@@ -164,6 +179,7 @@ def _prepare(model: SearchModel, start: Start, beams: Beams, averaged: bool) -> 
     model.decoder = steps.template
     decoder, rank, most = model.decoder, model.decoder.rank, beams.capacity
     rank.count, decoder.state_row = min(beams.size + 1, steps.symbols), state.shape[1]
+    decoder.screen = steps.screen(most)
     longest = decoder.state_row + beams.steps * decoder.growth
     # Numbers per row: states, states after a step, best log-probabilities, best symbols, four single numbers, and all
     # log-probabilities if they are averaged.

@@ -31,7 +31,7 @@ class CompiledDecoder(PackedWeights, DecoderSteps):
     def __init__(self, weights: RecurrentWeights, output: OutputWeights) -> None:
         d, d_embedding = len(weights.combine), weights.embedding.shape[1]
         self.feeding = weights.layers[0][0].shape[1] > d_embedding
-        self.symbols = len(output.projection[0])
+        self.symbols, self.output = len(output.projection[0]), output
         alpha = torch.tensor([weights.alpha], dtype=torch.float32, device="cpu")
         query = (None, None, None) if weights.query is None else (*pack(weights.query[:2]), _pad(weights.query[2]))
         combine = pack((weights.combine, weights.combine.new_zeros(d)))

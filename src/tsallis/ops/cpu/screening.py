@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from tsallis.ops import cpu
 from tsallis.ops.arguments import AttentionArgs
 from tsallis.ops.cpu import huge_pages
 from tsallis.ops.cpu.attention import allocate, call_fields, contiguous_rows
-from tsallis.ops.cpu.structs import Attention, Heads
+from tsallis.ops.cpu.structs import Attention, Heads, Screen
 
 BLOCK_KEYS = 16
 BOUND = 1.0  # factor of the error bounds; tests lower it and must notice
@@ -72,6 +74,23 @@ class ScreenedRows:
         self._run("screened", Attention(**call_fields(args, saved, tile_rows=1)))
         return count, index, weight
 
+    def layer(self, weight: Tensor, bias: Tensor, alpha: float) -> Screen:
+        """Return the structure with which a decoder scans its output layer, until it pauses.
+
+        Args:
+            weight: Weight [symbols, size].
+            bias: Bias [symbols].
+            alpha: Alpha above 1 and up to 2.
+        """
+        symbols, size = weight.shape
+        key, mask = weight[None, None], bias.view(1, 1, 1, -1)
+        self.pauses, self._memory = torch.zeros(1, dtype=torch.int32, device="cpu"), (key, mask)
+        self.update(key)
+        query, value = weight.new_empty(1, 1, 1, size), weight.new_empty(1, 1, symbols, 0)
+        args = AttentionArgs(query, key, value, None, mask, None, None, None, None, alpha, 1.0, False, 0.0)
+        saved = allocate(args, query, self.pauses, False)
+        return Screen(*self._arguments(Attention(**call_fields(args, saved, tile_rows=1)), self.pauses.data_ptr()))
+
     def select(self, index: Tensor) -> None:
         """Select batch elements."""
         if self.rows is not None:
@@ -80,9 +99,12 @@ class ScreenedRows:
             )
 
     def _run(self, name: str, attention: Attention, begin: int = 0, pauses: int | None = None) -> None:
+        cpu.run(name, *self._arguments(attention, pauses, begin))
+
+    def _arguments(self, attention: Attention, pauses: int | None, begin: int = 0) -> tuple[Any, ...]:
         assert self.rows is not None
         tensors = cpu.pointers(self.mean, self.channel, self.longest)
-        cpu.run(name, attention, self.rows.data_ptr(), self.rows.shape[-1], *tensors, pauses, begin, BOUND)
+        return attention, self.rows.data_ptr(), self.rows.shape[-1], *tensors, pauses, begin, BOUND
 
 
 def screens(args: AttentionArgs) -> bool:

@@ -99,7 +99,7 @@ class Decoder(ctypes.Structure):
         (c_int64, "cache_row"),
         (c_void_p, "attended attention"),
         (c_int64, "attention_row"),
-        (c_void_p, "scores"),
+        (c_void_p, "scores screen"),
     )
 
 

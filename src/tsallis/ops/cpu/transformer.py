@@ -85,7 +85,7 @@ class CompiledDecoder(_Stack, DecoderSteps):
 
     def __init__(self, weights: StackWeights, output: OutputWeights) -> None:
         super().__init__(weights, output)
-        self.symbols = len(output.projection[0])
+        self.symbols, self.output = len(output.projection[0]), output
         projections = [layer.cross.projection for layer in weights.layers if layer.cross is not None]
         weight = torch.cat([weight[self.d :] for weight, _ in projections])  # [layers * 2 d, d]
         self._source_weights = pack((weight, torch.cat([bias[self.d :] for _, bias in projections])))

@@ -215,7 +215,8 @@ struct DecoderCall {
     int64_t* attended;  // [rows]: number of source symbols that the last layer attends to
     void* attention;    // [rows, attention_row] or null: mean over the last layer's heads
     int64_t attention_row;
-    void* scores;  // [rows, rank.d], or null if they are not needed
+    void* scores;        // [rows, rank.d], or null if they are not needed
+    const void* screen;  // a ScreenCall: how the output layer is scanned; or null
 };
 enum DecoderKind { TRANSFORMER, LSTM, GRU };
 // Columns of a row's state: the address of the first symbol of its source (the others follow it),

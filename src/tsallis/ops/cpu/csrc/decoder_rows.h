@@ -6,6 +6,7 @@
 
 #include "panels.h"
 #include "ranking.h"
+#include "screening.h"
 
 namespace {
 
@@ -68,9 +69,14 @@ class DecoderRange {
         const int64_t scores_row = whole_panels(call.rank.d);
         RankCall rank = call.rank;
         rank.stride = scores_row;
-        for (int64_t r = 0; r < rows; r += OUTPUT_ROWS) {
-            const int64_t end = min(rows, r + OUTPUT_ROWS);
-            multiply_linear<WRITE>(projection, last + r * row, row, end - r, scores, scores_row);
+        const bool scan = call.screen && !call.scores && !rank.log_probs;
+        const int64_t together = scan ? 1 : OUTPUT_ROWS;
+        for (int64_t r = 0; r < rows; r += together) {
+            const int64_t end = min(rows, r + together);
+            if (!scan || !screened_scores(*(const ScreenCall*)call.screen, table, last + r * row,
+                                          scores, scores_row))
+                multiply_linear<WRITE>(projection, last + r * row, row, end - r, scores,
+                                       scores_row);
             for (int64_t k = r; call.scores && k < end; k++)
                 std::memcpy((float*)call.scores + (begin + k) * rank.d,
                             scores + (k - r) * scores_row, (size_t)rank.d * 4);

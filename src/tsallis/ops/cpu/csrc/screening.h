@@ -156,7 +156,32 @@ class Screening : AttentionTile<float> {
 
     // Compute a query. Return false if that is left to a dense product: most keys may have a
     // weight, or numbers are not finite.
-    bool run(int64_t number) {
+    bool run(int64_t number) { return prepare(number) && finish(); }
+
+    // Compute the scores [keys] of the only query, with the same sums as `multiply_linear`; those
+    // of keys without a weight may be -inf. Fill the rest of `room` with -inf.
+    bool write_scores(const float* query, float* scores, int64_t room) {
+        if (!prepare(0)) return false;
+        for (int64_t j = 0; j < room; j++) scores[j] = -INFINITY;
+        for (int64_t k = 0; k < count; k += N) {
+            const float* key[N];
+            F sum;
+            for (int64_t i = 0; i < N; i++) {
+                const int64_t j = index[min(k + i, count - 1)];
+                key[i] = row_of<float>(call.key, 0, 0, j), sum[i] = ((const float*)call.mask)[j];
+            }
+            for (int64_t c = 0; c < call.size; c++) {
+                F column;
+                for (int64_t i = 0; i < N; i++) column[i] = key[i][c];
+                sum += fill(query[c]) * column;
+            }
+            for (int64_t i = 0; i < min((int64_t)N, count - k); i++) scores[index[k + i]] = sum[i];
+        }
+        return true;
+    }
+
+  private:
+    bool prepare(int64_t number) {
         begin(tile_index(number / tiles / heads, number / tiles % heads, number % tiles));
         tile.span = tile.keys;
         Arena::allocate([&](Arena& arena) {
@@ -166,10 +191,8 @@ class Screening : AttentionTile<float> {
             arena.take(weight, tile.keys + N), arena.take(index, tile.keys + N);
             arena.take(mask, call.mask ? tile.keys + BLOCK_KEYS : 0);
         });
-        return alpha > 1 && load_query() && scan() && finish();
+        return alpha > 1 && load_query() && scan();
     }
-
-  private:
     const ScreenCall& screen;
     const Kernels& kernels;
     const int64_t groups;
@@ -359,13 +382,29 @@ class Screening : AttentionTile<float> {
     }
 };
 
+// Run a scan, unless it is paused; return whether it has computed the result.
+template <class Scan> bool run_unless_paused(int32_t* pause, Scan&& scan) {
+    const int32_t left = pause ? __atomic_load_n(pause, __ATOMIC_RELAXED) : 0;
+    if (left == 0 && scan()) return true;
+    if (pause) __atomic_store_n(pause, left ? left - 1 : PAUSE, __ATOMIC_RELAXED);
+    return false;
+}
+
+// Compute the scores of an output layer from a state, see Screening::write_scores.
+bool screened_scores(const ScreenCall& layer, const Kernels& kernels, const float* state,
+                     float* scores, int64_t room) {
+    ScreenCall call = layer;
+    call.attention.query.memory = (void*)state;
+    return run_unless_paused(
+        call.pauses, [&] { return Screening(call, kernels).write_scores(state, scores, room); });
+}
+
 // Compute the queries [first, last).
 void screened_range(const ScreenCall* call, int64_t first, int64_t last, const Kernels& kernels) {
     for (int64_t number = first; number < last; number++) {
         int32_t* pause = call->pauses ? call->pauses + number / call->attention.queries : nullptr;
-        const int32_t left = pause ? __atomic_load_n(pause, __ATOMIC_RELAXED) : 0;
-        if (left == 0 && Screening(*call, kernels).run(number)) continue;
-        if (pause) __atomic_store_n(pause, left ? left - 1 : PAUSE, __ATOMIC_RELAXED);
+        if (run_unless_paused(pause, [&] { return Screening(*call, kernels).run(number); }))
+            continue;
         if (call->attention.columns)
             call->attention.support[number] = -1;
         else
