@@ -209,7 +209,7 @@ class Translation(SequenceTask):
         texts, references = ([self._words(text) for text in side] for side in (texts, references))
         return [
             *translation_scores(texts, references, self.tgt or "", names, self.lowercase, self.tokenized),
-            CorpusScore("exact", exact_match(texts, references), ""),
+            CorpusScore("exact", exact_match(*([x.split() for x in side] for side in (texts, references))), ""),
         ]
 
     def measure_outputs(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:

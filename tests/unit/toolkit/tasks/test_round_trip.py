@@ -62,4 +62,6 @@ def test_outputs_come_out_as_they_went_in(name: str, tmp_path: Path) -> None:
     assert [symbols.tgt.decode(row) for row in lines.corpus.tgt] == case.outputs
     run = Run(tmp_path, None, symbols.src, symbols.tgt, task.facts(), {})
     assert [task.spell(text, run) for text in case.outputs] == [[*map(int, row)] for row in lines.corpus.tgt]
+    if task.searched:  # what came out is right
+        assert task.score(case.outputs, lines.references) == task.score(case.outputs, case.outputs)
     assert [" ".join(text.split()) for text in lines.references] == [" ".join(text.split()) for text in case.outputs]
