@@ -646,6 +646,17 @@ def accurate(z: Tensor, alpha: float | Tensor, truth: Tensor) -> None:
     assert (p.double().sum(-1) - 1).abs().max() <= SUM
 
 
+@pytest.mark.parametrize("alpha", [1.2, 1.4, 1.457, 1.6])
+@pytest.mark.parametrize("d", [12, 40, 600])
+def test_entries_clearly_below_the_threshold_get_no_weight(d: int, alpha: float) -> None:
+    """Entries leave the support when the last, small step raises the threshold."""
+    z = 1.5 * torch.randn(240_000 // d, d, generator=torch.Generator().manual_seed(0))
+    truth = eager.entmax(z.double(), alpha)
+    top, most = z.double().amax(-1, keepdim=True), truth.amax(-1, keepdim=True)
+    below = (alpha - 1) * (z.double() - top) + most ** (alpha - 1) < -2e-6
+    assert int(below.sum()) > 1000 and not (cpu.entmax(z, alpha)[below] > 0).any()
+
+
 @in_pairs(kind=ADVERSARIES, alpha=ALPHAS)
 def test_float32_is_accurate_on_adversarial_rows(kind: str, alpha: float) -> None:
     for d in (2, 50, 777):

@@ -440,6 +440,14 @@ template <class T> INLINE Vec<T> series_root(const State<T>& s, Vec<T> b, Vec<T>
     return root;
 }
 
+// Return the factor of u^b if the threshold rises by delta: (1 - delta/u)^b to third order, and 0
+// for entries that leave the support.
+template <class T> INLINE Vec<T> shift_factor(Vec<T> u, Vec<T> delta, Vec<T> b) {
+    const Vec<T> c2 = b * (b - (T)1) / (T)2, c3 = c2 * (b - (T)2) / (T)3;
+    const Vec<T> r = delta * reciprocal(max(u, fill((T)1e-6)));
+    return u > delta ? positive_part((T)1 - r * (b - r * (c2 - r * c3))) : Vec<T>{};
+}
+
 template <class T> struct Limits;
 template <> struct Limits<float> {
     static constexpr float TOLERANCE = 1e-6f, SLACK = 4e-6f;

@@ -341,14 +341,11 @@ void map_short(Rows<T>& s, const S* const* z, Output&& output_row, Finish&& fini
     }
     if (FAST && bits(shifted)) {
         const Threshold<T, Vec<T>> at{a.t, a.fine};
-        const Vec<T> b = a.b, c2 = b * (b - (T)1) / (T)2, c3 = c2 * (b - (T)2) / (T)3;
         Vec<T> total = {};
         for (int64_t first = 0; first < d; first += 2 * BLOCK) {
             Vec<T> even = {}, odd = {};
             for (int64_t j = first; j < min(d, first + 2 * BLOCK); j++) {
-                const Vec<T> r =
-                    min(delta * reciprocal(max(at.base(x[j]), fill((T)1e-6))), fill((T)1));
-                p[j] *= positive_part((T)1 - r * (b - r * (c2 - r * c3)));
+                p[j] *= shift_factor<T>(at.base(x[j]), delta, a.b);
                 (j & 1 ? odd : even) += p[j];
             }
             total += even + odd;

@@ -52,21 +52,18 @@ template <Kind K, class T> INLINE void solve_integer(Rows<T>& s, uint32_t open) 
     }
 }
 
-// Move the threshold by delta: multiply the candidates' probabilities by (1 - delta/u)^b to third
-// order, and return their sum.
+// Move the threshold by delta; return the sum of the candidates' probabilities.
 template <class T> INLINE T shift_probabilities(Rows<T>& s, int row, T delta) {
     constexpr int N = LANES<T>;
-    const T b = s.b[row], c2 = b * (b - 1) / 2, c3 = c2 * (b - 2) / 3;
+    const Vec<T> b = fill(s.b[row]), by = fill(delta);
     const Threshold<T> at = threshold(s, row);
     double total = 0;
     int64_t n = num_vectors<T>(s.count[row]);
     for (int64_t first = 0; first < n; first += BLOCK) {
         Vec<T> part = {};
         for (int64_t i = first; i < min(n, first + BLOCK); i++) {
-            Vec<T> u = max(at.base(load(s.x + row * s.stride + i * N)), fill((T)1e-6));
-            Vec<T> r = min(delta * reciprocal(u), fill((T)1));
             Vec<T> p = load(s.p + row * s.stride + i * N) *
-                       positive_part((T)1 - r * (b - r * (c2 - r * c3)));
+                       shift_factor<T>(at.base(load(s.x + row * s.stride + i * N)), by, b);
             store(s.p + row * s.stride + i * N, p);
             part += p;
         }
