@@ -1,4 +1,4 @@
-"""Runs opened from Python give what the commands print; temperatures, symbols and alignments."""
+"""Runs opened from Python give what the commands print, byte for byte; temperatures, symbols and alignments."""
 
 from __future__ import annotations
 
@@ -40,15 +40,18 @@ def softmax(tmp_path_factory: pytest.TempPathFactory) -> TextRun:
     return open_run(train_here(translation(folder / "data"), folder / "run", *options))
 
 
-def assert_printed(capsys: pytest.CaptureFixture[str], contents: list[dict[str, Any]], expected: str) -> None:
-    """Assert that contents are printed as expected; some processors round equal sums differently."""
+def printed(capsys: pytest.CaptureFixture[str], contents: list[dict[str, Any]]) -> str:
     capsys.readouterr()
     for content in contents:
         print_json(content)
+    return capsys.readouterr().out
+
+
+def assert_same_but_for_rounding(ours: str, theirs: str) -> None:
+    """Assert that JSON lines of the translator are equal; calls may round its sums over segmentations differently."""
     real = re.compile(r"-?\d+\.\d+(?:e-?\d+)?|\d+e-\d+")
-    out = capsys.readouterr().out
-    assert real.sub("", out) == real.sub("", expected)
-    numbers, others = ([float(number) for number in real.findall(text)] for text in (out, expected))
+    assert real.sub("", ours) == real.sub("", theirs)
+    numbers, others = ([float(number) for number in real.findall(text)] for text in (ours, theirs))
     assert numbers == pytest.approx(others, rel=1e-5, abs=1e-6)
 
 
@@ -81,7 +84,7 @@ def test_python_gives_what_the_command_prints(
     stdin = "".join(f"{line}\n" for line in VERBS)
     done = tsallis("translate", trained, *flags(**options, **details), "--json", stdin=stdin)
     answers = verbs.translate(VERBS, SearchOptions(**options), **details)
-    assert_printed(capsys, [answer.to_dict() for answer in answers], done.stdout)
+    assert printed(capsys, [answer.to_dict() for answer in answers]) == done.stdout
     assert [answer.line for answer in answers] == [1, 2, 3, 4] and sum(answer.unknown for answer in answers) > 0
     if "mode" not in options and "alignment" not in details:
         plain = {name: value for name, value in options.items() if name != "n_best"}
@@ -104,7 +107,9 @@ def test_translations_are_those_of_the_command_over_several_blocks(
         assert answer.best is None or answer.text == numbers.run.tgt_vocab.decode(answer.best.hypothesis.tokens)
     drawn = SearchOptions(mode="sample", num_samples=2, max_length=6)
     draws = tsallis("translate", translator, *flags(**drawn.given), "--json", stdin=stdin).stdout
-    assert_printed(capsys, [answer.to_dict() for answer in numbers.translate(lines, drawn)], draws)
+    assert_same_but_for_rounding(
+        printed(capsys, [answer.to_dict() for answer in numbers.translate(lines, drawn)]), draws
+    )
 
 
 def test_prefixes_are_a_column(tsallis, trained: Path, verbs: TextRun, capsys) -> None:
@@ -112,7 +117,7 @@ def test_prefixes_are_a_column(tsallis, trained: Path, verbs: TextRun, capsys) -
     stdin = "".join(f"{line}\t{prefix}\n" for line, prefix in zip(VERBS, prefixes, strict=True))
     done = tsallis("translate", trained, "--prefix-column", "--json", stdin=stdin)
     answers = verbs.translate(VERBS, prefixes=prefixes)
-    assert_printed(capsys, [answer.to_dict() for answer in answers], done.stdout)
+    assert printed(capsys, [answer.to_dict() for answer in answers]) == done.stdout
     with pytest.raises(InputError, match=r"^prefixes:2: the text '1' contains symbols that"):
         verbs.translate(VERBS[:2], prefixes=["wa", "1"])
 
@@ -124,7 +129,7 @@ def test_scores_are_those_of_the_command(tsallis, trained: Path, translator: Pat
     ]
     done = tsallis("score", trained, "--json", stdin="".join(f"{line}\n" for line in lines))
     scores = verbs.score(VERBS, forms)
-    assert_printed(capsys, [score.to_dict() for score in scores], done.stdout)
+    assert printed(capsys, [score.to_dict() for score in scores]) == done.stdout
     assert [score.to_dict() for score in verbs.score(lines)] == [score.to_dict() for score in scores]
     assert not scores[2].possible and scores[2].log_prob == -math.inf and scores[2].tokens[-1] == "<unk>"
     text = tsallis("score", trained, stdin="".join(f"{line}\n" for line in lines)).stdout.split()
@@ -132,7 +137,7 @@ def test_scores_are_those_of_the_command(tsallis, trained: Path, translator: Pat
     pairs = ["sieben\tseven", "hundert\tone hundred"] * 33
     done = tsallis("score", translator, "--json", stdin="".join(f"{line}\n" for line in pairs))
     sides = zip(*(pair.split("\t") for pair in pairs), strict=True)
-    assert_printed(capsys, [score.to_dict() for score in numbers.score(*sides)], done.stdout)
+    assert_same_but_for_rounding(printed(capsys, [score.to_dict() for score in numbers.score(*sides)]), done.stdout)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +186,8 @@ def test_alignments_are_the_weights_that_look_prints(tsallis, request: pytest.Fi
             for row, column, weight in look["attention"][0]["weights"]:
                 matrix.setdefault(row, {})[column] = weight
             end = len(look["target"]) - 1
-            for printed in (alignment, output["alignment"]):
-                pairs = [(int(t), int(s)) for s, t in (pair.split("-") for pair in printed.split())]
+            for shown in (alignment, output["alignment"]):
+                pairs = [(int(t), int(s)) for s, t in (pair.split("-") for pair in shown.split())]
                 assert all(t < end for t, _ in pairs)
                 if links == "support":  # calls may round weights near zero differently, and equal ones below
                     differing = {*pairs} ^ {(t, s) for t, own in matrix.items() if t < end for s in own}
