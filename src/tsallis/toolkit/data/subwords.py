@@ -166,10 +166,10 @@ class Subwords:
             text: Text to segment.
             alpha: For BPE, the probability of skipping a merge (BPE-dropout; Provilkov et al. 2020 use 0.1). For
                 unigram models, the exponent of a segmentation's probability (Kudo 2018, sec. 3.3, uses 0.1 to 0.5).
-            seed: Non-negative seed.
+            seed: Any integer; its sign has no effect.
 
         Raises:
-            ValueError: If alpha is not from 0 to 1, or the seed is negative.
+            ValueError: If alpha is not from 0 to 1, or the model has the kind "word".
         """
         return self.sample_many([text], alpha, [seed])[0]
 
