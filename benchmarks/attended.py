@@ -1,4 +1,4 @@
-"""Train Transformers that attend to a given number of positions, beside simpler ways to make attention sparse.
+"""Calibrate Transformers to a given number of attended positions, beside the largest weights of softmax.
 
     python benchmarks/attended.py inflection TRAIN DEV TEST --out FILE.csv    # files of SIGMORPHON 2018, task 1
     python benchmarks/attended.py sentences TRAIN DEV TEST --out FILE.csv     # lines: label<TAB>text
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
-import math
 import sys
 import tempfile
 import time
@@ -28,17 +27,15 @@ import tsallis.huggingface.attention
 import tsallis.nn.multihead_attention
 from tsallis.functional.attention import AttentionOutput, attend
 from tsallis.models import TransformerSeq2Seq, calibrate_attended
-from tsallis.nn import attended as control
 from tsallis.search.step import eval_mode
 from tsallis.toolkit.config import Settings
 from tsallis.toolkit.data import Vocabulary
 from tsallis.toolkit.evaluation.teacher_forcing import row_hits
 from tsallis.toolkit.tasks.strings import encode_examples, read_strings
-from tsallis.toolkit.training import Trainer, engine
+from tsallis.toolkit.training import Trainer
 
 ATTENTION = {"softmax": 1.0, "entmax": 1.5, "sparsemax": 2.0}
 DEV = 250  # number of lines for the calibration
-WINDOW = 50  # number of last updates over which the mean in training is averaged
 
 
 @contextlib.contextmanager
@@ -62,19 +59,6 @@ def top_k(count: int) -> Iterator[None]:
             module.attend = attend
 
 
-class Factors:
-    """Record of the factors and means of a training: a stand-in for `scale_change`."""
-
-    def __init__(self) -> None:
-        self.logarithm, self.means = 0.0, []
-
-    def __call__(self, sums: Tensor, *rest: Any) -> float:
-        factor = control.scale_change(sums, *rest)
-        self.logarithm += math.log(factor)
-        self.means.append(float(sums[0] / sums[2]))
-        return factor
-
-
 class Inflection:
     """Encoder-decoder that inflects lemmas."""
 
@@ -87,16 +71,13 @@ class Inflection:
         self.sizes = {"src_vocab": len(src), "tgt_vocab": len(tgt)}
         self.train, self.dev, self.test = (encode_examples(part, src, tgt) for part in (train, dev[:DEV], test))
 
-    def fit(self, attention: str, seed: int, attended: float | None, factor: float) -> Any:
+    def fit(self, attention: str, seed: int) -> Any:
         torch.manual_seed(seed)
         sizes = {"d_model": 64, "heads": 4, "layers": 2, "d_ff": 128, "dropout": 0.1, "norm": "pre"}
         model = TransformerSeq2Seq(**self.sizes, **sizes, attention=attention)
-        for part in model.attentions().values():
-            for one in part:
-                one.scale_scores(factor)
         options = {"epochs": 10**6, "updates": self.updates, "validate_updates": self.updates, "batch_size": 32}
         rates = {"schedule": "linear", "warmup": self.updates // 10, "learning_rate": 2e-3, "checkpoint_every": 10**6}
-        settings = Settings(**options, **rates, attended=attended, seed=seed, validation_rows=1)
+        settings = Settings(**options, **rates, seed=seed, validation_rows=1)
         with tempfile.TemporaryDirectory() as folder:
             Trainer(model, self.train, self.dev, Path(folder), settings).run()
         return model.eval()
@@ -148,18 +129,15 @@ class Sentences:
     def _batches(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Tensor]]:
         return [self._batch(rows[i : i + 100]) for i in range(0, len(rows), 100)]
 
-    def fit(self, attention: str, seed: int, attended: float | None, factor: float) -> Any:
+    def fit(self, attention: str, seed: int) -> Any:
         import transformers as tf
 
-        from tsallis.huggingface import ControlAttended, sparsify
+        from tsallis.huggingface import sparsify
 
         torch.manual_seed(seed)
         sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 128}
         model = tf.BertForSequenceClassification(tf.BertConfig(vocab_size=self.size, **sizes))
-        sparsify(model, ATTENTION[attention], attended=None if attention == "softmax" else attended or 1)
-        for module in model.modules():
-            if hasattr(module, "scale"):
-                module.scale.fill_(factor)
+        sparsify(model, ATTENTION[attention])
         with tempfile.TemporaryDirectory() as folder:
             options = {
                 "max_steps": self.updates,
@@ -169,9 +147,8 @@ class Sentences:
             }
             quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
             arguments = tf.TrainingArguments(folder, **options, **quiet, warmup_steps=self.updates // 10)
-            callbacks = [ControlAttended()] if attended is not None else []
             data = {"train_dataset": self.train, "data_collator": self._batch}
-            tf.Trainer(model, arguments, callbacks=callbacks, **data).train()
+            tf.Trainer(model, arguments, **data).train()
         return model.eval()
 
     def calibrate(self, model: Any, attended: float) -> float:
@@ -203,11 +180,11 @@ class Table:
     def has(self, **facts: Any) -> bool:
         return any(all(str(row[name]) == str(x) for name, x in facts.items()) for row in self.rows)
 
-    def add(self, seed: int, method: str, target: Any, scores: Row, seconds: float, in_training: Any = "") -> None:
-        row = {"seed": seed, "method": method, "attended": target, "in_training": in_training, **scores}
+    def add(self, seed: int, method: str, target: Any, scores: Row, seconds: float) -> None:
+        row = {"seed": seed, "method": method, "attended": target, **scores}
         row = {**self.facts, **row, "seconds": seconds, **machine()}
         self.rows.append({name: f"{x:.4g}" if isinstance(x, float) else x for name, x in row.items()})
-        print(table(self.rows[-1:], list(row)[:7]).splitlines()[-1], file=sys.stderr, flush=True)
+        print(table(self.rows[-1:], list(row)[:6]).splitlines()[-1], file=sys.stderr, flush=True)
         if self.path is not None:
             with self.path.open("w", newline="", encoding="utf-8") as stream:
                 writer = csv.DictWriter(stream, list(self.rows[0]))
@@ -218,31 +195,11 @@ class Table:
 def run_seed(task: Any, seed: int, targets: Sequence[int], out: Table) -> None:
     """Train and judge all models of a seed."""
     name = out.facts["task"]
-    for target in targets:
-        if out.has(task=name, seed=seed, method="controlled", attended=target):
-            continue
-        factors = Factors()
-        engine.scale_change = factors
-        if name == "sentences":
-            tsallis.huggingface.attended.scale_change = factors
-        start = time.process_time()
-        model = task.fit("entmax", seed, target, 1.0)
-        seconds = time.process_time() - start
-        last = factors.means[-WINDOW:]
-        out.add(seed, "controlled", target, task.judge(model), seconds, sum(last) / len(last))
-        task.calibrate(model, target)
-        out.add(seed, "controlled, calibrated", target, task.judge(model), 0.0)
-        start = time.process_time()
-        model = task.fit("entmax", seed, None, math.exp(factors.logarithm))
-        seconds = time.process_time() - start
-        out.add(seed, "constant factor", target, task.judge(model), seconds)
-        task.calibrate(model, target)
-        out.add(seed, "constant factor, calibrated", target, task.judge(model), 0.0)
     for attention in ("entmax", "softmax", "sparsemax"):
         if out.has(task=name, seed=seed, method=attention):
             continue
         start = time.process_time()
-        model = task.fit(attention, seed, None, 1.0)
+        model = task.fit(attention, seed)
         seconds = time.process_time() - start
         out.add(seed, attention, "", task.judge(model), seconds)
         for target in targets:
@@ -270,7 +227,7 @@ def main() -> None:
     out = Table(options.out, {"task": options.task, "updates": task.updates})
     for seed in options.seeds:
         run_seed(task, seed, options.targets, out)
-    print(table(out.rows, ["task", "seed", "method", "attended", "in_training", "accuracy", "reached"]))
+    print(table(out.rows, ["task", "seed", "method", "attended", "accuracy", "reached"]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Use sparse attention, losses, sampling and search in Hugging Face Transformers; needs the extra `hf`."""
 
 from tsallis.huggingface.alphas import FixedAlpha, LearnedAlpha, alphas, parameter_groups
-from tsallis.huggingface.attended import ControlAttended, calibrate_attended
+from tsallis.huggingface.attended import calibrate_attended
 from tsallis.huggingface.attention import register
 from tsallis.huggingface.callbacks import AnnealAlpha, AttentionLog
 from tsallis.huggingface.decoder import TransformersDecoder
@@ -18,7 +18,6 @@ register()  # register at import, because another process may unpickle a model
 __all__ = [
     "AnnealAlpha",
     "AttentionLog",
-    "ControlAttended",
     "DensityMeter",
     "DistilledDataset",
     "EntmaxLogitsProcessor",

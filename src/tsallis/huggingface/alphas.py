@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from tsallis.functional.rows import alpha_number
 from tsallis.nn import parameter_groups as nn_parameter_groups
 from tsallis.nn.alpha import PerHeadAlpha
-from tsallis.nn.attended import check_attended
 from tsallis.ops.transforms import exporting_to_onnx, traced, without_numbers
 
 ALPHA = "tsallis_alpha"  # name of the module with the alphas inside an attention
@@ -109,21 +108,19 @@ class ScaledAlpha(FixedAlpha):
 
     Args:
         value: Alpha, above 1.
-        attended: Target of the mean number of attended keys, at least 1.
         device: Device of the buffers.
 
     Raises:
-        ValueError: The alpha is not a number above 1, or `attended` is below 1 or not finite.
+        ValueError: The alpha is not a number above 1.
     """
 
     scale: Tensor
 
-    def __init__(self, value: Any, attended: float, device: Any = None) -> None:
-        number = value if isinstance(value, str) else fixed_numbers(value)
+    def __init__(self, value: Any, device: Any = None) -> None:
+        number = fixed_numbers(value)
         if not isinstance(number, float) or number <= 1:
             raise ValueError(f"alpha must be one number above 1 to set attended, got {number}")
         super().__init__(number, device)
-        self.attended = check_attended(attended)
         self.register_buffer("scale", torch.ones((), dtype=torch.float32, device=device))
 
 

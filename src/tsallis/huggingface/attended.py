@@ -1,4 +1,4 @@
-"""Set how many keys the queries of a sparsified model attend to, during or after training."""
+"""Set how many keys the queries of a trained, sparsified model attend to."""
 
 from __future__ import annotations
 
@@ -7,72 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import TrainerCallback
 
+from tsallis.errors import check_real
 from tsallis.huggingface.alphas import ALPHA, FixedAlpha, ScaledAlpha, alpha_modules
 from tsallis.huggingface.density import DensityMeter
 from tsallis.huggingface.settings import write_settings
-from tsallis.nn.attended import calibrate, check_attended, scale_change, warn_unmet
+from tsallis.nn.attended import calibrate
 from tsallis.search.step import eval_mode
-
-
-class ControlAttended(TrainerCallback):
-    """Callback that reaches the mean number of attended keys that was set by `sparsify(model, attended=4)`.
-
-    One factor multiplies the queries of all attentions with this setting. After every step, the factor grows if the
-    queries of the step attended to too many keys on average, and falls if they attended to too few. The target falls
-    gradually from 10 % to 60 % of the steps. The mean is over all heads, layers and queries except padding. A
-    checkpoint stores the factor, and a resumed training continues exactly. A warning is given at the end if the target
-    was missed by more than 10 %, for example because texts are short.
-
-    In evaluation mode, the mean usually differs because of dropout; :func:`calibrate_attended` corrects this. The best
-    model of `load_best_model_at_end` may be one from before the target was reached.
-
-    Attributes:
-        mean: Mean number of attended keys in the last step.
-
-    Raises:
-        ValueError: At the start of the training: the model has no attention with the setting, attentions have
-            different settings, or the model is compiled.
-
-    Example:
-        >>> from transformers import Trainer
-        >>> def set_attended(trainer: Trainer) -> None:
-        ...     trainer.add_callback(ControlAttended())
-    """
-
-    def __init__(self) -> None:
-        self.mean = 0.0
-        self._meter: Any = None
-        self._modules: dict[str, ScaledAlpha] = {}
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Check the model and the settings."""
-        self._modules = {name: x for name, x in alpha_modules(kwargs["model"]) if isinstance(x, ScaledAlpha)}
-        if len(targets := {module.attended for module in self._modules.values()}) != 1:
-            found = " and ".join(map(str, sorted(targets))) or "none"
-            raise ValueError(f"the attentions must have one setting attended: call sparsify with it, got {found}")
-        if args.torch_compile:
-            raise ValueError("ControlAttended needs torch_compile=False, got True")
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start counting."""
-        self._meter = DensityMeter(kwargs["model"])
-        self._meter.attach()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Change the factor according to the counts of all processes."""
-        self._meter.detach()
-        sums = self._meter.sums(self._modules).to(args.device)
-        if args.world_size > 1:
-            torch.distributed.all_reduce(sums)
-        self.mean = float(sums[0] / sums[2].clamp(min=1))
-        for module in self._modules.values():
-            module.scale.mul_(scale_change(sums, module.attended, state.global_step, state.max_steps))
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Warn if the target was missed."""
-        warn_unmet(self.mean, next(iter(self._modules.values())).attended)
 
 
 def calibrate_attended(model: nn.Module, batches: Iterable[Mapping[str, Any]], attended: float) -> float:
@@ -103,7 +44,7 @@ def calibrate_attended(model: nn.Module, batches: Iterable[Mapping[str, Any]], a
         >>> round(calibrate_attended(model, [{"input_ids": torch.randint(5, 99, (4, 20))}], 3))
         3
     """
-    attended = check_attended(attended)
+    attended = check_real("attended", attended, 1)
     DensityMeter(model)  # raise if the model is not sparsified
     modules = {}
     for name, alpha in alpha_modules(model):
@@ -111,7 +52,7 @@ def calibrate_attended(model: nn.Module, batches: Iterable[Mapping[str, Any]], a
             raise ValueError(
                 f"calibrate_attended needs fixed alphas, but {name} has learned alphas: call sparsify first"
             )
-        modules[name] = ScaledAlpha(alpha.value, attended, alpha.value.device)
+        modules[name] = ScaledAlpha(alpha.value, alpha.value.device)
         if isinstance(alpha, ScaledAlpha):
             modules[name].scale.copy_(alpha.scale)
     for name, module in modules.items():

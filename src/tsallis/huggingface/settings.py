@@ -13,9 +13,8 @@ from tsallis.huggingface.modules import choose_attentions, count_heads
 
 SETTINGS = "tsallis"  # name of the attribute of a configuration
 # Kinds of fixed alphas, whose numbers are saved with the weights. For learned alphas, the setting contains two bounds.
-# A number is the target of a fixed alpha's attended keys.
-FIXED, FIXED_PER_HEAD = "fixed", "fixed per head"
-Setting = str | float | list[float]
+FIXED, FIXED_PER_HEAD, SCALED = "fixed", "fixed per head", "fixed, scaled scores"
+Setting = str | list[float]
 
 
 def write_settings(model: Any) -> None:
@@ -28,7 +27,7 @@ def _setting(alpha: FixedAlpha | LearnedAlpha) -> Setting:
     if isinstance(alpha, LearnedAlpha):
         return [alpha.low, alpha.high]
     if isinstance(alpha, ScaledAlpha):
-        return alpha.attended
+        return SCALED
     return FIXED_PER_HEAD if alpha.value.dim() else FIXED
 
 
@@ -54,10 +53,11 @@ def _alpha_module(name: str, attention: nn.Module, setting: Setting) -> FixedAlp
     if isinstance(setting, list):
         low, high = setting
         return LearnedAlpha(count_heads(attention), low, high, (low + high) / 2, dtype=torch.float32)
-    if isinstance(setting, int | float):
-        return ScaledAlpha(1.5, setting)
+    if setting == SCALED:
+        return ScaledAlpha(1.5)
     if setting not in (FIXED, FIXED_PER_HEAD):
-        raise ValueError(f"the alphas of {name} must be {FIXED!r}, {FIXED_PER_HEAD!r} or two bounds, got {setting!r}")
+        kinds = f"{FIXED!r}, {FIXED_PER_HEAD!r}, {SCALED!r}"
+        raise ValueError(f"the alphas of {name} must be {kinds} or two bounds, got {setting!r}")
     return FixedAlpha(1.0 if setting == FIXED else [1.0] * count_heads(attention))
 
 

@@ -13,7 +13,6 @@ from tsallis.huggingface.alphas import (
     ALPHA,
     FixedAlpha,
     LearnedAlpha,
-    ScaledAlpha,
     alpha_modules,
     base_model,
     fixed_numbers,
@@ -37,7 +36,6 @@ def sparsify(
     initial: float | None = None,
     low: float = 1.0,
     high: float = 2.0,
-    attended: float | None = None,
 ) -> Model:
     r"""Replace the attention of a Transformers model by sparse attention with fixed or learned alphas.
 
@@ -59,8 +57,6 @@ def sparsify(
         initial: Initial learned alpha, between `low` and `high`; 1.1 is near softmax. None draws a random value, see
             :class:`tsallis.nn.PerHeadAlpha`.
         low, high: Bounds of learned alphas.
-        attended: Mean number of keys that queries will attend to, at least 1. It needs one alpha above 1. The callback
-            :class:`ControlAttended` or the function :func:`calibrate_attended` reaches it by a factor of all scores.
 
     Returns:
         The model.
@@ -81,7 +77,7 @@ def sparsify(
     _check_whole(base, "sparsify with the argument layers")
     layers = layers if layers is None or isinstance(layers, int | str) else list(layers)
     modules = {
-        name: (attention, _alpha_module(value, name, attention, initial, low, high, attended))
+        name: (attention, _alpha_module(value, name, attention, initial, low, high))
         for value, chosen in _alphas_of_layers(alpha, layers)
         for name, attention in choose_attentions(base, chosen, kind).items()
     }
@@ -195,11 +191,8 @@ def _alpha_module(
     initial: float | None,
     low: float,
     high: float,
-    attended: float | None,
 ) -> FixedAlpha | LearnedAlpha:
     device = next(attention.parameters()).device
-    if attended is not None:
-        return ScaledAlpha(alpha, attended, device)
     if isinstance(alpha, str):
         if alpha != "learned":
             raise ValueError(f"alpha must be a number or 'learned', got {alpha!r}")

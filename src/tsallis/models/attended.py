@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsallis.errors import InputError
+from tsallis.errors import InputError, check_real
 from tsallis.models.batch import Batch
 from tsallis.models.sharing import AttentionModel
 from tsallis.nn import MultiheadAttention
-from tsallis.nn.attended import calibrate, check_attended
+from tsallis.nn.attended import calibrate
 
 
 def scalable_attentions(model: Any) -> list[MultiheadAttention]:
@@ -57,7 +57,7 @@ def calibrate_attended(model: Any, batches: Sequence[Batch], attended: float) ->
         >>> round(calibrate_attended(model, [batch], 4))
         4
     """
-    attentions, attended = scalable_attentions(model), check_attended(attended)
+    attentions, attended = scalable_attentions(model), check_real("attended", attended, 1)
     device = attentions[0].out_proj.weight.device
 
     def scale(factor: float) -> None:

@@ -131,9 +131,6 @@ class Settings(Section):
         label_smoothing: Share of the target probability that is spread over all symbols, at least 0 and below 1.
         output_alpha: Alphas of the output during training, `{start: 1, until: 0.9}`; default: the alpha of the model.
             Validation always uses the alpha of the model.
-        attended: Mean number of positions that a query of a Transformer's attention attends to, over all heads and
-            layers. One factor of all scores is increased between 10 % and 60 % of the updates. The best checkpoint is
-            selected afterwards.
         accumulate: Number of batches per update and process. The loss is averaged over the symbols of all batches.
         precision: Precision of forward passes, "float32" or "bfloat16" (autocast).
         strategy: Strategy for several processes, "ddp" or "fsdp".
@@ -186,7 +183,6 @@ class Settings(Section):
     clip: float = Field(5.0, gt=0)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     output_alpha: AnnealedAlpha | None = None
-    attended: float | None = Field(None, ge=1, allow_inf_nan=False)
     accumulate: Count = 1
     precision: Literal["float32", "bfloat16"] = "float32"
     strategy: Literal["ddp", "fsdp"] = "ddp"
@@ -218,13 +214,10 @@ class Settings(Section):
             )
         if self.teacher is not None and self.label_smoothing:
             raise ValueError(f"label_smoothing must be 0 with a teacher, found {self.label_smoothing:g}")
-        for name in ("output_alpha", "attended"):
-            if getattr(self, name) is not None and self.updates is None:
-                raise ValueError(f"{name} needs updates: set the number of updates")
-            if getattr(self, name) is not None and self.compile:
-                raise ValueError(f"{name} needs compile: false, found true")
-        if self.attended is not None and self.strategy != "ddp":
-            raise ValueError(f"attended needs strategy: ddp, found {self.strategy}")
+        if self.output_alpha is not None and self.updates is None:
+            raise ValueError("output_alpha needs updates: set the number of updates")
+        if self.output_alpha is not None and self.compile:
+            raise ValueError("output_alpha needs compile: false, found true")
         return self
 
     def plan(self, lengths: Tensor) -> BatchPlan:

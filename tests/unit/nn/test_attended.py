@@ -2,71 +2,19 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
 
 from tsallis import entmax
 from tsallis.nn import MultiheadAttention
-from tsallis.nn.attended import calibrate, scale_change
+from tsallis.nn.attended import calibrate
 from tsallis.ops import reference
-
-UPDATES = 400
 
 
 def sums_of(scores: Tensor, alpha: float = 1.5) -> Tensor:
     """Attended keys, visible keys and queries of scores [queries, keys]."""
     return torch.tensor([(entmax(scores, alpha) > 0).sum(), scores.numel(), len(scores)], dtype=torch.float64)
-
-
-def run(target: float, keys: int, updates: int, drift: float = 0.0) -> tuple[list[float], list[float]]:
-    """Factor and mean of every update; the scores of a step are new, and grow or shrink by themselves."""
-    torch.manual_seed(0)
-    logarithm, factors, means = 0.0, [], []
-    for step in range(1, updates + 1):
-        sums = sums_of(torch.randn(64, keys) * math.exp(logarithm + drift * step / updates))
-        factor = scale_change(sums, target, step, updates)
-        logarithm += math.log(factor)
-        factors.append(factor)
-        means.append(float(sums[0] / sums[2]))
-    return factors, means
-
-
-@pytest.mark.parametrize("drift", [-1.0, 0.0, 1.0])
-@pytest.mark.parametrize(("target", "updates"), [(1.5, 400), (2, 120), (4, 400), (8, 60), (8, 2000)])
-def test_the_mean_reaches_its_target(target: float, updates: int, drift: float) -> None:
-    _, means = run(target, 20, updates, drift)
-    last = means[-updates // 10 :]
-    assert sum(last) / len(last) == pytest.approx(target, rel=0.1)
-
-
-def test_the_target_falls_gradually() -> None:
-    factors, means = run(2, 40, UPDATES)
-    assert factors[: UPDATES // 10 - 1] == [1] * (UPDATES // 10 - 1)
-    assert all(math.exp(-0.05) <= factor <= math.exp(0.05) for factor in factors)
-    smooth = [sum(means[i : i + 20]) / 20 for i in range(0, UPDATES, 20)]
-    assert min(smooth) > 1.8, "the factor must not overshoot"
-    assert smooth[UPDATES * 3 // 10 // 20] > 3, "at 30 % of the updates, the mean is still far from the target"
-
-
-def test_the_change_has_its_formula() -> None:
-    def expected(mean: float, step: int, updates: int) -> float:
-        rate = min(max(0.02, 20 / updates), 1 / max(0.6 * updates - step, 1))
-        return math.exp(rate * max(-1.0, min(1.0, math.log(mean / 4))))
-
-    for mean in (1.0, 3.9, 4.0, 5.0, 30.0):
-        for step, updates in ((100, 1000), (400, 1000), (599, 1000), (1000, 1000), (30, 60)):
-            sums = torch.tensor([7 * mean, 7 * 40, 7])
-            assert scale_change(sums, 4, step, updates) == pytest.approx(expected(mean, step, updates), rel=1e-6)
-
-
-def test_too_few_visible_keys_leave_the_factor() -> None:
-    """A mean that can't be reached: else the factor would fall without end."""
-    factors, _ = run(8, 5, UPDATES)
-    assert math.prod(factors) > math.exp(-6) and factors[-50:] == [1] * 50
-    assert scale_change(torch.zeros(3), 4, 300, UPDATES) == 1
 
 
 @pytest.mark.parametrize("target", [1, 1.2, 3, 17.5])

@@ -51,7 +51,7 @@ class Changes:
                 continue
             before, now = self.values[path]
             depending = ["schedule: linear"] if self.settings.schedule == "linear" else []
-            depending += [name for name in ("output_alpha", "attended") if getattr(self.settings, name) is not None]
+            depending += ["output_alpha"] if self.settings.output_alpha is not None else []
             if key == "step" and depending:
                 expected = f"must be {before} as before, because {depending[0]} depends on it"
             elif now is None or now > last[key]:

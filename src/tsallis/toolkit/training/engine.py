@@ -24,10 +24,8 @@ from torch.distributed.checkpoint.state_dict import (
 from tsallis.errors import InputError
 from tsallis.functional import SparseRows
 from tsallis.models.arguments import untrained_copy
-from tsallis.models.attended import scalable_attentions
 from tsallis.models.batch import Batch, has_loss
 from tsallis.models.sharing import aliases_of
-from tsallis.nn.attended import scale_change
 from tsallis.nn.parameter_groups import parameter_groups
 from tsallis.symbols import IGNORE_INDEX
 from tsallis.toolkit.config import Settings
@@ -55,8 +53,6 @@ class Objective(nn.Module):
         self.model, self.label_smoothing = model, label_smoothing
         self.collect_stats = False
         self.batch_stats: BatchStats | None = None
-        self.counts_attended = False
-        self.attended = torch.zeros(3, dtype=torch.float64)  # sums over queries: attended keys, visible keys, queries
 
     def forward(
         self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, soft: SparseRows | None = None
@@ -67,8 +63,6 @@ class Objective(nn.Module):
         decoded = model(src, src_lengths, tgt_in)
         if self.collect_stats:
             self.batch_stats = batch_stats(model, decoded, tgt_out)
-        if self.counts_attended:
-            self.attended = self.attended.to(tgt_in.device) + model.count_attended(tgt_in)
         if soft is not None:
             return model.output.loss(decoded.hidden, soft, reduction="sum")
         return model.output.loss(decoded.hidden, tgt_out, reduction="sum", label_smoothing=self.label_smoothing)
@@ -110,7 +104,6 @@ class Engine:
         groups = parameter_groups(self.model, 1.0, alpha_lr_scale=scale, weight_decay=decay)
         groups = [{**group, "factor": group["lr"]} for group in groups]
         self.optimizer = OPTIMIZERS[settings.optimizer](groups, betas=settings.betas, fused=fused)
-        self.attentions = [] if settings.attended is None else scalable_attentions(model)
 
     def _wrap(self) -> nn.Module:
         if self.world.size == 1:
@@ -173,7 +166,6 @@ class Engine:
             self.objective.collect_stats = collect_stats and index == 0
             with self._gradient_sync(last=index == count - 1):
                 number = index if counts else 0
-                self.objective.counts_attended = counts and bool(self.attentions)
                 loss = self._loss(batches[number], None if soft is None else soft[number])
                 # DDP and FSDP average gradients over processes. Multiplying by the number of processes undoes this.
                 (loss * (self.world.size / max(symbols, 1) if counts else 0.0)).backward()
@@ -181,23 +173,6 @@ class Engine:
         nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         self.optimizer.step()
         return int(reported), total
-
-    def scale_attention(self, step: int) -> float:
-        """Scale all scores so that attention comes closer to the setting `attended`; call this after :meth:`update`.
-
-        Args:
-            step: Number of updates so far.
-
-        Returns:
-            The mean number of attended positions in the update.
-        """
-        assert self.settings.attended is not None and self.settings.updates is not None
-        sums = self.world.sum(*self.objective.attended.tolist())
-        self.objective.attended.zero_()
-        factor = scale_change(torch.tensor(sums), self.settings.attended, step, self.settings.updates)
-        for attention in self.attentions:
-            attention.scale_scores(factor)
-        return sums[0] / max(sums[2], 1)
 
     def _loss(self, batch: Batch, soft: SparseRows | None) -> Tensor:
         device = self.world.device

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from tsallis.analysis.score_names import OF_TEXT, TEACHER_FORCED, rank_score
 from tsallis.errors import InputError
-from tsallis.nn.attended import END
 from tsallis.search import Result, SearchOptions
 from tsallis.toolkit.config import Settings
 from tsallis.toolkit.data.corpus import Corpus
@@ -153,7 +152,6 @@ class Trainer:
         self.pending = torch.zeros((), dtype=torch.float64, device=self.world.device)
         self.began = time.perf_counter()  # time of the last flush
         self.num_symbols = 0  # number of symbols since the last flush
-        self.attended: dict[str, float] = {}  # for the log: mean number of attended positions in the last update
         self.speed = 0.0  # moving average of symbols per second
         self.elapsed = 0.0  # duration of this epoch's updates in seconds
 
@@ -350,8 +348,6 @@ class Trainer:
             symbols, loss = self.engine.update(batches, own, count, rate, collect_stats, self.stop(), soft)
         if collect_stats:
             self.batch_stats = self.engine.objective.batch_stats
-        if self.settings.attended is not None:
-            self.attended = {"attended": self.engine.scale_attention(position.step + 1)}
         self.pending += loss
         self.num_symbols += symbols
         position.symbols += symbols
@@ -417,7 +413,7 @@ class Trainer:
         where = {"epoch": position.epoch, "step": position.step}
 
         def log() -> None:
-            self.log.write(event, **where, loss=loss, learning_rate=rate, **self.attended, **(metrics or {}))
+            self.log.write(event, **where, loss=loss, learning_rate=rate, **(metrics or {}))
             if self.board is not None:
                 write_scalars(self.board, position.step, {"loss": loss, "learning_rate": rate, **(metrics or {})})
                 self.board.flush()
@@ -486,12 +482,11 @@ class Trainer:
     def _update_best(self, score: float, loss: float) -> None:
         """Compare a score with the best score so far (larger is better). If they are equal, compare the losses."""
         position = self.position
-        dense = self.settings.attended is not None and position.step < END * (self.settings.updates or 0)
-        best = dense or (score, -loss) > (position.best_score, -position.best_loss)
+        best = (score, -loss) > (position.best_score, -position.best_loss)
         self.schedule.after_validation(loss, best)
-        if best:  # every later score is better than that of a model whose attention is still too dense
-            position.best_score = -math.inf if dense else score
-            position.best_loss = math.inf if dense else loss
+        if best:
+            position.best_score = score
+            position.best_loss = loss
             position.stale = 0
         else:
             position.stale += 1

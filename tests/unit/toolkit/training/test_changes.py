@@ -88,11 +88,6 @@ def test_before_the_first_checkpoint_nothing_is_made_yet(tmp_path: Path) -> None
             {"updates": (20, 40)},
             "training.updates must be 20 as before, because output_alpha depends on it, got 40",
         ),
-        (
-            {"attended": 4, "updates": 40},
-            {"updates": (20, 40)},
-            "training.updates must be 20 as before, because attended depends on it, got 40",
-        ),
     ],
 )
 def test_ends_that_a_run_cannot_have(
