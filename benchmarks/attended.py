@@ -218,9 +218,10 @@ def main() -> None:
     parser.add_argument("--targets", type=int, nargs="+", default=[4, 2, 8])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--updates", type=int)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     announce()
     task = {"inflection": Inflection, "sentences": Sentences}[options.task](*options.files)
     task.updates = options.updates or task.updates

@@ -96,11 +96,30 @@ def test_strings(tmp_path: Path) -> None:
         (tmp_path / f"eo_{part}.tsv").write_text(
             "".join(f"{'ab' * (i % 5 + 1)}{'ac'[i % 2]}\tx y\n" for i in range(40))
         )
-    runs = ["--runs", tmp_path / "runs", "--set", "training.epochs=1", "model.d_model=8"]
+    runs = ["--runs", tmp_path / "runs", "--set", "training.epochs=1", "model.d_model=8", "model.monotonic=null"]
     run("strings.py", tmp_path, "--seeds", 2, *runs, "--out", tmp_path / "rows.csv")
     rows = read(tmp_path / "rows.csv")
     assert [(row["language"], row["models"], row["samples"]) for row in rows] == [("eo", "1", "40"), ("eo", "2", "40")]
     assert list(rows[0]) == list(read(BENCHMARKS / "results" / "strings-cpu.csv")[0])
+    students = [*runs, "--students", 1, "--weights", 1, "--out", tmp_path / "students.csv"]
+    run("distillation.py", tmp_path, *students)
+    (row,) = read(tmp_path / "students.csv")
+    assert row["models"] == "2" and 8 <= float(row["bytes_per_symbol"]) <= 8 * 9
+    assert all(0 <= float(row[f"error_of_{name}"]) <= 1 for name in ("one", "ensemble", "students"))
+
+
+def test_attended(tmp_path: Path) -> None:
+    files = [tmp_path / f"{part}.tsv" for part in ("train", "dev", "test")]
+    for number, file in enumerate(files):
+        words = "".join(f"{i % 2}\t{' '.join('abcdefgh'[(i + j + number) % 8] for j in range(8))}\n" for i in range(40))
+        file.write_text(words)
+    out = ("--out", tmp_path / "rows.csv")
+    run("attended.py", "sentences", *files, "--updates", 11, "--targets", 2, "--seeds", 1, *out)
+    rows = read(tmp_path / "rows.csv")
+    assert list(rows[0]) == list(read(BENCHMARKS / "results" / "attended-cpu.csv")[0])
+    methods = ["entmax", "entmax, calibrated", "softmax", "top-k of softmax", "sparsemax", "sparsemax, calibrated"]
+    assert [row["method"] for row in rows] == methods
+    assert all(abs(float(row["reached"]) - 2) < 0.2 for row in rows if row["attended"])
 
 
 GPU_SCRIPTS = {
