@@ -53,7 +53,16 @@ class KeyStore:
     """Base class of caches that :func:`entmax_attention` accepts in place of a key and a value."""
 
     dtype: torch.dtype | None = None  # dtype of the queries
-    rows: Any = None  # the keys in 8 bits, encoded when they are first scanned
+    _rows: Any = None
+
+    @property
+    def rows(self) -> Any:
+        """Return the keys in 8 bits, which are encoded when they are first scanned; None before."""
+        return self._rows
+
+    @rows.setter
+    def rows(self, rows: Any) -> None:
+        self._rows = rows
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Return keys and values [batch, heads, length, size], in the dtype of the computation."""
@@ -175,8 +184,9 @@ def attend(
     if limits is None and transforms_active():
         check_wrapped_alpha(alpha)
     backend = choose_attention(q, k, v, limits)
-    can, dense = capabilities(backend), need_weights or transforms_active() or forward_mode()
-    dense = dense or not (q.shape[-1] and v.shape[-1])  # kernels need at least one number per query and value
+    # Kernels need at least one number per query and value.
+    only_dense = transforms_active() or forward_mode() or not (q.shape[-1] and v.shape[-1])
+    can, dense = capabilities(backend), need_weights or only_dense
     if dense or q.dtype not in can.attention_dtypes:
         q, k, v = (upcast(x) for x in (q, k, v))
     scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else finite_number("scale", scale)
@@ -199,8 +209,12 @@ def attend(
         offset=query_offset,
         threads=0 if traced() else torch.get_num_threads(),
     )
-    rows = None if store is None or dense else _rows(store, args, backend, limits)
-    output, weights, support = _compute(args, backend, dense, rows)
+    rows = None if store is None or only_dense else _rows(store, args, backend, limits)
+    weights = rows.weights(args) if need_weights and rows is not None else None
+    if rows is not None and (weights is not None or not need_weights):
+        output, support = rows.attend(args)
+    else:
+        output, weights, support = _compute(args, backend, dense)
     held = _restore(weights, query) if need_weights and weights is not None else None
     output = _restore(output, query)
     return AttentionOutput(_convert(output, dtype), held, support)
@@ -230,11 +244,8 @@ def _rows(store: KeyStore, args: AttentionArgs, backend: str, limits: tuple[floa
     return store.rows
 
 
-def _compute(args: AttentionArgs, backend: str, dense: bool, rows: Any) -> tuple[Tensor, Tensor | None, Tensor]:
+def _compute(args: AttentionArgs, backend: str, dense: bool) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return the output, the weights or None, and a record for :func:`count_support`."""
-    if rows is not None:
-        output, support = rows.attend(args)
-        return output, None, support
     if not (math.prod(args.query.shape[:-1]) and args.key.shape[2]):
         return _empty(args)
     # Autocast must not change the dtypes of `args`. Skip the context manager if autocast is off: each extra step is

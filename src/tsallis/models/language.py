@@ -14,7 +14,14 @@ from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts, check_last_pass
 from tsallis.models.protocol import DecoderOutput, Step
 from tsallis.models.sharing import AttentionModel, SymbolRows
-from tsallis.models.transformer.decoding_state import KVBuffers, StepCache, join_buffers, select_counts, selects_all
+from tsallis.models.transformer.decoding_state import (
+    KVBuffers,
+    StepCache,
+    join_buffers,
+    select_counts,
+    selects_all,
+    step_cache,
+)
 from tsallis.nn import KeyValueCache, MultiheadAttention, OutputLayer
 from tsallis.nn.dropout import Dropout
 from tsallis.nn.kv_cache import Cache
@@ -257,7 +264,7 @@ class LanguageModel(AttentionModel):
         Attention is the mean over the heads of the last layer, restricted to the prompt.
         """
         token = token if state.last is None else state.last
-        cache = StepCache(state.kv, state.steps, state.read)
+        cache = step_cache(state.kv, state.steps, state.read)
         hidden, weights = self._read(token.unsqueeze(1), [cache] * len(self.layers), need_weights=True)
         assert weights is not None
         columns = torch.arange(state.width, device=token.device)

@@ -194,4 +194,4 @@ class ScreenedKeys(KeyValueCache, KeyStore):
         super().reorder(index)
         self._views = None
         if self.rows is not None:
-            self.rows.select(index)
+            self.rows = self.rows.select(index, len(self))

@@ -214,7 +214,7 @@ class ScreeningKernels(Protocol):
     """Attention that scans keys in 8 bits, in the file `screening.py` of a backend's folder."""
 
     LEAST_KEYS: int  # with fewer keys a scan saves nothing
-    ScreenedRows: type[Any]  # keys in 8 bits; has the methods `attend`, `lists` and `select`
+    ScreenedRows: type[Any]  # keys in 8 bits; has `attend`, `lists`, `weights` and `select`
 
     def screens(self, args: AttentionArgs) -> bool:
         """Return whether a scan may be faster than the dense kernel, and computes the same."""

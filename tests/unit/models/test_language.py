@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tsallis.models import LanguageModel
 from tsallis.models.protocol import join
+from tsallis.ops.choice import choose_screening
 from tsallis.symbols import BOS, PAD
 
 VOCAB = 9
@@ -88,6 +89,35 @@ def test_texts_that_branch_do_not_see_each_other(equal: bool) -> None:
             for step, scores in zip(steps, expected, strict=True):
                 torch.testing.assert_close(step.scores, scores[:, number])
             states = [step.state.select(torch.arange(3)) for step in steps]
+
+
+@pytest.mark.skipif(choose_screening("cpu") is None, reason="the compiled CPU kernels are missing")
+@pytest.mark.parametrize("kind", KINDS[:3], ids=str)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_keys_that_are_scanned_give_the_scores_of_one_pass(
+    kind: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows in 8 bits are copied where states branch, and follow selected rows."""
+    monkeypatch.setattr("tsallis.ops.cpu.screening.LEAST_KEYS", 1)
+    model = model_of(kind).float()
+    src, lengths = torch.randint(4, VOCAB, (rows, 40)), torch.full((rows,), 40)
+    branches = torch.randint(4, VOCAB, (2, rows, 30))  # long enough for memory to grow
+    branches[:, :, 0] = BOS
+    expected = [model(src, lengths, tokens, need_attention=True) for tokens in branches]
+    order = torch.arange(rows).flip(0)
+    with torch.no_grad():
+        start = model.step(model.start(model.encode(src, lengths)), branches[0, :, 0])
+        states = [start.state, start.state]
+        for number in range(1, 30):
+            steps = [model.step(state, tokens[:, number]) for state, tokens in zip(states, branches, strict=True)]
+            for step, wanted in zip(steps, expected, strict=True):
+                scores = model.output.scores(wanted.hidden[:, number])
+                torch.testing.assert_close(step.scores, scores, atol=1e-4, rtol=1e-4)
+                torch.testing.assert_close(step.attention, wanted.attention[:, number], atol=1e-4, rtol=1e-4)
+                assert len(step.state.kv.scanned) == model.arguments["layers"]
+            states = [step.state for step in steps]
+            if number == 15:
+                states = [state.select(order).select(order) for state in states]
 
 
 @every_kind

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from tsallis.functional.attention import KeyStore
+from tsallis.functional.rows import autocast_enabled
 
 ROOM = 8  # smallest number of tokens by which buffers grow
 
@@ -42,9 +46,10 @@ class KVBuffers:
     any other state copies the buffers.
     """
 
-    def __init__(self, buffers: tuple[Tensor, ...], used: int) -> None:
+    def __init__(self, buffers: tuple[Tensor, ...], used: int, scanned: dict[int, Any] | None = None) -> None:
         self.buffers = buffers  # keys and values of each layer in turn, [rows, heads, room, head size]
         self.used = used  # number of entries that are written or reserved
+        self.scanned = scanned or {}  # keys in 8 bits, by the number of buffers up to their layer
 
     def reserve(self, steps: int) -> KVBuffers:
         """Reserve room for one token after `steps` tokens; return these buffers, or a copy if the room is taken."""
@@ -57,7 +62,8 @@ class KVBuffers:
             room = have.new_zeros(*have.shape[:2], _room(steps), have.shape[3])
             room[:, :, :steps] = have[:, :, :steps]
             buffers.append(room)
-        return KVBuffers(tuple(buffers), steps + 1)
+        every = torch.arange(len(buffers[0]), device=buffers[0].device)
+        return KVBuffers(tuple(buffers), steps + 1, self._select_scanned(every, steps))
 
     def counts(self, steps: int) -> Tensor:
         """Return `steps` for each row."""
@@ -67,7 +73,11 @@ class KVBuffers:
     def select(self, index: Tensor, steps: int) -> KVBuffers:
         # Copy whole buffers: unused entries cost less than strided copies.
         spare = self.buffers[0].shape[2] > _room(steps)
-        return KVBuffers(tuple((x[:, :, :steps] if spare else x).index_select(0, index) for x in self.buffers), steps)
+        buffers = tuple((x[:, :, :steps] if spare else x).index_select(0, index) for x in self.buffers)
+        return KVBuffers(buffers, steps, self._select_scanned(index, steps))
+
+    def _select_scanned(self, index: Tensor, steps: int) -> dict[int, Any]:
+        return {number: rows.select(index, steps) for number, rows in self.scanned.items()}
 
 
 def selects_all(index: Tensor, rows: int) -> bool:
@@ -236,3 +246,26 @@ class StepCache:
             return torch.cat([have, new], 2)
         mask = torch.arange(self.steps + 1, device=have.device) == self.count.unsqueeze(1)  # [rows, steps + 1]
         return torch.where(mask[:, None, :, None], new, F.pad(have, (0, 0, 0, 1)))
+
+
+class ScannedStepCache(StepCache, KeyStore):
+    """Cache of one step of rows that have read equally many tokens. Attention scans long keys in 8 bits."""
+
+    dtype = torch.float32
+
+    @property
+    def rows(self) -> Any:
+        """Return the keys of the last layer that was appended in 8 bits, or None if they are not encoded yet."""
+        return self.kv.scanned.get(len(self.buffers))
+
+    @rows.setter
+    def rows(self, rows: Any) -> None:
+        self.kv.scanned[len(self.buffers)] = rows
+
+
+def step_cache(kv: KVBuffers, steps: int, read: Tensor | None) -> StepCache:
+    """Return the cache of one step. Attention can scan its keys if they are float32 and all rows are equally long."""
+    keys = kv.buffers[0]
+    scans = keys.dtype == torch.float32 and read is None
+    scans = scans and not torch.is_grad_enabled() and not autocast_enabled(keys.device.type)
+    return (ScannedStepCache if scans else StepCache)(kv, steps, read)

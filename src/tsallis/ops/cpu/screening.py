@@ -74,6 +74,19 @@ class ScreenedRows:
         self._run("screened", Attention(**call_fields(args, saved, tile_rows=1)))
         return count, index, weight
 
+    def weights(self, args: AttentionArgs) -> Tensor | None:
+        """Return the weights [1, heads, 1, keys] of queries [1, heads, 1, size]; None if a scan is not possible."""
+        if args.query.shape[0] != 1 or args.query.shape[2] != 1:
+            return None
+        counts, index, weight = self.lists(args)
+        if (longest := int(counts.max())) < 0 or int(counts.min()) < 0:
+            return None
+        used = torch.arange(longest, device="cpu") < counts.unsqueeze(1)
+        index, weight = index[:, :longest].long().where(used, 0), weight[:, :longest].where(used, 0)
+        return torch.zeros_like(weight.new_empty(1, len(counts), 1, args.key.shape[2])).scatter_add_(
+            3, index[None, :, None], weight[None, :, None]
+        )
+
     def layer(self, weight: Tensor, bias: Tensor, alpha: float) -> Screen:
         """Return the structure with which a decoder scans its output layer, until it pauses.
 
@@ -91,12 +104,15 @@ class ScreenedRows:
         saved = allocate(args, query, self.pauses, False)
         return Screen(*self._arguments(Attention(**call_fields(args, saved, tile_rows=1)), self.pauses.data_ptr()))
 
-    def select(self, index: Tensor) -> None:
-        """Select batch elements."""
+    def select(self, index: Tensor, keys: int) -> ScreenedRows:
+        """Return a copy with selected batch elements and their first `keys` keys."""
+        chosen = ScreenedRows()
         if self.rows is not None:
-            self.rows, self.mean, self.channel, self.longest = (
+            chosen.rows, chosen.mean, chosen.channel, chosen.longest = (
                 x.index_select(0, index) for x in (self.rows, self.mean, self.channel, self.longest)
             )
+            chosen.length = min(self.length, keys)
+        return chosen
 
     def _run(self, name: str, attention: Attention, begin: int = 0, pauses: int | None = None) -> None:
         cpu.run(name, *self._arguments(attention, pauses, begin))
