@@ -57,10 +57,16 @@ def losses(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> dict
     def relu(tau: float) -> Loss:
         return lambda h, w, b: tsallis.linear_alpha_relu_loss(h, w, target, 1.5, tau, bias=b)
 
+    def peer(options: Any) -> Loss:
+        return lambda h, w, b: F.linear_cross_entropy(h, w, target, linear_bias=b, options=options)
+
     formula, data = thresholds(hidden, weight, bias)
     rows = sparse_rows(target, len(weight))
+    new = hasattr(F, "linear_cross_entropy")  # newer than the oldest PyTorch that the project supports
+    peers = {"": None, "-chunked": torch.nn.LinearCrossEntropyOptions()} if new else {}
     return {
         "cross-entropy": ("torch", both(F.cross_entropy)),
+        **{f"linear-cross-entropy{end}": ("torch", peer(options)) for end, options in peers.items()},
         **{f"entmax-loss-{a}": ("tsallis", both(partial(tsallis.entmax_loss, alpha=a))) for a in (1.5, 2.0)},
         **{f"linear-entmax-loss-{a}": ("tsallis", fused(a)) for a in (1.5, 2.0, 1.25)},
         **{f"linear-entmax-loss-sparse-{a}": ("tsallis", fused(a, rows)) for a in (1.5, 2.0)},
@@ -94,7 +100,7 @@ def support(operation: str, hidden: Tensor, weight: Tensor, bias: Tensor) -> flo
     count = 0
     for chunk in hidden.split(CHUNK):
         scores = F.linear(chunk, weight, bias)
-        if operation == "cross-entropy":
+        if "cross-entropy" in operation:
             values = scores.softmax(-1)
         elif "relu" in operation:
             values = scores.mul(0.5).sub_(data if operation.endswith("data") else formula)
@@ -189,7 +195,7 @@ def verdicts(measured: list[Row]) -> list[str]:
         }
 
     sparse = ("linear-entmax-loss-1.5", "linear-entmax-loss-2.0")
-    fused = tuple({r["operation"] for r in measured if r["operation"].startswith("linear")})
+    fused = tuple({r["operation"] for r in measured if r["operation"].startswith("linear") and r["owner"] == "tsallis"})
     targets = tuple({r["operation"] for r in measured if "sparse" in r["operation"]})
     with_, without = "cross-entropy's extra memory / ours", "the same, without the gradients"
     return [

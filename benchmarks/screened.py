@@ -2,6 +2,8 @@
 
 `decoding`: one query over stored keys, beside our dense kernel and PyTorch's `scaled_dot_product_attention`.
 `output`: the support of one state, beside the float32 product alone and with entmax.
+`generation`: one token of a language model, beside the same model without a scan and one with softmax.
+`transformers`: one token of a Llama, with `ScreenedCache`, and with `DynamicCache` and entmax or softmax.
 `search`: compiled beam searches of one source, beside the same searches without a scan, and with a softmax output.
 """
 
@@ -21,7 +23,9 @@ from common import Row, announce, machine, table, verdict, write
 from torch.nn.functional import scaled_dot_product_attention
 
 import tsallis
-from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.models import LanguageModel, RNNSeq2Seq, TransformerSeq2Seq, language
+from tsallis.models.language import LanguageState
+from tsallis.models.transformer.decoding_state import KVBuffers, StepCache, step_cache
 from tsallis.nn import OutputLayer, ScreenedKeys
 from tsallis.ops.cpu import decoding as kernels
 from tsallis.search import beam_search
@@ -104,6 +108,61 @@ def output(classes: int, size: int, alpha: float, std: float, rounds: int) -> li
     return rows_of(calls, bytes_read, rounds, **about, support=float(len(layer.support(hidden).indices)))
 
 
+def generation(keys: int, std: float, rounds: int) -> list[Row]:
+    """Measure steps after random keys; the scores of all layers have a standard deviation."""
+    size, layers = HEADS * SIZE, 4
+
+    def build(alpha: float, cache: Callable[..., StepCache]) -> Callable[[], object]:
+        torch.manual_seed(keys)
+        sizes = {"d_model": size, "heads": HEADS, "layers": layers, "d_ff": 1376, "positions": "rope"}
+        model = LanguageModel(8000, **sizes, alpha=alpha).eval()
+        for layer in model.layers:
+            torch.nn.init.normal_(layer.self_attn.in_proj_weight[:size], std=std / math.sqrt(size))
+        buffers = torch.randn(2 * layers, 1, HEADS, keys + 8 * rounds, SIZE)
+        first = torch.tensor([1])
+        state = LanguageState(KVBuffers(buffers.unbind(), keys), keys, None, first - 1, 0, None)
+
+        def call() -> object:
+            nonlocal state
+            language.step_cache = cache
+            state = model.step(state, first).state
+            return state
+
+        return call
+
+    calls = {"screened": build(1.5, step_cache), "dense": build(1.5, StepCache), "softmax": build(1.0, StepCache)}
+    about = {"part": "generation", "rows": keys, "size": size, "alpha": 1.5, "std": std, "support": ""}
+    return [{**row, "gb_s": ""} for row in rows_of(calls, dict.fromkeys(calls, 0), rounds, **about)]
+
+
+def transformers(keys: int, std: float, rounds: int) -> list[Row]:
+    """Measure steps of a model of Transformers after random keys."""
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+    from tsallis.huggingface import ScreenedCache, sparsify
+
+    size, layers, token = HEADS * SIZE, 4, torch.tensor([[5]])
+    sizes = {"hidden_size": size, "intermediate_size": 1376, "num_attention_heads": HEADS, "num_hidden_layers": layers}
+    config = LlamaConfig(vocab_size=8000, max_position_embeddings=1 << 17, **sizes)
+
+    def build(sparse: bool, cache: DynamicCache | ScreenedCache) -> Callable[[], object]:
+        torch.manual_seed(keys)
+        model = LlamaForCausalLM(config).eval()
+        for number, layer in enumerate(model.model.layers):
+            torch.nn.init.normal_(layer.self_attn.q_proj.weight, std=std / math.sqrt(size))
+            cache.update(*torch.randn(2, 1, HEADS, keys, SIZE), number)
+        model = sparsify(model, 1.5) if sparse else model
+        return lambda: model(token, past_key_values=cache)
+
+    calls = {
+        "screened": build(True, ScreenedCache()),
+        "dense": build(True, DynamicCache()),
+        "softmax": build(False, DynamicCache()),
+    }
+    about = {"part": "transformers", "rows": keys, "size": size, "alpha": 1.5, "std": std, "support": ""}
+    return [{**row, "gb_s": ""} for row in rows_of(calls, dict.fromkeys(calls, 0), rounds, **about)]
+
+
 def pair(text: str) -> tuple[int, int]:
     """Read SIZExSYMBOLS."""
     size, symbols = text.split("x")
@@ -148,6 +207,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=512, help="size of the states of output layers")
     sizes = [(256, 5000), (256, 10000), (512, 32000)]
     parser.add_argument("--outputs", type=pair, nargs="*", default=sizes, help="layers of searches: SIZExSYMBOLS")
+    parser.add_argument("--contexts", type=int, nargs="*", default=[8192, 65536], help="tokens before generated ones")
     parser.add_argument("--alpha", type=float, default=1.5)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
@@ -159,6 +219,8 @@ def main() -> None:
     for classes in options.classes:
         for std in (*SPREADS, 3.5):
             rows += output(classes, options.size, options.alpha, std, options.rounds)
+    rows += [row for n in options.contexts for std in SPREADS for row in generation(n, std, options.rounds)]
+    rows += [row for n in options.contexts for std in SPREADS for row in transformers(n, std, options.rounds)]
     for kind, beam, (size, symbols) in product(("transformer", "lstm"), (1, 2, 5), options.outputs):
         for std in SPREADS:
             rows += search(kind, size, symbols, beam, std, options.rounds)

@@ -7,7 +7,7 @@ from tsallis.huggingface.callbacks import AnnealAlpha, AttentionLog
 from tsallis.huggingface.decoder import TransformersDecoder
 from tsallis.huggingface.density import DensityMeter
 from tsallis.huggingface.distillation import DistilledDataset, distill
-from tsallis.huggingface.generation import EntmaxLogitsProcessor
+from tsallis.huggingface.generation import EntmaxLogitsProcessor, ScreenedCache
 from tsallis.huggingface.implementation import find_obstacles
 from tsallis.huggingface.loading import from_pretrained
 from tsallis.huggingface.losses import lm_loss, trainer_loss
@@ -23,6 +23,7 @@ __all__ = [
     "EntmaxLogitsProcessor",
     "FixedAlpha",
     "LearnedAlpha",
+    "ScreenedCache",
     "TransformersDecoder",
     "alphas",
     "calibrate_attended",

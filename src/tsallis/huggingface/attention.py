@@ -16,6 +16,7 @@ from tsallis.huggingface.alphas import ALPHA
 from tsallis.ops.transforms import traced
 
 NAME = "tsallis"
+STORE = "tsallis_store"  # name of an attribute of keys: a weak reference to their store, see `ScreenedCache`
 FULL_MASKS = "tsallis_full_masks"  # name of the implementation that gets explicit masks, as eager attention does
 # Options of Transformers that change the scores in ways that entmax_attention does not support.
 UNSUPPORTED = {
@@ -100,7 +101,11 @@ def attention_forward(
     if (scale := getattr(alpha_module, "scale", None)) is not None:
         query = query * scale
     options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout, "need_weights": need_weights}
-    result = attend(query, key, value, alpha, attn_mask=mask, is_causal=causal, enable_gqa=True, **options)
+    options |= {"attn_mask": mask, "is_causal": causal, "enable_gqa": True}
+    store = None if torch.is_grad_enabled() else getattr(key, STORE, lambda: None)()
+    result = (
+        attend(query, key, value, alpha, **options) if store is None else attend(query, store, None, alpha, **options)
+    )
     for meter in () if traced() else meters:
         meter.add(result.support.detach(), mask, causal, query.shape[2], key.shape[2])
     if receive is not None:

@@ -1,17 +1,22 @@
-"""Sample from a sparse distribution in `generate`."""
+"""Sample from a sparse distribution in `generate`, and read few of the stored keys."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
+import weakref
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper
+from transformers.cache_utils import Cache, DynamicLayer
 
 from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number
+from tsallis.huggingface.attention import STORE
+from tsallis.nn import ScreenedKeys
+from tsallis.ops.transforms import traced
 
 # Processors that `generate` runs after the caller's processors, each with the settings that disable it. A temperature
 # needs no such setting, because its effect is undone.
@@ -116,3 +121,42 @@ class EntmaxLogitsProcessor(LogitsProcessor):
     def support_sizes(self) -> Tensor:
         """Return the number of possible tokens per step of the last call of `generate` [batch, steps]."""
         return torch.stack(self._sizes, -1) if self._sizes else torch.empty(0, 0, dtype=torch.long)
+
+
+class ScreenedCache(Cache):
+    """Cache for `generate` from which sparse attention reads few keys: a :class:`tsallis.nn.ScreenedKeys` per layer.
+
+    Outputs are those of `DynamicCache`, up to rounding. Long contexts are faster on a CPU, in float32 and with greedy
+    search or sampling. Beam search encodes the keys again at each step, which costs more than it saves.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> from tsallis.huggingface import sparsify
+        >>> model = sparsify(GPT2LMHeadModel(GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=50)))
+        >>> prompt = torch.randint(50, (1, 20))
+        >>> model.generate(prompt, past_key_values=ScreenedCache(), max_new_tokens=4, min_new_tokens=4).shape
+        torch.Size([1, 24])
+    """
+
+    def __init__(self) -> None:
+        super().__init__(layer_class_to_replicate=_ScreenedLayer)
+
+
+class _ScreenedLayer(DynamicLayer):
+    """Layer of a cache whose keys name their store, so that the attention function finds it."""
+
+    keys: Tensor
+    values: Tensor
+    store: ScreenedKeys | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if key_states.dtype != torch.float32 or torch.is_grad_enabled() or traced():
+            result: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
+            return result
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if self.store is None or self.keys is not self.store.read()[0]:  # cropped, reordered, or new
+            self.store = ScreenedKeys(self.keys, self.values) if self.keys.numel() else ScreenedKeys()
+        self.keys, self.values = self.store.append(key_states, value_states)
+        setattr(self.keys, STORE, weakref.ref(self.store))
+        return self.keys, self.values

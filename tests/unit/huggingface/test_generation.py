@@ -10,7 +10,8 @@ import torch
 
 import tsallis
 from tiny_transformers import BY_NAME, VOCABULARY, build, inputs
-from tsallis.huggingface import EntmaxLogitsProcessor
+from tsallis.huggingface import EntmaxLogitsProcessor, ScreenedCache, sparsify
+from tsallis.ops.choice import choose_screening
 
 SAMPLE = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "max_new_tokens": 5}
 
@@ -124,3 +125,73 @@ def test_settings_are_checked() -> None:
         EntmaxLogitsProcessor(temperature=0)
     with pytest.raises(ValueError, match=r"alpha must be finite and at least 1, got 0\.5"):
         EntmaxLogitsProcessor(0.5)
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scan short caches, too."""
+    if choose_screening("cpu") is None:
+        pytest.skip("the compiled CPU kernels are missing")
+    monkeypatch.setattr("tsallis.ops.cpu.screening.LEAST_KEYS", 1)
+
+
+@pytest.mark.usefixtures("scans")
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral"])
+@torch.no_grad()
+def test_a_screened_cache_gives_the_logits_of_one_pass(name: str) -> None:
+    model, cache = sparsify(build(name), 1.5), ScreenedCache()
+    ids = torch.randint(5, VOCABULARY, (2, 12))
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0  # padding on the left
+
+    def step(begin: int, end: int, rows: slice = slice(None)) -> torch.Tensor:
+        part, active = ids[rows, begin:end], mask[rows, :end]
+        position_ids = (mask[rows].cumsum(1) - 1).clamp(min=0)[:, begin:end]
+        return model(part, attention_mask=active, past_key_values=cache, position_ids=position_ids).logits
+
+    expected = model(ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits
+    for begin, end in ((0, 6), (6, 7), (7, 8), (8, 9)):
+        torch.testing.assert_close(step(begin, end)[:, -1], expected[:, end - 1], atol=1e-4, rtol=1e-4)
+    assert all(layer.store.rows is not None for layer in cache.layers)
+    cache.crop(-2)
+    for number in (7, 8):
+        torch.testing.assert_close(step(number, number + 1)[:, 0], expected[:, number], atol=1e-4, rtol=1e-4)
+    cache.batch_select_indices(torch.tensor([1]))
+    for number in (9, 10):
+        logits = step(number, number + 1, slice(1, 2))
+        torch.testing.assert_close(logits[0, 0], expected[1, number], atol=1e-4, rtol=1e-4)
+    assert all(len(layer.store) == 11 for layer in cache.layers)
+
+
+@pytest.mark.usefixtures("scans")
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"do_sample": True}], ids=str)
+def test_generation_with_a_screened_cache(options: dict[str, object]) -> None:
+    model, prompt = sparsify(build("llama"), 1.5), torch.randint(5, VOCABULARY, (2, 9))
+    outputs = []
+    for cache in (None, ScreenedCache()):
+        torch.manual_seed(0)
+        outputs.append(model.generate(prompt, past_key_values=cache, max_new_tokens=8, eos_token_id=None, **options))
+    assert torch.equal(*outputs)
+
+
+@torch.no_grad()
+def test_half_precision_uses_an_ordinary_cache() -> None:
+    model, ids, cache = (
+        sparsify(build("llama"), 1.5).to(torch.bfloat16),
+        torch.randint(5, VOCABULARY, (1, 9)),
+        ScreenedCache(),
+    )
+    for part in ids.split(4, 1):
+        logits = model(part, past_key_values=cache).logits
+    torch.testing.assert_close(logits[:, -1], model(ids).logits[:, -1], atol=0.05, rtol=0.05)
+    assert cache.layers[0].store is None
+
+
+def test_gradients_with_a_screened_cache() -> None:
+    model, cache, ids = sparsify(build("llama"), 1.5), ScreenedCache(), torch.randint(5, VOCABULARY, (1, 9))
+    model(ids[:, :5], past_key_values=cache)
+    model(ids[:, 5:], past_key_values=cache).logits[0, -1, 0].backward()
+    stepwise = model.lm_head.weight.grad.clone()
+    model.zero_grad()
+    model(ids).logits[0, -1, 0].backward()
+    torch.testing.assert_close(stepwise, model.lm_head.weight.grad)
