@@ -2,6 +2,8 @@
 
 `decoding`: one query over stored keys, beside our dense kernel and PyTorch's `scaled_dot_product_attention`.
 `output`: the support of one state, beside the float32 product alone and with entmax.
+`louver`: one query over stored keys of size 128, beside our dense kernel and Louver's CPU kernel, whose index gets the
+    exact score of the last supported key. It needs a clone of github.com/UIC-InDeXLab/Louver, AVX-512 and ninja.
 `generation`: one token of a language model, beside the same model without a scan and one with softmax.
 `transformers`: one token of a Llama, with `ScreenedCache`, and with `DynamicCache` and entmax or softmax.
 `search`: compiled beam searches of one source, beside the same searches without a scan, and with a softmax output.
@@ -13,6 +15,7 @@ import argparse
 import math
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from itertools import product
@@ -89,6 +92,32 @@ def decoding(keys: int, alpha: float, std: float, rounds: int) -> list[Row]:
     bytes_read = {"screened": HEADS * keys * (SIZE + 4), "dense": 4 * numbers, "sdpa": 8 * numbers}
     about = {"part": "decoding", "rows": keys, "size": SIZE, "alpha": alpha, "std": std}
     return rows_of(calls, bytes_read, rounds, **about, support=float(support.float().mean()))
+
+
+def louver(clone: Path, keys: int, clustered: bool, rounds: int) -> list[Row]:
+    """Measure random keys, or keys in clusters of 64, which suit an index."""
+    sys.path.insert(0, str(clone))
+    from benchmark_area.kernel_impl.TA_filter_alg.cpu.cpu_index import TAIndexCPU
+
+    torch.manual_seed(keys)
+    size, std = 128, 2.0
+    key, value = torch.randn(2, HEADS, keys, size)
+    if clustered:
+        key = torch.randn(HEADS, keys // 64, size).repeat_interleave(64, 1) + 0.3 * key
+    query = torch.nn.functional.normalize(torch.randn(HEADS, size), dim=-1) * std * math.sqrt(size)
+    store, one = ScreenedKeys(key[None], value[None]), query[None, :, None]
+    _, support = tsallis.entmax_attention(one, store, return_support=True)
+    scores = torch.einsum("hd,hnd->hn", query, key)
+    least = torch.stack([row.topk(int(n)).values[-1] for row, n in zip(scores, support[0, :, 0], strict=True)])
+    index = TAIndexCPU().build(key, value)
+    calls: dict[str, Callable[[], object]] = {
+        "screened": lambda: tsallis.entmax_attention(one, store),
+        "dense": lambda: tsallis.entmax_attention(one, *store.read()),
+        "louver": lambda: index.attend(query, least),
+    }
+    about = {"part": f"louver, {'clustered' if clustered else 'random'} keys", "rows": keys, "size": size}
+    about |= {"alpha": 1.5, "std": std, "support": float(support.float().mean())}
+    return [{**row, "gb_s": ""} for row in rows_of(calls, dict.fromkeys(calls, 0), rounds, **about)]
 
 
 def output(classes: int, size: int, alpha: float, std: float, rounds: int) -> list[Row]:
@@ -207,6 +236,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=512, help="size of the states of output layers")
     sizes = [(256, 5000), (256, 10000), (512, 32000)]
     parser.add_argument("--outputs", type=pair, nargs="*", default=sizes, help="layers of searches: SIZExSYMBOLS")
+    parser.add_argument("--louver", type=Path, metavar="FOLDER", help="a clone of Louver")
     parser.add_argument("--contexts", type=int, nargs="*", default=[8192, 65536], help="tokens before generated ones")
     parser.add_argument("--alpha", type=float, default=1.5)
     parser.add_argument("--rounds", type=int, default=15)
@@ -216,6 +246,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     announce()
     rows = [row for n in options.keys for std in SPREADS for row in decoding(n, options.alpha, std, options.rounds)]
+    for n, clustered in product(options.keys if options.louver else (), (False, True)):
+        rows += louver(options.louver, n, clustered, options.rounds)
     for classes in options.classes:
         for std in (*SPREADS, 3.5):
             rows += output(classes, options.size, options.alpha, std, options.rounds)
