@@ -162,7 +162,7 @@ def test_serve(kinds: str, tmp_path: Path) -> None:
     assert row["kinds"] == kinds and list(row) == list(read(BENCHMARKS / "results" / "serve-cpu.csv")[0])
 
 
-@pytest.mark.parametrize("script", ["patterns", "stability"])
+@pytest.mark.parametrize("script", ["completions", "patterns", "stability", "survivors"])
 def test_searches_of_a_trained_run(script: str, tmp_path: Path) -> None:
     if script == "stability" and not cpu.status().available:
         pytest.skip("needs kernels: this script compares instruction sets")
@@ -170,4 +170,4 @@ def test_searches_of_a_trained_run(script: str, tmp_path: Path) -> None:
     (tmp_path / "run" / "config.yaml").write_text("version: 1\ndata: {embedded: english-verbs}\n")
     run(f"{script}.py", tmp_path / "run", "--commit", "none", "--lines", 2, "--out", tmp_path / "rows.csv")
     rows = read(tmp_path / "rows.csv")
-    assert len(rows) == 2 and list(rows[0]) == list(read(BENCHMARKS / "results" / f"{script}-cpu.csv")[0])
+    assert rows and list(rows[0]) == list(read(BENCHMARKS / "results" / f"{script}-cpu.csv")[0])

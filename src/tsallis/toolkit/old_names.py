@@ -19,12 +19,13 @@ VALUES: dict[str, dict[bool, Any]] = {
     **{key: {True: "competing", False: "every"} for key in ("competing_ends", "validation_competing_ends")},
     "tags": {True: {"source": 1, "target": 2, "features": [3]}, False: {"source": 1, "target": 2, "features": []}},
 }
+REMOVED = {"attended"}  # settings that no longer exist; the configuration of a run that did not use them has null
 # Values of the key `task` in config.yaml and task.json.
 TASKS = {"inflection": "strings"}
 
 
 def with_new_names(content: Any) -> Any:
-    """Return the content of a file with all old names replaced, including in nested sections.
+    """Return the content of a file with all old names replaced and removed settings left out, also in nested sections.
 
     If the new name is also present, the old name is kept, so that the schema of the file rejects the old name.
 
@@ -38,6 +39,8 @@ def with_new_names(content: Any) -> Any:
     names = {key: KEYS.get(key, key) for key in content}
     renamed: dict[Any, Any] = {}
     for key, value in content.items():
+        if key in REMOVED and value is None:
+            continue
         name = key if names[key] in content else names[key]
         changed = name != key and isinstance(value, bool)
         renamed[name] = VALUES.get(key, {}).get(value, value) if changed else with_new_names(value)

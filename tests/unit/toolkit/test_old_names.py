@@ -46,6 +46,14 @@ def test_models_with_old_names_open(old: str) -> None:
     assert record.arguments == {"src_vocab": 9, "tgt_vocab": 9, KEYS[old]: 2}
 
 
+def test_a_removed_setting_may_only_be_null(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(f"version: 1\n{FILES}training: {{attended: null, seed: 3}}\n")
+    assert load_config(tmp_path / "run.yaml").training.seed == 3
+    (tmp_path / "run.yaml").write_text(f"version: 1\n{FILES}training: {{attended: 4}}\n")
+    with pytest.raises(InputError, match=r"training.attended: unknown key"):
+        load_config(tmp_path / "run.yaml")
+
+
 def test_an_old_name_beside_the_new_one_stays() -> None:
     content = {"model": {"penalty": 0.5, "ridge": 0.1}}
     assert with_new_names(content) == content

@@ -64,8 +64,8 @@ class PreparedRun:
         try:
             if type(model.output) is not OutputLayer:
                 raise InputError(
-                    f"expected a model with a plain output layer, found {type(model.output).__name__}; "
-                    "classifiers and models that copy can't learn from distributions"
+                    f"expected a model with a plain output layer, found {type(model.output).__name__}; classifiers "
+                    "and models with model.copy or model.monotonic can't learn from distributions"
                 )
             vocabulary = self.data.vocabularies.tgt.fingerprint()
             teacher = read_teacher(Path(section.folder), self.data.train, vocabulary, section.weight)

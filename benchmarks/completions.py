@@ -1,0 +1,81 @@
+"""How soon the next characters of an output are known, for beginnings of the references of a split.
+
+`exact` is the share of beginnings that the model can output whose probabilities are exact. A beginning that is cut
+inside a word also tests tokens that extend beyond it.
+
+    python benchmarks/completions.py RUN... --commit COMMIT [--lines 100] [--out FILE.csv]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import Row, announce, machine, table, verdict, write
+
+from tsallis.models.spellings import Spellings
+from tsallis.search.completion import next_characters
+from tsallis.toolkit.tasks.registry import load_config, task_of
+from tsallis.toolkit.training import load_run
+from tsallis.toolkit.training.file_names import CONFIG
+
+EVERY = 7  # distance in characters between the beginnings of a reference
+MOST_MS = 100
+COLUMNS = ("run", "output", "beginnings", "possible", "exact", "missing_p90", "ms", "p90_ms", "max_ms")
+
+
+def measure(folder: Path, split: str, lines: int, commit: str) -> Row:
+    config, run = load_config(folder / CONFIG), load_run(folder)
+    model: Any = run.model.eval()
+    corpus = task_of(run.task).split(run, config.data, split).corpus
+    spellings = Spellings(run.tgt_vocab)
+    spent, missing = list[float](), list[float]()
+    for row in range(min(lines, len(corpus))):
+        one = corpus.batch([row])
+        text = run.tgt_vocab.decode([int(token) for token in corpus.tgt[row]])
+        for end in range(0, len(text), EVERY):
+            start = time.perf_counter()
+            found = next_characters(model, one.src, one.src_lengths, text[:end], spellings)
+            spent.append(1000 * (time.perf_counter() - start))
+            missing += [found.missing] if found.probs else []
+    return {
+        "run": folder.name,
+        "task": config.data.task,
+        "output": config.model.output,
+        "split": split,
+        "samples": min(lines, len(corpus)),
+        "beginnings": len(spent),
+        "possible": len(missing) / len(spent),
+        "exact": sum(not part for part in missing) / len(missing),
+        "missing_p90": statistics.quantiles(missing, n=10)[-1],
+        "ms": statistics.median(spent),
+        "p90_ms": statistics.quantiles(spent, n=10)[-1],
+        "max_ms": max(spent),
+        "commit": commit,
+        **machine(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    parser.add_argument("--split", default="dev")
+    parser.add_argument("--lines", type=int, default=100)
+    parser.add_argument("--commit", required=True, help="of the code that trained the runs")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    announce()
+    rows = [measure(run, options.split, options.lines, options.commit) for run in options.runs]
+    print(table(rows, COLUMNS))
+    write(options.out, rows)
+    print(*verdict("milliseconds of 90 %", MOST_MS, {row["run"]: row["p90_ms"] for row in rows}), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
