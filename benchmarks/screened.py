@@ -12,12 +12,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import random
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 
@@ -92,6 +94,26 @@ def decoding(keys: int, alpha: float, std: float, rounds: int) -> list[Row]:
     bytes_read = {"screened": HEADS * keys * (SIZE + 4), "dense": 4 * numbers, "sdpa": 8 * numbers}
     about = {"part": "decoding", "rows": keys, "size": SIZE, "alpha": alpha, "std": std}
     return rows_of(calls, bytes_read, rounds, **about, support=float(support.float().mean()))
+
+
+def memory(rounds: int) -> list[Row]:
+    """Measure how fast one thread reads a gigabyte."""
+    numbers = torch.ones(1 << 28)
+    calls = dict.fromkeys(("read", "again", "and again"), numbers.sum)
+    about = {"part": "memory", "rows": 1 << 28, "size": 1, "alpha": "", "std": "", "support": ""}
+    return rows_of(calls, dict.fromkeys(calls, 4 << 28), rounds, **about)[:1]
+
+
+READER = "import torch; x = torch.ones(1 << 28); torch.set_num_threads(1)\nwhile True: x.sum()"
+
+
+@contextlib.contextmanager
+def busy_memory() -> Iterator[None]:
+    """Keep another process reading memory."""
+    with subprocess.Popen([sys.executable, "-c", READER]) as reader:
+        time.sleep(5)
+        yield
+        reader.kill()
 
 
 def louver(clone: Path, keys: int, clustered: bool, rounds: int) -> list[Row]:
@@ -236,6 +258,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=512, help="size of the states of output layers")
     sizes = [(256, 5000), (256, 10000), (512, 32000)]
     parser.add_argument("--outputs", type=pair, nargs="*", default=sizes, help="layers of searches: SIZExSYMBOLS")
+    parser.add_argument("--busy", action="store_true", help="also beside a process that reads memory")
     parser.add_argument("--louver", type=Path, metavar="FOLDER", help="a clone of Louver")
     parser.add_argument("--contexts", type=int, nargs="*", default=[8192, 65536], help="tokens before generated ones")
     parser.add_argument("--alpha", type=float, default=1.5)
@@ -245,7 +268,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     announce()
-    rows = [row for n in options.keys for std in SPREADS for row in decoding(n, options.alpha, std, options.rounds)]
+    rows = memory(options.rounds) if options.keys else []
+    rows += [row for n in options.keys for std in SPREADS for row in decoding(n, options.alpha, std, options.rounds)]
+    if options.busy:
+        with busy_memory():
+            busy = [*memory(options.rounds), *(x for n in options.keys for x in decoding(n, 1.5, 1.0, options.rounds))]
+        rows += [{**row, "part": f"{row['part']}, busy"} for row in busy]
     for n, clustered in product(options.keys if options.louver else (), (False, True)):
         rows += louver(options.louver, n, clustered, options.rounds)
     for classes in options.classes:
