@@ -127,7 +127,8 @@ class ScreenedCache(Cache):
     """Cache for `generate` from which sparse attention reads few keys: a :class:`tsallis.nn.ScreenedKeys` per layer.
 
     Outputs are those of `DynamicCache`, up to rounding. Long contexts are faster on a CPU, in float32 and with greedy
-    search or sampling. Beam search encodes the keys again at each step, which costs more than it saves.
+    search or sampling. Beam search encodes the keys again at each step, which costs more than it saves. Models with an
+    encoder need `EncoderDecoderCache(ScreenedCache(), ScreenedCache())` from Transformers.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("transformers")  # before what imports it
 
 import torch
+from transformers import EncoderDecoderCache
 
 import tsallis
 from tiny_transformers import BY_NAME, VOCABULARY, build, inputs
@@ -165,10 +166,11 @@ def test_a_screened_cache_gives_the_logits_of_one_pass(name: str) -> None:
 
 @pytest.mark.usefixtures("scans")
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"do_sample": True}], ids=str)
-def test_generation_with_a_screened_cache(options: dict[str, object]) -> None:
-    model, prompt = sparsify(build("llama"), 1.5), torch.randint(5, VOCABULARY, (2, 9))
+@pytest.mark.parametrize("name", ["llama", "bart"])
+def test_generation_with_a_screened_cache(name: str, options: dict[str, object]) -> None:
+    model, prompt, screened = sparsify(build(name), 1.5), torch.randint(5, VOCABULARY, (2, 9)), ScreenedCache()
     outputs = []
-    for cache in (None, ScreenedCache()):
+    for cache in (None, screened if name == "llama" else EncoderDecoderCache(screened, ScreenedCache())):
         torch.manual_seed(0)
         outputs.append(model.generate(prompt, past_key_values=cache, max_new_tokens=8, eos_token_id=None, **options))
     assert torch.equal(*outputs)
