@@ -42,8 +42,11 @@ def test_results_and_exit_statuses(
     shown = proofs(tsallis, trained, *rule, status=status)
     assert [(line["line"], line["result"]) for line in shown] == [(1, result), (3, result)]
     assert all(line["absolute"] == (result == "proved") for line in shown)
-    rows = tsallis("prove", trained, *rule, stdin=ASKED, status=status).stdout.splitlines()
-    assert [row.split("\t")[:2] for row in rows] == [["1", result], ["3", result]]
+    rows = [row.split("\t") for row in tsallis("prove", trained, *rule, stdin=ASKED, status=status).stdout.splitlines()]
+    assert [row[:2] for row in rows] == [["1", result], ["3", result]]
+    for row, line in zip(rows, shown, strict=True):
+        assert [float(x) for x in row[2:4]] == pytest.approx([line["lower"], line["upper"]], rel=1e-5)
+        assert row[4] == (line["witness"]["text"] if line["witness"] else "")
     written = [proof.to_dict() for proof in opened.prove(ASKED.splitlines(), **{rule[0][2:]: rule[1]})]
     assert json.loads(json.dumps(written)) == shown
     if status:

@@ -57,8 +57,8 @@ def prove(
 
     An input line is `source<TAB>features`, a sentence to translate, a document to classify, or `image<TAB>question`.
 
-    Each row has the line number, the result (proved, refuted or unknown), an upper bound on the probability of an
-    output that breaks the rule, and the most probable such output that was found.
+    Each row has the line number, the result (proved, refuted or unknown), a lower and an upper bound on the
+    probability that the output breaks the rule, and the most probable such output that was found.
 
     Exit status: 0 if every line is proved, 1 if at least one line is refuted, 3 if no line is refuted but at least one
     is unknown, and 2 after an error.
@@ -73,7 +73,8 @@ def prove(
             if as_json:
                 print_json(proof.to_dict())
             else:
-                print_fields(str(proof.line), proof.result, f"{proof.match.upper:.6g}", proof.witness or "")
+                bounds = (f"{bound:.6g}" for bound in (proof.match.lower, proof.match.upper))
+                print_fields(str(proof.line), proof.result, *bounds, proof.witness or "")
         sys.stdout.flush()
     if not results:
         raise InputError(f"{input_name(file)}: expected at least one line with text, found none")
