@@ -10,6 +10,7 @@ from tsallis.functional.sparse_rows import SparseRows
 from tsallis.nn import OutputLayer
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.eager.ranking import best_of_log_probs
+from tsallis.ops.sparse_rows import row_numbers
 
 
 class MixtureOutput(OutputLayer):
@@ -48,12 +49,11 @@ class MixtureOutput(OutputLayer):
         """Compute the loss of the mixture, with the arguments of :meth:`tsallis.nn.OutputLayer.loss`.
 
         Label smoothing acts on the map's scores.
-
-        Raises:
-            TypeError: The target is `SparseRows`: the loss of a mixture is defined for symbols only.
         """
-        if not isinstance(target, Tensor):
-            raise TypeError(f"target of a mixture must be a tensor of symbols, got {type(target).__name__}")
+        if isinstance(target, SparseRows):
+            if label_smoothing:
+                raise ValueError(f"label_smoothing must be 0 for targets in SparseRows, got {label_smoothing}")
+            return self._soft_loss(hidden, target, reduction)
         active = target != ignore_index
         hidden = torch.where(active.unsqueeze(-1), hidden, 0)  # NaN would reach the gradient of the weight
         total = reduce(self._losses(hidden, target.unsqueeze(-1), active.unsqueeze(-1)), active.sum(), reduction)
@@ -62,6 +62,30 @@ class MixtureOutput(OutputLayer):
         states = hidden[..., : self.projection.in_features].to(self.weight.dtype)
         generated = target.masked_fill(target >= len(self.weight), ignore_index)
         return total + label_smoothing * self._lead(states, generated, ignore_index, reduction)
+
+    def _soft_loss(self, hidden: Tensor, target: SparseRows, reduction: str) -> Tensor:
+        r"""Compute the loss of distributions q.
+
+        .. math:: L(q) = \sum_y q_y L(y) - H_\alpha(q)
+
+        where H is the Tsallis entropy: both parts of the loss are linear in the target, apart from its entropy.
+        """
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        if len(rows) != len(target):
+            raise ValueError(f"target must have {len(rows)} rows, one per hidden state, got {len(target)}")
+        target.check_classes(self.d_vocab)
+        row, nothing = row_numbers(target.offsets, len(target.indices)), target.probs.new_zeros(len(target))
+        probs = (target.probs / nothing.index_add(0, row, target.probs)[row]).double()
+        symbols = target.indices.long().unsqueeze(-1)
+        losses = self._losses(rows[row], symbols, torch.ones_like(symbols, dtype=torch.bool))
+        if self.alpha == 1:
+            entropy = -torch.special.xlogy(probs, probs)
+        else:
+            entropy = (probs - probs**self.alpha) / (self.alpha * (self.alpha - 1))
+        # A symbol that the teacher excludes may have an infinite loss.
+        each = torch.where(probs > 0, probs * losses, 0) - entropy
+        total = torch.zeros_like(nothing, dtype=each.dtype).index_add(0, row, each).to(losses.dtype)
+        return reduce(total.view(hidden.shape[:-1]), (target.offsets.diff() > 0).sum(), reduction)
 
     def _losses(self, hidden: Tensor, target: Tensor, active: Tensor) -> Tensor:
         """Return the loss [...] of each target [..., 1], 0 where not `active` [..., 1]."""

@@ -65,6 +65,13 @@ def test_a_teacher_that_sampled_segmentations(tsallis: Run, tmp_path: Path) -> N
     tsallis("train", config, *student, "data.subwords.sample=0")
 
 
+def test_a_student_that_aligns_or_copies(tsallis: Run, teacher: Path, tmp_path: Path) -> None:
+    config, target = teacher / "data" / "config.yaml", f"training.teacher={teacher / 'out'}"
+    for name, setting in (("aligns", "model.monotonic=0"), ("copies", "model.copy=true")):
+        tsallis("train", config, setting, "model.input_feeding=false", target, "--run-dir", tmp_path / name)
+        tsallis("evaluate", tmp_path / name, "--split", "dev")
+
+
 def test_the_weight_of_a_teacher(tsallis: Run, teacher: Path, tmp_path: Path) -> None:
     """Weight 0 is the training without a teacher, bit for bit."""
     config = teacher / "data" / "config.yaml"

@@ -62,11 +62,8 @@ class PreparedRun:
         if section is None:
             return None
         try:
-            if type(model.output) is not OutputLayer:
-                raise InputError(
-                    f"expected a model with a plain output layer, found {type(model.output).__name__}; classifiers "
-                    "and models with model.copy or model.monotonic can't learn from distributions"
-                )
+            if not isinstance(model.output, OutputLayer):
+                raise InputError(f"expected a model that writes symbols, found {type(model).__name__}")
             vocabulary = self.data.vocabularies.tgt.fingerprint()
             teacher = read_teacher(Path(section.folder), self.data.train, vocabulary, section.weight)
         except InputError as error:
