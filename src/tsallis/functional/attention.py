@@ -184,8 +184,7 @@ def attend(
     if limits is None and transforms_active():
         check_wrapped_alpha(alpha)
     backend = choose_attention(q, k, v, limits)
-    # Kernels need at least one number per query and value.
-    only_dense = transforms_active() or forward_mode() or not (q.shape[-1] and v.shape[-1])
+    only_dense = transforms_active() or forward_mode() or not (q.shape[-1] and v.shape[-1])  # kernels need numbers
     can, dense = capabilities(backend), need_weights or only_dense
     if dense or q.dtype not in can.attention_dtypes:
         q, k, v = (upcast(x) for x in (q, k, v))
@@ -210,11 +209,7 @@ def attend(
         threads=0 if traced() else torch.get_num_threads(),
     )
     rows = None if store is None or only_dense else _rows(store, args, backend, limits)
-    weights = rows.weights(args) if need_weights and rows is not None else None
-    if rows is not None and (weights is not None or not need_weights):
-        output, support = rows.attend(args)
-    else:
-        output, weights, support = _compute(args, backend, dense)
+    output, weights, support = _compute(args, backend, dense, rows, need_weights)
     held = _restore(weights, query) if need_weights and weights is not None else None
     output = _restore(output, query)
     return AttentionOutput(_convert(output, dtype), held, support)
@@ -244,8 +239,15 @@ def _rows(store: KeyStore, args: AttentionArgs, backend: str, limits: tuple[floa
     return store.rows
 
 
-def _compute(args: AttentionArgs, backend: str, dense: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+def _compute(
+    args: AttentionArgs, backend: str, dense: bool, rows: Any, need_weights: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return the output, the weights or None, and a record for :func:`count_support`."""
+    if rows is not None:
+        weights = rows.weights(args) if need_weights else None
+        if weights is not None or not need_weights:
+            output, support = rows.attend(args)
+            return output, weights, support
     if not (math.prod(args.query.shape[:-1]) and args.key.shape[2]):
         return _empty(args)
     # Autocast must not change the dtypes of `args`. Skip the context manager if autocast is off: each extra step is

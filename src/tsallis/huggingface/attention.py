@@ -101,11 +101,9 @@ def attention_forward(
     if (scale := getattr(alpha_module, "scale", None)) is not None:
         query = query * scale
     options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout, "need_weights": need_weights}
-    options |= {"attn_mask": mask, "is_causal": causal, "enable_gqa": True}
     store = None if torch.is_grad_enabled() else getattr(key, STORE, lambda: None)()
-    result = (
-        attend(query, key, value, alpha, **options) if store is None else attend(query, store, None, alpha, **options)
-    )
+    keys: tuple[Any, Any] = (key, value) if store is None else (store, None)
+    result = attend(query, *keys, alpha, attn_mask=mask, is_causal=causal, enable_gqa=True, **options)
     for meter in () if traced() else meters:
         meter.add(result.support.detach(), mask, causal, query.shape[2], key.shape[2])
     if receive is not None:
