@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number
 from tsallis.huggingface.attention import STORE
-from tsallis.nn import ScreenedKeys
+from tsallis.nn import KeyValueCache, ScreenedKeys
 from tsallis.ops.transforms import traced
 
 # Processors that `generate` runs after the caller's processors, each with the settings that disable it. A temperature
@@ -126,9 +126,10 @@ class EntmaxLogitsProcessor(LogitsProcessor):
 class ScreenedCache(Cache):
     """Cache for `generate` from which sparse attention reads few keys: a :class:`tsallis.nn.ScreenedKeys` per layer.
 
-    Outputs are those of `DynamicCache`, up to rounding. Long contexts are faster on a CPU, in float32 and with greedy
-    search or sampling. Beam search encodes the keys again at each step, which costs more than it saves. Models with an
-    encoder need `EncoderDecoderCache(ScreenedCache(), ScreenedCache())` from Transformers.
+    Outputs are those of `DynamicCache`, up to rounding. On a CPU, greedy search and sampling are faster after long
+    contexts. Beam search encodes the keys again at each step, which costs more than it saves. Half precision takes
+    three times as much memory, because keys and values are stored in float32, too. Models with an encoder need
+    `EncoderDecoderCache(ScreenedCache(), ScreenedCache())` from Transformers.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -149,15 +150,25 @@ class _ScreenedLayer(DynamicLayer):
     keys: Tensor
     values: Tensor
     store: ScreenedKeys | None = None
+    given: KeyValueCache  # the store, or in half precision the keys and values as they were given
+    last: Tensor | None = None  # the keys after the last update
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if key_states.dtype != torch.float32 or torch.is_grad_enabled() or traced():
+        if key_states.device.type != "cpu" or torch.is_grad_enabled() or traced():
             result: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
             return result
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if self.store is None or self.keys is not self.store.read()[0]:  # cropped, reordered, or new
-            self.store = ScreenedKeys(self.keys, self.values) if self.keys.numel() else ScreenedKeys()
-        self.keys, self.values = self.store.append(key_states, value_states)
+        if self.store is None or self.keys is not self.last:  # new, cropped or reordered
+            self.store = ScreenedKeys()
+            self.given = self.store if self.keys.dtype.itemsize >= 4 else KeyValueCache()
+            if self.keys.numel():
+                self._append(self.store, self.keys, self.values)
+        self._append(self.store, key_states, value_states)
+        self.last = self.keys
         setattr(self.keys, STORE, weakref.ref(self.store))
         return self.keys, self.values
+
+    def _append(self, store: ScreenedKeys, keys: Tensor, values: Tensor) -> None:
+        read = store.append(keys, values)
+        self.keys, self.values = read if self.given is store else self.given.append(keys, values)

@@ -176,17 +176,20 @@ def test_generation_with_a_screened_cache(name: str, options: dict[str, object])
     assert torch.equal(*outputs)
 
 
+@pytest.mark.usefixtures("scans")
 @torch.no_grad()
-def test_half_precision_uses_an_ordinary_cache() -> None:
+def test_half_precision() -> None:
     model, ids, cache = (
         sparsify(build("llama"), 1.5).to(torch.bfloat16),
         torch.randint(5, VOCABULARY, (1, 9)),
         ScreenedCache(),
     )
-    for part in ids.split(4, 1):
+    for part in ids.split([6, 1, 1, 1], 1):
         logits = model(part, past_key_values=cache).logits
     torch.testing.assert_close(logits[:, -1], model(ids).logits[:, -1], atol=0.05, rtol=0.05)
-    assert cache.layers[0].store is None
+    assert all(layer.store.rows is not None and layer.keys.dtype == torch.bfloat16 for layer in cache.layers)
+    cache.crop(-1)
+    torch.testing.assert_close(model(ids[:, -1:], past_key_values=cache).logits[:, -1], logits[:, -1])
 
 
 def test_gradients_with_a_screened_cache() -> None:
