@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
@@ -20,6 +21,8 @@ from skips import pytest_make_collect_report, pytest_runtest_makereport
 __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
 
 TESTS = Path(__file__).parent
+hypothesis.settings.register_profile("tests", deadline=None)  # on a busy machine, an example may take long
+hypothesis.settings.load_profile("tests")
 # `make test` runs the first case of each test and one in so many of the others, by its folder; the rest are slow.
 SAMPLED_TESTS = {
     "contract": 20,

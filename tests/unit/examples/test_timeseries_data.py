@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from timeseries_data import Events, IrregularSeries, Scaling, descriptors, read_events, read_labels
 
@@ -89,7 +89,6 @@ def test_channels_hold_each_series_observations_in_time() -> None:
     assert IrregularSeries(result, ["a"]).ids.tolist() == [7, 8, 9]
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 7))
 def test_the_grid_is_what_a_loop_says(seed: int, steps: int) -> None:
     series = IrregularSeries(some(seed), ["a", "b", "c"], range(7))

@@ -91,7 +91,7 @@ def test_texts_that_branch_do_not_see_each_other(equal: bool) -> None:
             states = [step.state.select(torch.arange(3)) for step in steps]
 
 
-@pytest.mark.skipif(choose_screening("cpu") is None, reason="the compiled CPU kernels are missing")
+@pytest.mark.skipif(choose_screening("cpu") is None, reason="needs kernels: they scan the keys")
 @pytest.mark.parametrize("kind", KINDS[:3], ids=str)
 @pytest.mark.parametrize("rows", [1, 2])
 def test_keys_that_are_scanned_give_the_scores_of_one_pass(

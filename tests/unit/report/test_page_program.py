@@ -340,7 +340,9 @@ def test_alphas_that_are_not_known_stand_beside_others(open_page: Open, summarie
         assert "NaN" not in tab.inner_text("main")
     tab.evaluate("location.hash = '#overview'")
     tab.click("text=All settings and numbers")
-    row = tab.locator("table.facts tbody tr", has_text="Alpha, encoder").locator("td").all_text_contents()
+    cells = tab.locator("table.facts tbody tr", has_text="Alpha, encoder").locator("td")
+    cells.first.wait_for()
+    row = cells.all_text_contents()
     assert row[0] != "–" and row[1] == "–"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tsallis.errors import InputError
@@ -141,7 +141,6 @@ def test_a_batch_has_64_rows_by_default() -> None:
 PAIRS = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 30)), min_size=1, max_size=80)
 
 
-@settings(deadline=None)
 @given(PAIRS, st.integers(31, 200), st.integers(0, 2**40), st.integers(1, 4), st.integers(0, 50))
 def test_a_budget_of_padded_symbols(
     lengths: list[tuple[int, int]], budget: int, seed: int, bucket: int, epoch: int
@@ -190,7 +189,6 @@ def test_batches_are_made_as_they_are_asked_for() -> None:
         batches[8]
 
 
-@settings(deadline=None)
 @given(PAIRS, st.integers(1, 4), st.integers(1, 5), st.booleans())
 def test_updates(lengths: list[tuple[int, int]], accumulate: int, ranks: int, budget: bool) -> None:
     plan = BatchPlan(lengths, 3, 40 if budget else None, seed=5, bucket=2)
