@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tsallis.functional.losses import reduce
+from tsallis.functional.maps import tsallis_entropy
 from tsallis.functional.sparse_rows import SparseRows
 from tsallis.nn import OutputLayer
 from tsallis.ops.arguments import BestSymbols
@@ -78,10 +79,7 @@ class MixtureOutput(OutputLayer):
         probs = (target.probs / nothing.index_add(0, row, target.probs)[row]).double()
         symbols = target.indices.long().unsqueeze(-1)
         losses = self._losses(rows[row], symbols, torch.ones_like(symbols, dtype=torch.bool))
-        if self.alpha == 1:
-            entropy = -torch.special.xlogy(probs, probs)
-        else:
-            entropy = (probs - probs**self.alpha) / (self.alpha * (self.alpha - 1))
+        entropy = tsallis_entropy(probs.unsqueeze(-1), self.alpha)  # each symbol's part
         # A symbol that the teacher excludes may have an infinite loss.
         each = torch.where(probs > 0, probs * losses, 0) - entropy
         total = torch.zeros_like(nothing, dtype=each.dtype).index_add(0, row, each).to(losses.dtype)
