@@ -79,13 +79,13 @@ class ScreenedRows:
         if args.query.shape[0] != 1 or args.query.shape[2] != 1:
             return None
         counts, index, weight = self.lists(args)
-        if (longest := int(counts.max())) < 0 or int(counts.min()) < 0:
+        if int(counts.min()) < 0:
             return None
+        longest = int(counts.max())
         used = torch.arange(longest, device="cpu") < counts.unsqueeze(1)
         index, weight = index[:, :longest].long().where(used, 0), weight[:, :longest].where(used, 0)
-        return torch.zeros_like(weight.new_empty(1, len(counts), 1, args.key.shape[2])).scatter_add_(
-            3, index[None, :, None], weight[None, :, None]
-        )
+        dense = weight.new_zeros(1, len(counts), 1, args.key.shape[2])
+        return dense.scatter_add_(3, index[None, :, None], weight[None, :, None])
 
     def layer(self, weight: Tensor, bias: Tensor, alpha: float) -> Screen:
         """Return the structure with which a decoder scans its output layer, until it pauses.
