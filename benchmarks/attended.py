@@ -27,7 +27,7 @@ import tsallis.huggingface.attention
 import tsallis.nn.multihead_attention
 from tsallis.functional.attention import AttentionOutput, attend
 from tsallis.models import TransformerSeq2Seq, calibrate_attended
-from tsallis.search.step import eval_mode
+from tsallis.models.modes import eval_mode
 from tsallis.toolkit.config import Settings
 from tsallis.toolkit.data import Vocabulary
 from tsallis.toolkit.evaluation.teacher_forcing import row_hits

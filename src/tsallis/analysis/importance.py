@@ -14,8 +14,8 @@ from tsallis.analysis.tables import Record
 from tsallis.errors import InputError
 from tsallis.models import LanguageModel, TransformerSeq2Seq
 from tsallis.models.batch import Batch, has_loss
+from tsallis.models.modes import eval_mode
 from tsallis.nn import MultiheadAttention
-from tsallis.search.step import eval_mode
 
 
 @dataclass(frozen=True)

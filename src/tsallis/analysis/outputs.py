@@ -14,9 +14,9 @@ from tsallis.analysis.record import Symbols
 from tsallis.analysis.tables import Bins, Histogram, Record
 from tsallis.errors import InputError
 from tsallis.models.batch import Batch
+from tsallis.models.modes import eval_mode
 from tsallis.nn import OutputLayer
 from tsallis.search.checks import check_at_least_one
-from tsallis.search.step import eval_mode
 from tsallis.symbols import IGNORE_INDEX
 
 AT_ONCE = 1 << 22  # maximum number of scores in memory at a time

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from tsallis.analysis.weights import AttentionLayer, Sentence, SparseWeights, Text
 from tsallis.models import LanguageModel, RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.models.batch import Batch
+from tsallis.models.modes import eval_mode
 from tsallis.nn import ContinuousGlobalAttention, GlobalAttention
-from tsallis.search.step import eval_mode
 from tsallis.symbols import IGNORE_INDEX
 
 Receive = Callable[[int, Tensor], None]

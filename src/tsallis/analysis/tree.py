@@ -12,10 +12,11 @@ from torch import Tensor
 
 from tsallis.analysis.record import Symbols
 from tsallis.analysis.tables import Record
+from tsallis.models.modes import eval_mode
 from tsallis.models.protocol import Decoder
 from tsallis.search import Result
 from tsallis.search.certificate import Kind
-from tsallis.search.step import advance, eval_mode
+from tsallis.search.step import advance
 from tsallis.symbols import BOS, EOS
 
 

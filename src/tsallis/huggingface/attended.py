@@ -12,8 +12,8 @@ from tsallis.errors import check_real
 from tsallis.huggingface.alphas import ALPHA, FixedAlpha, ScaledAlpha, alpha_modules
 from tsallis.huggingface.density import DensityMeter
 from tsallis.huggingface.settings import write_settings
+from tsallis.models.modes import eval_mode
 from tsallis.nn.attended import calibrate
-from tsallis.search.step import eval_mode
 
 
 def calibrate_attended(model: nn.Module, batches: Iterable[Mapping[str, Any]], attended: float) -> float:
@@ -55,20 +55,19 @@ def calibrate_attended(model: nn.Module, batches: Iterable[Mapping[str, Any]], a
         modules[name] = ScaledAlpha(alpha.value, alpha.value.device)
         if isinstance(alpha, ScaledAlpha):
             modules[name].scale.copy_(alpha.scale)
-    for name, module in modules.items():
-        setattr(model.get_submodule(name), ALPHA, module)
-    write_settings(model)
     device = next(model.parameters()).device
 
     def scale(factor: float) -> None:
-        for module in modules.values():
+        for name, module in modules.items():
             module.scale.mul_(factor)
+            setattr(model.get_submodule(name), ALPHA, module)
 
-    def measure() -> Tensor:
+    def measure(batch: Mapping[str, Any]) -> Tensor:
         with DensityMeter(model) as meter:
-            for batch in batches:
-                model(**{name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.items()})
+            model(**{name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.items()})
         return meter.sums(modules)
 
     with eval_mode(model), torch.no_grad():
-        return calibrate(scale, measure, attended)
+        reached = calibrate(scale, measure, batches, attended)
+    write_settings(model)
+    return reached

@@ -17,7 +17,7 @@ from tsallis.functional import SparseRows, entmax
 from tsallis.huggingface.alphas import unwrap
 from tsallis.huggingface.losses import FIRST_LABEL, shifts
 from tsallis.huggingface.text_batches import add_decoder_inputs
-from tsallis.search.step import eval_mode
+from tsallis.models.modes import eval_mode
 from tsallis.symbols import IGNORE_INDEX
 
 Collator = Callable[[list[Any]], Any]

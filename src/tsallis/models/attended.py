@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tsallis.errors import InputError, check_real
 from tsallis.models.batch import Batch
+from tsallis.models.modes import eval_mode
 from tsallis.models.sharing import AttentionModel
 from tsallis.nn import MultiheadAttention
 from tsallis.nn.attended import calibrate
@@ -64,18 +65,11 @@ def calibrate_attended(model: Any, batches: Sequence[Batch], attended: float) ->
         for attention in attentions:
             attention.scale_scores(factor)
 
-    def measure() -> Tensor:
-        sums = torch.zeros(3, dtype=torch.float64)
-        for batch in batches:
-            tgt_in = batch.tgt_in.to(device)
-            model(batch.src.to(device), batch.src_lengths.to(device), tgt_in)
-            sums += model.count_attended(tgt_in).cpu()
-        return sums
+    def measure(batch: Batch) -> Tensor:
+        tgt_in = batch.tgt_in.to(device)
+        model(batch.src.to(device), batch.src_lengths.to(device), tgt_in)
+        counts: Tensor = model.count_attended(tgt_in)
+        return counts
 
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            return calibrate(scale, measure, attended)
-    finally:
-        model.train(training)
+    with eval_mode(model), torch.no_grad():
+        return calibrate(scale, measure, batches, attended)

@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from tsallis.analysis import capture_weights, summarize_weights
 from tsallis.analysis.weight_inputs import Tokens
+from tsallis.models.modes import eval_mode
 from tsallis.nn import MultiheadAttention
 from tsallis.report.page import Page, build_page
-from tsallis.search.step import eval_mode
 
 Layers = dict[str, list[Tensor]]  # attention weights [batch, heads, queries, keys] by argument of `summarize_weights`
 

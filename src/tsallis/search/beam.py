@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tsallis.errors import check_choice
+from tsallis.models.modes import eval_mode
 from tsallis.models.protocol import BestStep, Decoder, best_of_step
 from tsallis.ops.arguments import BeamLimits, BeamOptions, BeamOutcome, BestSymbols
 from tsallis.ops.choice import choose_beams
@@ -17,7 +18,7 @@ from tsallis.search.certificate import Hypothesis, Result
 from tsallis.search.checks import check_at_least_one, check_sources
 from tsallis.search.options import END_RULES, EndRule
 from tsallis.search.patterns import RestrictedModel
-from tsallis.search.step import Search, eval_mode, make_limits, refuse_nan
+from tsallis.search.step import Search, make_limits, refuse_nan
 from tsallis.search.texts import Text
 from tsallis.symbols import BOS, EOS
 

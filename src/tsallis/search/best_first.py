@@ -13,13 +13,14 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from tsallis.models.modes import eval_mode
 from tsallis.models.protocol import Decoder, join, unclear_rows
 from tsallis.search.beam import beam_search
 from tsallis.search.certificate import ROUNDING, Hypothesis, Result, Stop
 from tsallis.search.checks import check_at_least_one, check_goal, check_sources
 from tsallis.search.options import EXPANSIONS
 from tsallis.search.patterns import RestrictedModel
-from tsallis.search.step import Expansion, Limits, Prefix, Search, checked_log_probs, eval_mode, make_limits
+from tsallis.search.step import Expansion, Limits, Prefix, Search, checked_log_probs, make_limits
 from tsallis.search.texts import Text, missing_probability
 
 CHUNK = 16  # number of prefixes expanded together per source; it is fixed, so that results don't depend on the batch

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tsallis.models.modes import eval_mode
 from tsallis.models.protocol import Decoder, join
 from tsallis.models.spellings import START, Place, Spellings
 from tsallis.search.certificate import LARGEST_LOG, total_mass
 from tsallis.search.checks import check_at_least_one, check_sources
 from tsallis.search.spelling import spell_beginning
-from tsallis.search.step import advance, eval_mode
+from tsallis.search.step import advance
 from tsallis.search.texts import Text
 from tsallis.symbols import BOS, EOS, PAD, UNK
 

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tsallis.models.modes import eval_mode
 from tsallis.models.protocol import Decoder
 from tsallis.nn.output import OutputLayer
 from tsallis.search.checks import check_at_least_one, check_sources
-from tsallis.search.step import checked_log_probs, eval_mode, make_limits
+from tsallis.search.step import checked_log_probs, make_limits
 from tsallis.symbols import BOS, EOS
 
 SLOPE = 4 * math.log(2)

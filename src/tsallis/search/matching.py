@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from tsallis.errors import check_real, describe
+from tsallis.models.modes import eval_mode
 from tsallis.models.protocol import Decoder, unclear_rows
 from tsallis.search.best_first import CHUNK, by_state, join_rows
 from tsallis.search.certificate import ROUNDING, Hypothesis, Stop
 from tsallis.search.checks import check_at_least_one, check_goal, check_sources
 from tsallis.search.options import EXPANSIONS
 from tsallis.search.patterns import Pattern
-from tsallis.search.step import Expansion, Prefix, checked_log_probs, eval_mode, make_limits
+from tsallis.search.step import Expansion, Prefix, checked_log_probs, make_limits
 from tsallis.symbols import EOS
 
 Verdict = Literal["never", "always", "possible", "unknown"]

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from tsallis.errors import check_whole
+from tsallis.models.modes import eval_mode
 from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import LARGEST_LOG, Hypothesis
 from tsallis.search.checks import check_at_least_one, check_seeds, check_sources
-from tsallis.search.step import Expansion, Limits, Prefix, advance, eval_mode, make_limits
+from tsallis.search.step import Expansion, Limits, Prefix, advance, make_limits
 from tsallis.search.temperature import with_temperature
 from tsallis.symbols import EOS
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from tsallis.models.mixture import MixtureOutput
+from tsallis.models.modes import eval_mode
 from tsallis.models.protocol import Decoder
 from tsallis.search.checks import check_at_least_one, check_sources, check_targets
-from tsallis.search.step import advance, checked_log_probs, eval_mode
+from tsallis.search.step import advance, checked_log_probs
 from tsallis.symbols import IGNORE_INDEX
 
 

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tsallis.models.modes import eval_mode
 from tsallis.models.protocol import Decoder, join
 from tsallis.models.spellings import START, Place, Spellings
 from tsallis.search.certificate import LARGEST_LOG, Hypothesis
 from tsallis.search.checks import check_at_least_one
-from tsallis.search.step import Expansion, Prefix, advance, eval_mode
+from tsallis.search.step import Expansion, Prefix, advance
 from tsallis.search.texts import ROUNDING, TextProbability, join_segmentations
 from tsallis.symbols import EOS
 

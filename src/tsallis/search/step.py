@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tsallis.errors import describe
 from tsallis.models.protocol import Decoder
@@ -220,24 +219,3 @@ def make_limits(
             )
         limits.append(Limits(int(longest) + 1, int(min_length), start, float(length_penalty)))
     return limits
-
-
-def _parts(model: Any) -> list[nn.Module]:
-    """Return all modules of a model; shared modules may occur twice. Direct access to dictionaries saves time."""
-    modules = [model] if isinstance(model, nn.Module) else []
-    for module in modules:
-        modules += [part for part in module.__dict__["_modules"].values() if part is not None]
-    return modules
-
-
-@contextlib.contextmanager
-def eval_mode(model: Any) -> Iterator[None]:
-    """Switch all parts of a model to eval mode inside the context, and restore their modes."""
-    training = [m for m in _parts(model) if m.training]
-    if training:
-        model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

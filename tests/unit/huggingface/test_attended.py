@@ -90,5 +90,11 @@ def test_impossible_settings_are_rejected() -> None:
             calibrate_attended(sparsify(build("bert"), alpha), [], 2)
     with pytest.raises(ValueError, match="sparsify first"):
         calibrate_attended(build("bert"), [], 2)
+    model, batch = sparsify(build("bert")), inputs(BY_NAME["bert"])
+    settings = model.config.to_dict()
     with pytest.raises(ValueError, match=r"at most [0-9.]+, the mean number of visible keys, got 7"):
-        calibrate_attended(sparsify(build("bert")), [inputs(BY_NAME["bert"])], 7)
+        calibrate_attended(model, [batch], 7)
+    with pytest.raises(ValueError, match="batches must be readable several times, such as a list, got a generator"):
+        calibrate_attended(model, (each for each in [batch]), 2)
+    assert model.config.to_dict() == settings
+    assert not any(isinstance(part, ScaledAlpha) for part in model.modules())

@@ -111,6 +111,15 @@ def test_texts_in_one_row_are_counted_without_their_padding() -> None:
 
 
 @torch.no_grad()
+def test_parts_keep_their_modes() -> None:
+    model = transformer().train()
+    frozen = model.encoder.eval()
+    calibrate_attended(model, batches(), 2)
+    assert model.training
+    assert not any(part.training for part in frozen.modules())
+
+
+@torch.no_grad()
 def test_calibrated_weights_are_saved_like_all_others() -> None:
     data = batches()
     model, loaded = transformer(), transformer()
@@ -135,5 +144,7 @@ def test_impossible_calls_are_rejected() -> None:
         calibrate_attended(transformer(attention="learned"), batches(), 2)
     with pytest.raises(InputError, match="needs a Transformer, found RNNSeq2Seq"):
         calibrate_attended(RNNSeq2Seq(20, 15, d_model=8), batches(), 2)
+    with pytest.raises(InputError, match="batches must be readable several times"):
+        calibrate_attended(transformer(), iter(batches()), 2)
     with pytest.raises(ValueError, match="without prompts"):
         calibrate_attended(language_model(), batches(3), 2)

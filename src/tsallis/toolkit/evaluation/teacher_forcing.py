@@ -13,8 +13,8 @@ from torch import Tensor
 from tsallis.models.batch import Batch, has_loss
 from tsallis.models.label_decoder import ends_are_certain
 from tsallis.models.mixture import MixtureOutput
+from tsallis.models.modes import eval_mode
 from tsallis.models.protocol import Decoder, device_of
-from tsallis.search.step import eval_mode
 from tsallis.symbols import EOS, IGNORE_INDEX
 from tsallis.toolkit.data.corpus import Corpus
 

@@ -20,11 +20,11 @@ from tsallis.continuous import Density
 from tsallis.errors import InputError
 from tsallis.models.classifier import AttentionMap
 from tsallis.models.label_decoder import LabelDecoder
+from tsallis.models.modes import eval_mode
 from tsallis.models.protocol import device_of
 from tsallis.models.spellings import ambiguous_text
 from tsallis.models.vqa import GridAttention
 from tsallis.search import beam_search
-from tsallis.search.step import eval_mode
 from tsallis.symbols import IGNORE_INDEX
 from tsallis.toolkit.analysis_options import Options
 from tsallis.toolkit.data.corpus import Corpus

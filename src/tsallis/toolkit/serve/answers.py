@@ -15,8 +15,9 @@ from tsallis.analysis import AttentionReader, Sentence, beam_tree, read_model, r
 from tsallis.analysis.head_names import choose_heads, head_name
 from tsallis.errors import OptionError, describe
 from tsallis.models.batch import Batch
+from tsallis.models.modes import eval_mode
 from tsallis.search import GeneratedText, Hypothesis, Result, SearchOptions, TokenScores
-from tsallis.search.step import advance, eval_mode
+from tsallis.search.step import advance
 from tsallis.search.texts import TextProbability
 from tsallis.symbols import BOS, EOS, UNK
 from tsallis.toolkit.data.packing import TextCorpus

@@ -15,9 +15,9 @@ from tsallis.distillation import part_columns, read_distributions, write_distrib
 from tsallis.errors import InputError
 from tsallis.functional import SparseRows
 from tsallis.models.batch import Batch, has_loss
+from tsallis.models.modes import eval_mode
 from tsallis.models.protocol import device_of
 from tsallis.search import SearchOptions
-from tsallis.search.step import eval_mode
 from tsallis.symbols import IGNORE_INDEX
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.ragged import RaggedRows
