@@ -16,14 +16,12 @@ from unittest import mock
 import torch
 from common import Row, announce, machine, table, write
 from torch import Tensor
+from trained import open_split
 
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.eager.beams import Beams
 from tsallis.search import Result, beam_search
 from tsallis.toolkit.evaluation.metrics import WHOLE
-from tsallis.toolkit.tasks.registry import load_config, task_of
-from tsallis.toolkit.training import load_run
-from tsallis.toolkit.training.file_names import CONFIG
 
 BATCH = 64
 PRINTED = (
@@ -50,9 +48,7 @@ def adds_up(result: Result, digits: int) -> bool:
 
 def measure(folder: Path, options: argparse.Namespace) -> Row:
     """Return the row of one run."""
-    config = load_config(folder / CONFIG, [f"data.folder={options.folder}"])
-    run = load_run(folder)
-    corpus = task_of(run.task).split(run, config.data, options.split).corpus
+    config, run, corpus = open_split(folder, options.split, f"data.folder={options.folder}")
     by_row: dict[int, Result] = {}
     CountingBeams.rows = CountingBeams.full = 0
     with mock.patch("tsallis.search.beam.choose_beams", lambda _: mock.Mock(Beams=CountingBeams)):

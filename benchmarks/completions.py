@@ -16,12 +16,10 @@ from typing import Any
 
 import torch
 from common import Row, announce, machine, table, verdict, write
+from trained import open_split
 
 from tsallis.models.spellings import Spellings
 from tsallis.search.completion import next_characters
-from tsallis.toolkit.tasks.registry import load_config, task_of
-from tsallis.toolkit.training import load_run
-from tsallis.toolkit.training.file_names import CONFIG
 
 EVERY = 7  # distance in characters between the beginnings of a reference
 MOST_MS = 100
@@ -29,9 +27,8 @@ COLUMNS = ("run", "output", "beginnings", "possible", "exact", "missing_p90", "m
 
 
 def measure(folder: Path, split: str, lines: int, commit: str) -> Row:
-    config, run = load_config(folder / CONFIG), load_run(folder)
+    config, run, corpus = open_split(folder, split)
     model: Any = run.model.eval()
-    corpus = task_of(run.task).split(run, config.data, split).corpus
     spellings = Spellings(run.tgt_vocab)
     spent, missing = list[float](), list[float]()
     for row in range(min(lines, len(corpus))):

@@ -9,7 +9,6 @@ backend. The lists for batches of 1 on one thread are compared with the others.
 from __future__ import annotations
 
 import argparse
-import copy
 import itertools
 import time
 from collections.abc import Iterator, Sequence
@@ -19,14 +18,12 @@ from typing import Any
 import torch
 from common import Row, announce, machine, table, write
 from torch import Tensor
+from trained import open_split
 
 import tsallis
 from tsallis.ops import cpu
 from tsallis.search import beam_search, stability
 from tsallis.symbols import BOS
-from tsallis.toolkit.tasks.registry import load_config, task_of
-from tsallis.toolkit.training import load_run
-from tsallis.toolkit.training.file_names import CONFIG
 
 SETS = ("portable", "avx2", "avx512", "avx512bf16")
 BATCHES = (1, 7, 64)
@@ -83,9 +80,8 @@ def relative_error(scores: Tensor, expected: Tensor, dtype: torch.dtype) -> floa
 
 def measure(folder: Path, dtype: torch.dtype, options: argparse.Namespace) -> Row:
     """Return the row of one run in one dtype."""
-    config, run = load_config(folder / CONFIG), load_run(folder)
-    model: Any = copy.deepcopy(run.model).eval().to(dtype)
-    corpus = task_of(run.task).split(run, config.data, options.split).corpus
+    config, run, corpus = open_split(folder, options.split)
+    model: Any = run.model.eval().to(dtype)
     rows = range(min(options.lines, len(corpus)))
     start = time.process_time()
     stable = []

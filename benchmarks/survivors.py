@@ -16,14 +16,12 @@ from typing import Any
 import torch
 from common import Row, announce, machine, table, write
 from torch import Tensor
+from trained import open_split
 
 import tsallis
 from tsallis.nn import MultiheadAttention
 from tsallis.ops.cpu.screening import _channels
 from tsallis.symbols import BOS, EOS
-from tsallis.toolkit.tasks.registry import load_config, task_of
-from tsallis.toolkit.training import load_run
-from tsallis.toolkit.training.file_names import CONFIG
 
 STATES = 500  # largest number of states of an output layer
 COLUMNS = ("output", "part", "layer", "rows", "queries", "support", "survivors", "per_supported", "worst_head")
@@ -143,9 +141,8 @@ def main() -> None:
     announce()
     rows: list[Row] = []
     for folder in options.runs:
-        config, run = load_config(folder / CONFIG), load_run(folder)
+        config, run, corpus = open_split(folder, options.split)
         model: Any = run.model.eval()
-        corpus = task_of(run.task).split(run, config.data, options.split).corpus
         found = [of_output(model, corpus, options.lines)]
         if config.model.architecture == "language":
             texts = [token for row in range(len(corpus)) for token in corpus.tgt[row] if token not in (BOS, EOS)]
