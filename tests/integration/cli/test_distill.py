@@ -72,6 +72,18 @@ def test_a_student_that_aligns_or_copies(tsallis: Run, teacher: Path, tmp_path: 
         tsallis("evaluate", tmp_path / name, "--split", "dev")
 
 
+@pytest.mark.parametrize("setting", ["model.monotonic=0", "model.copy=true"])
+def test_a_teacher_that_aligns_or_copies(setting: str, tsallis: Run, teacher: Path, tmp_path: Path) -> None:
+    """Two of them are an ensemble."""
+    config, settings = teacher / "data" / "config.yaml", (setting, "model.input_feeding=false")
+    for seed in "12":
+        tsallis("train", config, *settings, f"training.seed={seed}", "--run-dir", tmp_path / seed)
+    tsallis("distill", tmp_path / "1", tmp_path / "2", "-o", tmp_path / "out")
+    target = f"training.teacher={tmp_path / 'out'}"
+    tsallis("train", config, *settings, target, "--run-dir", tmp_path / "student")
+    assert not equal(tmp_path / "student", tmp_path / "1")
+
+
 def test_the_weight_of_a_teacher(tsallis: Run, teacher: Path, tmp_path: Path) -> None:
     """Weight 0 is the training without a teacher, bit for bit."""
     config = teacher / "data" / "config.yaml"

@@ -189,9 +189,9 @@ def training_data(config: RunConfig, run: Run) -> Data:
     """
     task, data = task_type(config).load(config.data)
     data = config.model.adapt(task, data)
-    if data.vocabularies.tgt != run.tgt_vocab or data.wide is not None:
-        found = "a model that copies" if data.wide is not None else "data with another target vocabulary"
-        raise InputError(f"{run.folder}: expected a run without copying and with its training data, found {found}")
+    if data.vocabularies.tgt != run.tgt_vocab:
+        found = "data with another target vocabulary"
+        raise InputError(f"{run.folder}: expected a run with its training data, found {found}")
     if data.vocabularies.images is not None:
         run.model.image_store = data.vocabularies.images
     return replace(data, train=data.train.best) if isinstance(data.train, SampledCorpus) else data
