@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import warnings
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -114,11 +115,18 @@ def parse(pattern: str) -> tuple[_Graph, int, int]:
     graph = _Graph()
     last = graph.add()
     try:
-        tree = _parser.parse(pattern)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)  # `re` reads [[:alpha:]] and [a&&b] as something else
+            tree = _parser.parse(pattern)
         return graph, graph.sequence(tree, tree.state.flags, last), tree.state.flags
     except (re.error, OverflowError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ValueError(f"{shorten(pattern)} is not a regular expression: {reason}") from None
+    except FutureWarning as warning:
+        raise ValueError(
+            f"can't use the regular expression {shorten(pattern)}: {str(warning).lower()}; classes such as [:alpha:] "
+            "and set operations are not supported: list the characters, or write a backslash before [, &, ~, - or |"
+        ) from None
     except ValueError as error:
         raise ValueError(f"can't use the regular expression {shorten(pattern)}: {error}") from None
 

@@ -54,6 +54,7 @@ def test_a_list_of_strings_matches_texts_that_contain_one(strings: tuple[str, ..
     [
         *((r"(a)\1", "back-reference"), ("(?=a)b", "look-around"), ("(?<!a)b", "negative look-around")),
         *(("(a)?(?(1)b|c)", "condition"), ("(?m)^a", "multiline"), ("(a", "unterminated subpattern")),
+        *(("[[:alpha:]]+", "possible nested set"), ("[a-z&&[aeiou]]", "possible set intersection")),
         *(("(?!)", "negative look-around"), ("(a|b)*a(a|b){20}", "10000 states"), ("(a{900}){900}", "40000 states")),
     ],
 )
