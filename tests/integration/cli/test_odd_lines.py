@@ -217,8 +217,10 @@ def test_lines_before_a_bad_one_are_answered(runs, call, name: str, bad: bytes, 
     assert len(done.notes) == 1 and f"standard input:{place + 1}: " in done.notes[0], done.notes
     if not option:
         for command in (("suggest", "--n-best", "1", "--json"), ("look", "--weights")):
-            done = call(command[0], run, *command[1:], stdin=good + bad + b"\n")
-            assert done.status == 2 and [json.loads(line)["line"] for line in done.lines] == [*range(1, place + 1)]
+            done = call(command[0], run, *command[1:], stdin=good + bad + b"\n" + text_of(*plain))
+            numbers = [*range(1, place + 2 + len(plain))]
+            assert done.status == 1 and [json.loads(line)["line"] for line in done.lines] == numbers
+            assert any(f"standard input:{place + 1}: " in note for note in done.notes)
 
 
 @pytest.mark.parametrize("place", [0, 2, 70])

@@ -10,6 +10,7 @@ import pytest
 from integration.cli.conftest import Run
 from tsallis.toolkit.tasks.strings import english_verbs
 
+WORDS = ("word", "map", "pam", "row", "door", "mop", "warm", "room", "prom", "drop")
 SMALL = ("model.d_model=16", "model.layers=1", "training.updates=4", "training.validate_updates=4")
 
 
@@ -79,3 +80,37 @@ def test_a_bad_line_does_not_end_standard_input(trained: Path, tsallis: Run, tmp
 def test_a_wrong_option_is_no_bad_line(trained: Path, tsallis: Run) -> None:
     refused = tsallis("translate", trained, "--language", "eo", stdin=BAD, status=2)
     assert refused.stdout == "" and "--language can't be used with a run without languages" in refused.stderr
+
+
+def test_lines_after_a_bad_one_are_answered(trained: Path, tsallis: Run) -> None:
+    """`prove` stops: a skipped line proves nothing."""
+    for command in ("suggest", "look"):
+        done = tsallis(command, trained, *(["--weights"] if command == "look" else []), stdin=BAD, status=1)
+        numbers = [
+            json.loads(line)["line"] if command == "look" else int(line.split("\t")[0])
+            for line in done.stdout.splitlines()
+        ]
+        assert sorted(set(numbers)) == [1, 2, 3, 4, 5, 6]
+    assert tsallis("prove", trained, "--never", "x", stdin=BAD, status=2).stdout.count("\n") == 1
+
+
+def test_a_word_on_the_first_line_is_no_header(tsallis: Run, tmp_path: Path) -> None:
+    lines = [
+        f"{word}\t{' '.join(word)}"
+        for word in ["word", "map", "pam", "row", "door", "mop", "warm", "room", "prom", "drop"]
+    ]
+    (tmp_path / "named.tsv").write_text("\n".join(["word\tpronunciation", *lines]), encoding="utf-8")
+    tsallis("train", tmp_path / "named.tsv", *SMALL, "data.held_out=0.2", "--run-dir", tmp_path / "run")
+    answers = [
+        json.loads(line)
+        for line in tsallis("translate", tmp_path / "run", "--json", stdin="word\nmap\n").stdout.splitlines()
+    ]
+    assert all(answer["certificate"] != "none" for answer in answers)
+    (tmp_path / "gold").write_text("word\tpronunciation\nmap\tm a p\n", encoding="utf-8")
+    assert tsallis("score", tmp_path / "run", tmp_path / "gold").stdout.count("\n") == 2
+
+
+def test_too_few_sources_are_named(tsallis: Run, tmp_path: Path) -> None:
+    (tmp_path / "one.tsv").write_text("a\tb\n" * 30, encoding="utf-8")
+    refused = tsallis("train", tmp_path / "one.tsv", status=2).stderr
+    assert "one.tsv: holding out 0.1 of the sources" in refused and "found 1 different sources" in refused

@@ -77,5 +77,6 @@ def test_averages(tsallis, trained: Path) -> None:
     assert "step-00000016, step-00000020" in tsallis("average", trained).stdout
     used = tsallis("translate", trained, "--checkpoint", "average", stdin=f"{DEV[0][0]}\n")
     assert used.stdout.count("\n") == 1
+    assert "only one" not in tsallis("average", trained, "--last", 1).stderr
     refused = tsallis("average", trained, "--last", 3, status=2).stderr
     assert "must be from 1 to 2, got 3" in refused and refused.count("\n") == 1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
-from tsallis.errors import InputError
+from tsallis.errors import InputError, one_line
 from tsallis.toolkit.cli.options import Json, RunArgument
 from tsallis.toolkit.cli.output import print_fields, print_json
 
@@ -31,6 +32,11 @@ def average(
         raise InputError(f"{run}: not a run folder (it has no {MODEL})")
     with locked(run):  # without a lock, a training in progress could overwrite the index
         names = Checkpoints(run / CHECKPOINTS).average(last)
+    if last is None and len(names) == 1:
+        print(
+            one_line(f"tsallis: {run}: note: only one checkpoint is stored; training.keep=5 stores five"),
+            file=sys.stderr,
+        )
     if as_json:
         print_json({"checkpoint": "average", "of": names})
     else:

@@ -50,7 +50,7 @@ def generate(
     opened = open_run(run, checkpoint, device)
     opened.check_generation(options)
     numbered = prefix is None and (options.num_samples or 1) > 1
-    blocks = line_blocks(opened.run, opened.task, file, False)
+    blocks = line_blocks(opened.run, opened.task, file, False, on_error="stop")  # a blank line is a prompt
     if prefix is not None:
         blocks = iter([Block(0, opened.task.read([prefix], "--prefix", opened.run, False), [""], opened.run)])
     for block in blocks:

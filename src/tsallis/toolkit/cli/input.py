@@ -110,7 +110,7 @@ def line_blocks(
     beginnings: bool | None = False,
     empty_outputs: bool = False,
     check: Callable[[Block], object] = lambda block: None,
-    on_error: Literal["stop", "skip"] | None = "stop",
+    on_error: Literal["stop", "skip"] | None = None,
     **options: Any,
 ) -> Iterator[Block]:
     """Read lines in blocks of up to 64.

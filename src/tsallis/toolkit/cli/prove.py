@@ -67,7 +67,8 @@ def prove(
     opened = open_run(run, checkpoint, device, others or ())
     opened.check_command("translate")
     results = set()
-    for block in line_blocks(opened.run, opened.task, file, False, language=language, images=images):
+    blocks = line_blocks(opened.run, opened.task, file, False, on_error="stop", language=language, images=images)
+    for block in blocks:
         for proof in opened.for_run(block.run).prove_lines(block.lines, rule, block.first):
             results.add(proof.result)
             if as_json:

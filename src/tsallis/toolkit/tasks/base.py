@@ -145,7 +145,8 @@ class Task(ABC):
         """
         names = set(self.header)
         for number, line in number_lines(lines, ignored, self.formats[gold].count("<TAB>") + 1, self.separators):
-            if first + number or not names.issuperset(line.split("\t")):
+            cells = line.split("\t")
+            if first + number or len(cells) < 2 or not names.issuperset(cells):  # one cell may be a word
                 yield number, line
 
     def example_lines(self, path: Path | str) -> Iterator[tuple[str, str]]:

@@ -19,8 +19,21 @@ LONGEST_WORD = 60  # characters, with spaces between phones; longer texts are se
 # Column names that mark a header.
 NAMES = {
     "source": ("source", "src", "input", "lemma", "word", "graphemes", "grapheme", "orthography", "spelling"),
-    "target": ("target", "tgt", "output", "form", "phonemes", "phones", "pronunciation", "transcription", "ipa"),
-    "features": ("features", "feats", "tags", "msd", "morphology"),
+    "target": (
+        "target",
+        "tgt",
+        "output",
+        "form",
+        "inflected",
+        "inflection",
+        "phonemes",
+        "phones",
+        "pronunciation",
+        "pron",
+        "transcription",
+        "ipa",
+    ),
+    "features": ("features", "feature", "feats", "tags", "tag", "msd", "morphology", "pos"),
 }
 FEATURE_SEPARATORS = ";,|"
 LONGEST_SYMBOL = 4  # parts between spaces are words if their mean length is at least half of this number
@@ -89,7 +102,10 @@ def _named_columns(header: Sequence[str]) -> dict[str, Any] | None:
     found = {key: [i for i, cell in enumerate(cells, 1) if cell in names] for key, names in NAMES.items()}
     if not found["source"] or not found["target"]:
         return None
-    return {key: places[0] if places else None for key, places in found.items()}
+    columns = {key: places[0] if places else None for key, places in found.items()}
+    if len(cells) == 3 and 3 not in columns.values():
+        columns["features"] = 3  # whatever its name, as without a header
+    return columns
 
 
 def _has_symbols_between_spaces(texts: Sequence[str]) -> bool:

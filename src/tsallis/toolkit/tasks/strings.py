@@ -204,9 +204,11 @@ class Strings(SequenceTask):
         task = cls.of_config(config)
         examples, dev_examples = task.examples_of(config, "train"), task.examples_of(config, "dev")
         if not examples or not dev_examples:
+            count = len({example.source for example in (*examples, *dev_examples)})
+            files = ", ".join(str(path) for path in task.files(config, "train"))
             raise InputError(
-                f"data.held_out: holding out {config.held_out:g} of the sources leaves the training "
-                "data or the dev data empty"
+                f"{files}: holding out {config.held_out:g} of the sources for validation leaves a part empty; found "
+                f"{count} different sources: add lines, or set data.dev to another file"
             )
         task.check_columns(examples)
         dev = _in_turn(dev_examples)

@@ -202,6 +202,11 @@ def test_a_file_becomes_a_configuration(tmp_path: Path) -> None:
     }
     named = write(tmp_path / "named.tsv", ["Word\tTranscription", "ship\tʃ ɪ p"])
     assert describe_file(named)["data"]["header"]
+    for third in ("tag", "Whatever"):  # the third of three columns contains features, as without a header
+        three = write(tmp_path / "three.tsv", [f"Lemma\tInflected\t{third}", "go\twent\tV;PST"])
+        assert describe_file(three)["data"]["columns"] == {"source": 1, "target": 2, "features": 3}
+    four = write(tmp_path / "four.tsv", ["lemma\tform\tid\tcount", "go\twent\t1\t2"])
+    assert describe_file(four)["data"]["columns"]["features"] is None
     sentences = write(tmp_path / "sentences.txt", ["ein kleines Haus\ta small house"] * 3)
     assert "tgt_symbols" not in describe_file(sentences)["data"]
     nested = write(tmp_path / "nested.tsv", ["lav\tlavat\tN;ACC(PL,PSS(1,PL,2))"])
