@@ -116,13 +116,19 @@ def check_classes(scores: Tensor) -> None:
         raise ValueError(f"scores must have shape [..., classes] with at least one class, got {tuple(scores.shape)}")
 
 
+def check_smoothing(value: float) -> float:
+    """Return the label smoothing as a float between 0 and 1."""
+    smoothing = number("label_smoothing", value)
+    if not 0 <= smoothing <= 1:
+        raise ValueError(f"label_smoothing must be between 0 and 1, got {smoothing}")
+    return smoothing
+
+
 def _check(
     scores: Tensor, target: Tensor | SparseRows, alpha: Alpha, weight: Tensor | None, reduction: str, smoothing: float
 ) -> None:
     check_reduction(reduction)
-    smoothing = number("label_smoothing", smoothing)
-    if not 0 <= smoothing <= 1:
-        raise ValueError(f"label_smoothing must be between 0 and 1, got {smoothing}")
+    smoothing = check_smoothing(smoothing)
     check_classes(scores)
     if isinstance(target, SparseRows):
         if weight is not None or smoothing:
@@ -203,7 +209,8 @@ def anchors(target: SparseRows, shape: Sequence[int], alpha: Alpha, like: Tensor
     if not traced():
         target.check_classes(classes)
     target = target.to(like.device)
-    return soft_target(target.indices, target.probs, target.offsets, alpha, like.dtype)
+    indices, probs, offsets = (savable(x) for x in (target.indices, target.probs, target.offsets))
+    return soft_target(indices, probs, offsets, alpha, like.dtype)
 
 
 def not_negative(loss: Tensor) -> Tensor:

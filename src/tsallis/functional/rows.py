@@ -176,7 +176,8 @@ def check_integers(x: Tensor, name: str) -> None:
     """Raise a TypeError unless x is a dense tensor of integers."""
     check_dense(x, name)
     if x.dtype == torch.bool or x.is_floating_point() or x.is_complex():
-        raise TypeError(f"{name} must contain integers, got {x.dtype}")
+        hint = "; SparseRows.from_dense makes a target of probabilities" if name == "class targets" else ""
+        raise TypeError(f"{name} must contain integers, got {x.dtype}{hint}")
 
 
 def integer(name: str, value: Any) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from tsallis.functional.rows import check_dense, check_floating, check_integers, integer
+from tsallis.functional.rows import check_floating, check_integers, integer
 from tsallis.ops.sparse_rows import row_numbers
 from tsallis.ops.transforms import traced
 
@@ -27,13 +29,14 @@ class SparseRows:
 
     Args:
         indices: classes [entries], integers in any order; they are stored in int32.
-        probs: probabilities [entries], at least 0; they are stored in float32, without a gradient.
+        probs: probabilities [entries], at least 0; they are stored in float32, without a gradient. Those in bfloat16
+            are divided by their sum.
         offsets: positions [rows + 1] at which the rows begin, from 0 to the number of entries.
         tail: mass that was cut from each row [rows], at least 0 and below 1.
 
     Raises:
         ValueError: wrong shapes or offsets, a class that is negative or repeated in its row, a negative probability, a
-            row that with its tail does not sum to 1 within 0.001.
+            row that with its tail does not sum to 1 within 0.001 (bfloat16: 0.008).
         TypeError: indices or offsets that are not integers, probabilities that are not floating point.
 
     Example:
@@ -71,7 +74,12 @@ class SparseRows:
         self.offsets = offsets.to(probs.device, torch.long)
         self.largest = -1
         if not traced():
-            self.largest = _check(indices.to(probs.device), self.probs, self.offsets, tail)
+            tolerance = max(TOLERANCE, torch.finfo(probs.dtype).eps)
+            self.largest = _check(indices.to(probs.device, torch.long), self.probs, self.offsets, tail, tolerance)
+        if probs.dtype == torch.bfloat16:
+            row = row_numbers(self.offsets, len(indices))
+            sums = self.probs.new_zeros(len(offsets) - 1).index_add_(0, row, self.probs)
+            self.probs *= ((1 if tail is None else 1 - tail) / sums)[row]
         self.indices = indices.to(probs.device, torch.int32)
 
     @classmethod
@@ -88,21 +96,24 @@ class SparseRows:
             tensor([0, 2, 2])
             >>> SparseRows.from_dense(torch.tensor([[0.25, 0.75]]), top_k=1).tail
             tensor([0.2500])
+
+        Raises:
+            ValueError: a row that does not sum to 1, see :class:`SparseRows`, a `top_k` below 1.
         """
         check_floating(probs, "probs")
         if probs.dim() == 0:
             raise ValueError("probs must be [..., classes], got a tensor without dimensions")
-        rows = probs.reshape(-1, probs.shape[-1])
+        rows = probs.reshape(math.prod(probs.shape[:-1]), probs.shape[-1])
         if top_k is None:
             row, column = rows.nonzero(as_tuple=True)
             offsets = torch.nn.functional.pad(torch.bincount(row, minlength=len(rows)).cumsum(0), (1, 0))
             return cls(column, rows[row, column], offsets)
         if integer("top_k", top_k) < 1:
             raise ValueError(f"top_k must be at least 1, got {top_k}")
-        rows = rows.float()
+        wide = rows.float()
         values, columns = rows.topk(min(top_k, rows.shape[-1]))
         kept = values > 0
-        tail = (rows.sum(-1) - values.sum(-1)).clamp(min=0)
+        tail = (wide.sum(-1) - values.float().sum(-1)).clamp(min=0)
         return cls(columns[kept], values[kept], torch.nn.functional.pad(kept.sum(-1).cumsum(0), (1, 0)), tail)
 
     def dense(self, classes: int) -> Tensor:
@@ -123,6 +134,8 @@ class SparseRows:
 
     def to(self, device: torch.device | str) -> SparseRows:
         """Return the rows on a device."""
+        if isinstance(device, torch.dtype):
+            raise TypeError(f"device must be a device, got {device}; probabilities are always in float32")
         tail = None if self.tail is None else self.tail.to(device)
         return self._with(self.indices.to(device), self.probs.to(device), self.offsets.to(device), tail)
 
@@ -133,7 +146,11 @@ class SparseRows:
         """Return a slice of the rows, or the rows of these numbers [n]; a negative number returns an empty row."""
         if isinstance(rows, slice):
             rows = torch.arange(len(self), device=self.offsets.device)[rows]
-        check_dense(rows, "rows")
+        if not isinstance(rows, Tensor):
+            raise TypeError(f"rows must be a slice or a tensor of integers [n], got {type(rows).__name__}")
+        check_integers(rows, "rows")
+        if rows.dim() != 1:
+            raise ValueError(f"rows must have the shape [n], got {tuple(rows.shape)}; use rows[n : n + 1] for one row")
         empty, rows = rows < 0, rows.clamp(min=0)
         counts = self.offsets.diff()[rows].masked_fill(empty, 0)
         offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
@@ -152,7 +169,7 @@ class SparseRows:
         return f"SparseRows(rows={len(self)}, entries={len(self.indices)})"
 
 
-def _check(indices: Tensor, probs: Tensor, offsets: Tensor, tail: Tensor | None) -> int:
+def _check(indices: Tensor, probs: Tensor, offsets: Tensor, tail: Tensor | None, tolerance: float) -> int:
     """Check the values and return the largest index."""
     counts = offsets.diff()
     if int(offsets[0]) != 0 or int(offsets[-1]) != len(indices) or (counts < 0).any():
@@ -177,11 +194,11 @@ def _check(indices: Tensor, probs: Tensor, offsets: Tensor, tail: Tensor | None)
         if not ((tail >= 0) & (tail < 1)).all():
             raise ValueError(f"tail must be at least 0 and below 1, got {float(tail[~((tail >= 0) & (tail < 1))][0])}")
         sums += tail
-    off = (counts > 0) & ~((sums - 1).abs() <= TOLERANCE)
+    off = (counts > 0) & ~((sums - 1).abs() <= tolerance)
     if off.any():
         first = int(off.nonzero()[0])
         raise ValueError(
-            f"probs must sum to 1 within {TOLERANCE} in each row, got {float(sums[first]):.4g} in row {first}"
-            + ("; pass the mass of entries that were cut as tail" if tail is None else " with its tail")
+            f"probs must sum to 1 within {tolerance:.1g} in each row, got {float(sums[first]):.4g} in row {first}"
+            + ("; if entries were cut, pass their mass as tail" if tail is None else " with its tail")
         )
     return largest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tsallis import functional
-from tsallis.functional.losses import check_reduction
+from tsallis.functional.losses import check_reduction, check_smoothing
 from tsallis.functional.rows import alpha_number, integer
 from tsallis.functional.sparse_rows import SparseRows
 from tsallis.ops.alphas import Alpha
@@ -123,7 +123,7 @@ class EntmaxLoss(_Alpha):
         super().__init__(alpha)
         self.register_buffer("weight", weight)
         self.ignore_index, self.reduction = integer("ignore_index", ignore_index), check_reduction(reduction)
-        self.label_smoothing = label_smoothing
+        self.label_smoothing = check_smoothing(label_smoothing)
 
     def forward(self, scores: Tensor, target: Tensor | SparseRows) -> Tensor:
         """Return the loss of scores [..., classes] for classes [...], probabilities [..., classes] or sparse rows."""

@@ -12,9 +12,9 @@ from torch.nn.functional import embedding
 from tsallis import functional
 from tsallis.errors import check_one_of
 from tsallis.functional.alpha_relu import thresholds_of_probs
-from tsallis.functional.losses import reduce
+from tsallis.functional.losses import check_smoothing, reduce
 from tsallis.functional.maps import log_entmax
-from tsallis.functional.rows import alpha_number, finite_number, integer
+from tsallis.functional.rows import alpha_number, check_integers, finite_number, integer
 from tsallis.functional.sparse_rows import SparseRows
 from tsallis.ops.arguments import AttentionArgs, BestSymbols
 from tsallis.ops.choice import choose, choose_screening
@@ -306,16 +306,15 @@ class OutputLayer(ConstantBuffers):
             ValueError: wrong shapes, a symbol out of range, an unknown reduction, a smoothing outside [0, 1],
                 smoothing of probabilities.
         """
-        if not 0 <= label_smoothing <= 1:
-            raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
+        label_smoothing = check_smoothing(label_smoothing)
         ignore_index = integer("ignore_index", ignore_index)
         if isinstance(target, SparseRows):
             if label_smoothing:
                 raise ValueError(f"label_smoothing must be 0 for targets in SparseRows, got {label_smoothing}")
-            return self._loss(hidden, target, ignore_index, reduction)
-        if target.shape == hidden.shape[:-1]:
-            # Set ignored rows to 0: a NaN in an ignored row would make the gradient of the weight NaN.
-            hidden = torch.where((target != ignore_index).unsqueeze(-1), hidden, 0)
+            counted = target.offsets.diff().to(hidden.device) > 0
+            return self._loss(_without_ignored(hidden, counted), target, ignore_index, reduction)
+        check_integers(target, "class targets")
+        hidden = _without_ignored(hidden, target != ignore_index)
         plain = self._loss(hidden, target, ignore_index, reduction)
         if label_smoothing == 0:
             return plain
@@ -362,3 +361,10 @@ class OutputLayer(ConstantBuffers):
     def extra_repr(self) -> str:
         threshold = f", tau={self.tau:g}" if self.transform == "alpha_relu" else ""
         return f"transform={self.transform}, alpha={self.alpha:g}{threshold}"
+
+
+def _without_ignored(hidden: Tensor, counted: Tensor) -> Tensor:
+    """Set the states of ignored targets to 0: a NaN there would make the gradient of the weight NaN."""
+    if counted.numel() * hidden.shape[-1] != hidden.numel():
+        return hidden  # the loss rejects the shapes
+    return torch.where(counted.reshape(hidden.shape[:-1]).unsqueeze(-1), hidden, 0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tsallis import SparseRows
+from tsallis import SparseRows, alpha_relu_loss, entmax, entmax_loss
 
 PROBS = torch.tensor([[0.75, 0.0, 0.25], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
 
@@ -59,7 +60,7 @@ def test_selected_rows(rows: slice | Tensor) -> None:
         ({"indices": [1, 1, 0]}, "got 1 twice in row 0"),
         ({"probs": [0.25, 0.75, -1.0]}, "at least 0, got -1"),
         ({"probs": [0.25, 0.75, float("nan")]}, "got nan"),
-        ({"probs": [0.25, 0.752, 1.0]}, "got 1.002 in row 0; pass .* tail"),
+        ({"probs": [0.25, 0.752, 1.0]}, "got 1.002 in row 0; .* pass their mass as tail"),
         ({"probs": [0.25, 0.75]}, r"got \(3,\) and \(2,\)"),
         ({"offsets": [0, 2, 2, 4]}, "from 0 to 3"),
         ({"offsets": [1, 2, 2, 3]}, "from 0 to 3"),
@@ -89,3 +90,49 @@ def test_sums_within_the_tolerance_and_tails_are_accepted() -> None:
     SparseRows(some().indices, torch.tensor([0.25, 0.7505, 1.0]), some().offsets)
     tail = torch.tensor([0.25, 0.0, 0.0])
     assert SparseRows(some().indices, torch.tensor([0.25, 0.5, 1.0]), some().offsets, tail).tail is not None
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5])
+def test_probabilities_in_bfloat16_are_divided_by_their_sum(alpha: float) -> None:
+    probs = entmax(torch.randn(200, 1000, generator=torch.Generator().manual_seed(0)) * 3, alpha).bfloat16()
+    assert ((probs.float().sum(-1) - 1).abs() > 1e-3).any()
+    expected = probs.float() / probs.float().sum(-1, keepdim=True)
+    torch.testing.assert_close(SparseRows.from_dense(probs).dense(1000), expected)
+    cut = SparseRows.from_dense(probs, top_k=4)
+    assert cut.tail is not None
+    torch.testing.assert_close(cut.dense(1000).sum(-1) + cut.tail, torch.ones(200))
+    with pytest.raises(ValueError, match=r"within 0\.001 in each row"):
+        SparseRows.from_dense(probs.float())
+    with pytest.raises(ValueError, match=r"within 0\.008 in each row, got 0\.75"):
+        SparseRows.from_dense(torch.tensor([[0.5, 0.25]], dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("rows", [0, [0, 1], torch.tensor([True, False, True]), torch.tensor([0.0])])
+def test_selections_that_are_no_numbers_of_rows(rows: Any) -> None:
+    with pytest.raises(TypeError, match="rows must"):
+        some()[rows]
+
+
+@pytest.mark.parametrize("rows", [torch.tensor(1), torch.tensor([[0, 1]])])
+def test_selections_of_another_shape(rows: Tensor) -> None:
+    with pytest.raises(ValueError, match="rows must have the shape"):
+        some()[rows]
+
+
+def test_a_dtype_is_no_device_and_no_class_is_no_entry() -> None:
+    with pytest.raises(TypeError, match="device must be a device"):
+        some().to(torch.float64)  # type: ignore[arg-type]
+    assert len(SparseRows.from_dense(torch.zeros(3, 0))) == 3
+    unsigned = SparseRows(some().indices.to(torch.uint16), some().probs, some().offsets)
+    assert torch.equal(unsigned.dense(3), PROBS)
+
+
+@pytest.mark.parametrize("loss", [entmax_loss, alpha_relu_loss])
+def test_rows_made_in_inference_mode_are_targets(loss: Any) -> None:
+    with torch.inference_mode():
+        rows = SparseRows.from_dense(PROBS)
+    scores = torch.randn(3, 3, requires_grad=True)
+    loss(scores, rows).backward()
+    expected = scores.detach().clone().requires_grad_()
+    loss(expected, some()).backward()
+    torch.testing.assert_close(scores.grad, expected.grad)

@@ -221,3 +221,27 @@ def test_a_quantised_layer_has_a_loss() -> None:
     layer, hidden, target = OutputLayer(8, 5), torch.randn(6, 8), torch.arange(6) % 5
     quantised = torch.ao.quantization.quantize_dynamic(layer, {torch.nn.Linear}, dtype=torch.qint8)
     torch.testing.assert_close(quantised.loss(hidden, target), layer.loss(hidden, target), rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@every_kind
+def test_states_of_ignored_targets_have_no_influence(transform: str, alpha: float, bad: float) -> None:
+    output, hidden = OutputLayer(6, 9, transform, alpha), torch.randn(3, 6)
+    spoiled = hidden.clone()
+    spoiled[1] = bad
+    rows = tsallis.SparseRows(torch.tensor([1, 4]), torch.ones(2), torch.tensor([0, 1, 1, 2]))
+    gradients = []
+    for states, target in ((hidden, rows), (spoiled, rows), (spoiled, torch.tensor([1, -100, 4]))):
+        output.zero_grad()
+        output.loss(states, target).backward()
+        gradients.append(output.weight.grad.clone())
+    torch.testing.assert_close(gradients[0], gradients[1])
+    torch.testing.assert_close(gradients[0], gradients[2])
+
+
+def test_wrong_targets_are_named() -> None:
+    output, hidden = OutputLayer(6, 9), torch.randn(3, 6)
+    with pytest.raises(TypeError, match=r"integers, got torch\.float32; SparseRows\.from_dense"):
+        output.loss(hidden, torch.full((3, 9), 1 / 9))
+    with pytest.raises(TypeError, match="class targets must be a tensor, got list"):
+        output.loss(hidden, [1, 2, 3])  # type: ignore[arg-type]
