@@ -18,13 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tsallis.errors import InputError
+from tsallis.errors import InputError, check_real
 from tsallis.functional import SparseRows
 from tsallis.ops.sparse_rows import CsrRows, concatenate_rows, row_numbers
 
 MANIFEST = "teacher.json"
 PART_ROWS = 1024  # number of rows per part
 AGAIN = "; remove the folder and write it again"
+RENEW = "; remove the file and repeat tsallis distill"
 
 
 class Distributions(NamedTuple):
@@ -47,6 +48,7 @@ class Distributions(NamedTuple):
 
         Empty distributions stay empty.
         """
+        weight = check_real("weight", weight, 0, 1)
         rows = self.rows
         if weight == 1:
             return rows
@@ -103,17 +105,25 @@ def write_distributions(
         if other := [name for name, value in facts.items() if before.get(name) != value]:
             expected = f"expected distributions of the same {' and '.join(other)}, found others"
             raise InputError(f"{folder / MANIFEST}: {expected}; choose another folder")
-        if before.get("parts"):
-            return before
+    elif any(not path.name.startswith(".") for path in folder.glob("*")):
+        raise InputError(f"{folder}: the folder is not empty and contains no distributions; choose another folder")
     else:
-        folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / MANIFEST, json.dumps(facts, indent=1).encode())
+        before = {}
+    known: dict[str, str] = before.get("parts") or {}
     parts, entries, tokens = {}, 0, 0
     for start in range(0, rows, PART_ROWS):
         path, stop = folder / f"part-{start:08}.safetensors", min(start + PART_ROWS, rows)
         if not path.exists():
-            _replace(path, save(compute(start, stop)))
+            blob = save(compute(start, stop))
+            if not before:  # not earlier: a call that fails leaves the folder as it was
+                folder.mkdir(parents=True, exist_ok=True)
+                _replace(folder / MANIFEST, json.dumps(facts, indent=1).encode())
+                before = facts
+            _replace(path, blob)
+            known.pop(path.name, None)
         parts[path.name], part = _read_part(path)
+        if known.get(path.name, parts[path.name]) != parts[path.name]:
+            raise InputError(f"{path}: expected the digest in {MANIFEST}, found {parts[path.name]}{RENEW}")
         entries, tokens = entries + len(part["indices"]), tokens + len(part["counts"])
     manifest = {**facts, "entries": entries, "tokens": tokens, "parts": parts}
     _replace(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
@@ -167,7 +177,7 @@ def read_distributions(folder: Path, data: str, vocabulary: str) -> Distribution
     for name, digest in manifest["parts"].items():
         found, part = _read_part(folder / name)
         if found != digest:
-            raise InputError(f"{folder / name}: expected the digest in {MANIFEST}, found {found}{AGAIN}")
+            raise InputError(f"{folder / name}: expected the digest in {MANIFEST}, found {found}{RENEW}")
         for key, column in part.items():
             columns.setdefault(key, []).append(column)
     values = {key: torch.cat(parts) for key, parts in columns.items()}
@@ -193,7 +203,7 @@ def _read_part(path: Path) -> tuple[str, dict[str, Tensor]]:
         if {"indices", "probs", "counts", "lengths"} <= set(part):
             return hashlib.sha256(blob).hexdigest(), part
     except OSError as error:
-        raise InputError(f"{path}: can't be read: {error.strerror or error}{AGAIN}") from error
+        raise InputError(f"{path}: can't be read: {error.strerror or error}; repeat tsallis distill") from error
     except (SafetensorError, ValueError, KeyError, TypeError):
         pass
-    raise InputError(f"{path}: expected a part of distributions, found another content; remove it and write it again")
+    raise InputError(f"{path}: expected a part of distributions, found another content{RENEW}")

@@ -13,7 +13,9 @@ from torch import Tensor
 from transformers import default_data_collator
 
 from tsallis.distillation import part_columns, read_distributions, write_distributions
+from tsallis.errors import InputError
 from tsallis.functional import SparseRows, entmax
+from tsallis.functional.rows import alpha_number, integer
 from tsallis.huggingface.alphas import unwrap
 from tsallis.huggingface.losses import FIRST_LABEL, shifts
 from tsallis.huggingface.text_batches import add_decoder_inputs
@@ -51,7 +53,8 @@ def distill(
 
     Raises:
         InputError: The folder contains other distributions, or a damaged part.
-        ValueError: The numbers of labels and logits differ, or it is unknown whether the model shifts labels.
+        ValueError: The numbers of labels and logits differ, it is unknown whether the model shifts labels, or an
+            argument is out of range.
 
     Example:
         >>> import os, tempfile
@@ -63,6 +66,10 @@ def distill(
         ['part-00000000.safetensors', 'teacher.json']
     """
     shift = shifts(unwrap(model)) if shift is None else shift
+    alpha = alpha_number(alpha)
+    for name, size in (("batch_size", batch_size), ("top_k", 1 if top_k is None else top_k)):
+        if integer(name, size) < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
 
     def compute(start: int, stop: int) -> dict[str, Tensor]:
         rows, lengths = [], []
@@ -135,6 +142,7 @@ class DistilledDataset(torch.utils.data.Dataset[Any]):
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        index = range(len(self.dataset))[index]
         return {**self.dataset[index], INDEX: index}
 
     def collate(self, rows: list[dict[str, Any]]) -> Any:
@@ -159,8 +167,12 @@ class DistilledDataset(torch.utils.data.Dataset[Any]):
 def _read_labels(dataset: Any) -> tuple[str, Tensor]:
     """Return the digest of a dataset, and its labels except -100."""
     digest, labels = hashlib.sha256(), []
+    if not len(dataset):
+        raise InputError("dataset must have at least one row, got none")
     for i in range(len(dataset)):
         row = dataset[i]
+        if "labels" not in row and "label" not in row:
+            raise InputError(f"dataset must have labels in each row, found {', '.join(row)} in row {i}")
         found = torch.as_tensor(row["labels"] if "labels" in row else row["label"]).flatten()
         inputs = torch.as_tensor(row.get("input_ids", ())).tolist()
         digest.update(f"{inputs} {found.tolist()}".encode())

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tsallis.functional import SparseRows, entmax_loss, linear_entmax_loss
+from tsallis.functional.losses import check_smoothing
+from tsallis.functional.rows import alpha_number
 from tsallis.huggingface.alphas import COMPILED
 from tsallis.huggingface.text_batches import add_decoder_inputs
 from tsallis.ops.tracing import untraced
@@ -42,12 +44,18 @@ def trainer_loss(
     Returns:
         Function of the model's outputs, the labels, and the number of labels in all micro-batches of a step.
 
+    Raises:
+        ValueError: An argument is out of range, or `label_smoothing` is combined with `teacher`.
+
     Example:
         >>> import torch
         >>> loss = trainer_loss(1.5)
         >>> loss({"logits": torch.tensor([[2.0, 1.0, 0.1]])}, torch.tensor([0]))
         tensor(0.0617)
     """
+    alpha, label_smoothing = alpha_number(alpha), check_smoothing(label_smoothing)
+    if teacher is not None and label_smoothing:
+        raise ValueError(f"label_smoothing must be 0 with a teacher, got {label_smoothing:g}")
 
     def compute(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         logits = outputs["logits"]

@@ -137,6 +137,11 @@ def test_other_teachers_data_and_labels_are_rejected(tmp_path: Path) -> None:
     data = DistilledDataset(ROWS, tmp_path, collator=lambda rows: {"labels": torch.tensor([[-100, 4]])})
     with pytest.raises(ValueError, match=r"keep \[4\] labels, got \[1\]"):
         data.collate([data[0]])
+    with pytest.raises(ValueError, match=r"weight must be from 0 to 1, got 1\.5"):
+        DistilledDataset(ROWS, tmp_path, weight=1.5)
+    for rows, message in (([], "at least one row, got none"), ([{"input_ids": [3]}], "found input_ids in row 0")):
+        with pytest.raises(InputError, match=message):
+            DistilledDataset(rows, tmp_path)
     with pytest.raises(ValueError, match=r"labels must have shape \[2, 5\], got \[2, 4\]"):
         distill(
             model,
@@ -156,3 +161,65 @@ def test_an_encoder_decoder_reads_the_labels_of_the_data(tmp_path: Path) -> None
         lm_loss(model, batch, teacher=data.rows)
     batch["decoder_input_ids"] = decoder_inputs(model, collate(ROWS)["labels"])
     assert 0 <= lm_loss(model, batch, teacher=data.rows) < 1e-5  # its own probabilities
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"alpha": -1.0}, "alpha must"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    ],
+)
+def test_a_refused_call_writes_nothing(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        distill(build("llama"), ROWS, tmp_path / "out", collator=collate, **options)
+
+    def broken(rows: list[dict[str, Any]]) -> Any:
+        raise ValueError("no batch")
+
+    with pytest.raises(ValueError, match="no batch"):
+        distill(build("llama"), ROWS, tmp_path / "out", collator=broken)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(InputError, match="not empty and contains no distributions"):
+        store(build("llama"), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_damaged_and_missing_parts(tmp_path: Path) -> None:
+    model, part = build("llama"), tmp_path / "part-00000000.safetensors"
+    store(model, tmp_path)
+    whole, other = part.read_bytes(), (tmp_path / "part-00000003.safetensors").read_bytes()
+    for damaged, message in ((whole[:50], "found another content"), (other, "expected the digest")):
+        part.write_bytes(damaged)
+        for act in (lambda: store(model, tmp_path), lambda: DistilledDataset(ROWS, tmp_path)):
+            with pytest.raises(InputError, match=f"{message}.*remove the file and repeat"):
+                act()
+    part.unlink()
+    with pytest.raises(InputError, match=r"can't be read.*repeat"):
+        DistilledDataset(ROWS, tmp_path)
+    store(model, tmp_path)
+    assert part.read_bytes() == whole
+    DistilledDataset(ROWS, tmp_path)
+
+
+def test_rows_counted_from_the_end(tmp_path: Path) -> None:
+    store(build("llama"), tmp_path)
+    data = DistilledDataset(ROWS, tmp_path, collator=collate)
+    for index in range(-len(ROWS), 0):
+        first, second = (data.collate([data[i]])["labels"] for i in (index, index + len(ROWS)))
+        assert torch.equal(first, second)
+    with pytest.raises(IndexError):
+        data[len(ROWS)]
+
+
+def test_options_of_the_trainers_loss_are_checked() -> None:
+    rows = tsallis.SparseRows(torch.tensor([1]), torch.ones(1), torch.tensor([0, 1]))
+    for options in ({"alpha": -1.0}, {"label_smoothing": 7.0}, {"label_smoothing": 0.1, "teacher": rows}):
+        with pytest.raises(ValueError, match="must"):
+            trainer_loss(**options)
+    with pytest.raises(TypeError, match="alpha must"):
+        trainer_loss("a")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="label_smoothing must be between 0 and 1, got 5"):
+        tsallis.nn.EntmaxLoss(label_smoothing=5)
