@@ -128,7 +128,8 @@ class ScreenedCache(Cache):
 
     Outputs are those of `DynamicCache`, up to rounding. On a CPU, greedy search and sampling are faster after long
     contexts. Beam search encodes the keys again at each step, which costs more than it saves. Half precision takes
-    three times as much memory, because keys and values are stored in float32, too. Models with an encoder need
+    three times as much memory, because keys and values are stored in float32, too. Do not change stored keys in place:
+    the scan would not see the change. Models with an encoder need
     `EncoderDecoderCache(ScreenedCache(), ScreenedCache())` from Transformers.
 
     Example:
@@ -168,6 +169,11 @@ class _ScreenedLayer(DynamicLayer):
         self.last = self.keys
         setattr(self.keys, STORE, weakref.ref(self.store))
         return self.keys, self.values
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the keys and values without their store, which the next update makes again."""
+        state = {name: x for name, x in self.__dict__.items() if name not in ("store", "given", "last")}
+        return state | ({"keys": self.keys.detach()} if self.is_initialized else {})  # without the attribute
 
     def _append(self, store: ScreenedKeys, keys: Tensor, values: Tensor) -> None:
         read = store.append(keys, values)

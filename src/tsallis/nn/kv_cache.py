@@ -169,7 +169,10 @@ class ScreenedKeys(KeyValueCache, KeyStore):
             self.append(key, value)
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Return keys and values [batch, heads, length, size], in the dtype of the computation."""
+        """Return keys and values [batch, heads, length, size], in the dtype of the computation.
+
+        Do not change them in place: the copy in 8 bits would stay as it was.
+        """
         if self._views is None:
             self._views = super().read()
         return self._views

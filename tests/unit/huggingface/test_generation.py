@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 pytest.importorskip("transformers")  # before what imports it
@@ -174,6 +176,19 @@ def test_generation_with_a_screened_cache(name: str, options: dict[str, object])
         torch.manual_seed(0)
         outputs.append(model.generate(prompt, past_key_values=cache, max_new_tokens=8, eos_token_id=None, **options))
     assert torch.equal(*outputs)
+
+
+@pytest.mark.usefixtures("scans")
+@torch.no_grad()
+def test_a_screened_cache_is_stored() -> None:
+    model, ids, cache = sparsify(build("llama"), 1.5), torch.randint(5, VOCABULARY, (1, 9)), ScreenedCache()
+    for empty in (cache, ScreenedCache()):
+        pickle.dumps(empty)
+    model(ids[:, :8], past_key_values=cache)
+    other = pickle.loads(pickle.dumps(cache))
+    logits = [model(ids[:, 8:], past_key_values=each).logits for each in (cache, other)]
+    assert torch.equal(*logits)
+    assert all(layer.store.rows is not None for layer in other.layers)
 
 
 @pytest.mark.usefixtures("scans")
