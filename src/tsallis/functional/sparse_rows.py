@@ -104,17 +104,16 @@ class SparseRows:
         if probs.dim() == 0:
             raise ValueError("probs must be [..., classes], got a tensor without dimensions")
         rows = probs.reshape(math.prod(probs.shape[:-1]), probs.shape[-1])
-        if top_k is None:
-            row, column = rows.nonzero(as_tuple=True)
-            offsets = torch.nn.functional.pad(torch.bincount(row, minlength=len(rows)).cumsum(0), (1, 0))
-            return cls(column, rows[row, column], offsets)
-        if integer("top_k", top_k) < 1:
-            raise ValueError(f"top_k must be at least 1, got {top_k}")
-        wide = rows.float()
-        values, columns = rows.topk(min(top_k, rows.shape[-1]))
-        kept = values > 0
-        tail = (wide.sum(-1) - values.float().sum(-1)).clamp(min=0)
-        return cls(columns[kept], values[kept], torch.nn.functional.pad(kept.sum(-1).cumsum(0), (1, 0)), tail)
+        columns = tail = None
+        if top_k is not None:
+            if integer("top_k", top_k) < 1:
+                raise ValueError(f"top_k must be at least 1, got {top_k}")
+            mass = rows.float().sum(-1)
+            rows, columns = rows.topk(min(top_k, rows.shape[-1]))
+            tail = (mass - rows.float().sum(-1)).clamp(min=0)
+        row, place = rows.nonzero(as_tuple=True)
+        offsets = torch.nn.functional.pad(torch.bincount(row, minlength=len(rows)).cumsum(0), (1, 0))
+        return cls(place if columns is None else columns[row, place], rows[row, place], offsets, tail)
 
     def dense(self, classes: int) -> Tensor:
         """Return the probabilities [rows, classes] in float32.
