@@ -78,7 +78,6 @@ SMALLER = {
     "python examples/visual.py": " --epochs 1 --d-model 8",
     "python examples/shapes.py": " --train 30 --test 10",
     "python examples/timeseries.py": " --epochs 1 --num-basis 4",
-    "python examples/recall.py": " --quick --out recall",
 }
 ELSEWHERE = {
     "make demo": "tests/integration/cli/test_commands.py runs `tsallis demo`",
