@@ -2,6 +2,8 @@
 
 tsallis analyze runs/learned runs/softmax --importance 100 --json numbers.json
 python benchmarks/heads.py numbers.json --seed 1 --commit a67f850 --out benchmarks/results/multi30k-heads-cpu.csv
+
+Without --seed, the names of the runs end with their seeds: learned-s1.
 """
 
 from __future__ import annotations
@@ -60,13 +62,17 @@ def rows_of(run: dict[str, Any]) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("numbers", type=Path, help="what `tsallis analyze --json` wrote")
-    parser.add_argument("--seed", required=True, help="of the trainings")
+    parser.add_argument("--seed", help="of the trainings")
     parser.add_argument("--commit", required=True, help="of the code that analysed the runs")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     runs = json.loads(options.numbers.read_text(encoding="utf-8"))["runs"]
-    made = {"seed": options.seed, "commit": options.commit, **machine()}
-    rows = [{**row, **made} for run in runs for row in rows_of(run)]
+    rows: list[Row] = []
+    for run in runs:
+        if options.seed is None:
+            run["name"], _, seed = run["name"].rpartition("-s")
+        made = {"seed": options.seed or seed, "commit": options.commit, **machine()}
+        rows += [{**row, **made} for row in rows_of(run)]
     print(table(rows, PRINTED))
     write(options.out, rows)
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from common import Row, announce, machine, table, verdict, write
 from torch import Tensor
+from trained import run_parser
 
 from tsallis.search import Pattern, beam_search, exhaustive, match, with_top_p
 from tsallis.toolkit.tasks.registry import load_config, task_of
@@ -153,13 +154,8 @@ def measure(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    parser.add_argument("--commit", required=True, help="of the code that trained the runs")
-    parser.add_argument("--split", default="dev")
-    parser.add_argument("--lines", type=int, default=100, help="number of lines of the split")
+    parser = run_parser(__doc__, lines=100)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     announce()

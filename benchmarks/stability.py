@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from common import Row, announce, machine, table, write
 from torch import Tensor
-from trained import open_split
+from trained import open_split, run_parser
 
 import tsallis
 from tsallis.ops import cpu
@@ -114,14 +114,9 @@ def measure(folder: Path, dtype: torch.dtype, options: argparse.Namespace) -> Ro
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    parser.add_argument("--commit", required=True, help="of the code that trained the runs")
-    parser.add_argument("--split", default="dev")
-    parser.add_argument("--lines", type=int, default=1000, help="number of lines of the split")
+    parser = run_parser(__doc__, lines=1000)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=2, help="largest number of threads")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     announce()
     rows = [measure(run, getattr(torch, dtype), options) for run in options.runs for dtype in options.dtypes]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from common import Row, announce, machine, table, write
-from trained import open_split
+from trained import open_split, run_parser
 
 from tsallis.symbols import IGNORE_INDEX
 from tsallis.toolkit.evaluation.teacher_forcing import AT_ONCE
@@ -58,13 +58,7 @@ def measure(folder: Path, options: argparse.Namespace) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    parser.add_argument("--commit", required=True, help="of the code that trained the runs")
-    parser.add_argument("--split", default="dev")
-    parser.add_argument("--lines", type=int, default=500, help="number of lines of the split")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    options = run_parser(__doc__, lines=500).parse_args()
     announce()
     rows = [row for run in options.runs for row in measure(run, options)]
     print(table(rows, PRINTED))

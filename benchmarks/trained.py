@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -14,3 +15,14 @@ def open_split(folder: Path, split: str, *overrides: str) -> tuple[Any, Any, Any
     """Return the configuration of a run, the run, and a split of its data."""
     config, run = load_config(folder / CONFIG, overrides), load_run(folder)
     return config, run, task_of(run.task).split(run, config.data, split).corpus
+
+
+def run_parser(description: str | None, lines: int) -> argparse.ArgumentParser:
+    """Return a parser for runs, the commit that trained them, lines of a split, and the file of rows."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    parser.add_argument("--commit", required=True, help="of the code that trained the runs")
+    parser.add_argument("--split", default="dev")
+    parser.add_argument("--lines", type=int, default=lines, help="number of lines of the split")
+    parser.add_argument("--out", type=Path)
+    return parser
