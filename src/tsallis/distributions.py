@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,10 +13,10 @@ from torch.distributions.utils import lazy_property
 from tsallis import functional
 from tsallis.functional.losses import check_classes
 from tsallis.functional.maps import log_entmax
-from tsallis.functional.rows import alpha_number, check_real
-from tsallis.ops.alphas import Alpha, check_alpha
+from tsallis.functional.rows import stored_alpha
+from tsallis.ops.alphas import Alpha
 from tsallis.ops.sparse_rows import row_numbers
-from tsallis.ops.transforms import savable, traced, transforms_active, without_numbers
+from tsallis.ops.transforms import savable, transforms_active
 
 if TYPE_CHECKING:
     from tsallis.nn import OutputLayer
@@ -75,7 +76,7 @@ class EntmaxCategorical(Categorical):
         validate_args: whether to check scores and values, as in `torch.distributions`.
 
     Raises:
-        ValueError: scores with NaN or without a class, an alpha that is not positive and finite.
+        ValueError: scores with NaN or +inf or without a class, an alpha that is not positive and finite.
 
     Example:
         >>> d = EntmaxCategorical(torch.tensor([2.0, 1.0, 0.1, 0.0]))
@@ -87,7 +88,7 @@ class EntmaxCategorical(Categorical):
         tensor([-0.1855,    -inf])
     """
 
-    arg_constraints = {"scores": constraints.independent(constraints.real, 1)}  # noqa: RUF012 (torch's own convention)
+    arg_constraints = {"scores": constraints.independent(constraints.less_than(math.inf), 1)}  # noqa: RUF012 (torch's own convention)
     has_enumerate_support = True
     _classes: Tensor | None = None  # classes of the scores [..., width], padded with their number; None: all
 
@@ -231,7 +232,13 @@ class EntmaxCategorical(Categorical):
             raise ValueError(f"value must contain classes from 0 to {self._num_events - 1}, got {wrong:g}")
 
     def loss(self, value: Tensor) -> Tensor:
-        """Return the :func:`tsallis.entmax_loss` of values, which is finite outside the support too."""
+        """Return the :func:`tsallis.entmax_loss` of values, which is finite outside the support too.
+
+        Raises:
+            ValueError: A value is not a class, or the distribution was made by `from_linear`.
+        """
+        if self._validate_args:
+            self._check_classes(value)
         if self._classes is not None:
             raise ValueError(
                 "loss needs all scores, and from_linear computes few: call OutputLayer.loss(hidden, value)"
@@ -302,11 +309,9 @@ class EntmaxCategorical(Categorical):
 
 
 def _checked_alpha(alpha: Alpha, shape: torch.Size) -> Alpha:
+    alpha = stored_alpha(alpha, positive=True)
     if not isinstance(alpha, Tensor):
-        return alpha_number(alpha, positive=True)
-    check_real(alpha, "alpha")
-    if not (traced() or without_numbers(alpha)):
-        check_alpha(alpha, positive=True)
+        return alpha
     try:
         return savable(alpha).expand(shape)
     except RuntimeError as error:

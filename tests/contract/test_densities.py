@@ -559,3 +559,23 @@ def test_the_logarithm_of_a_mixture_has_gradients_in_weights_of_zero(name: str) 
     weights = torch.tensor([1.0, 0.0], requires_grad=True)
     far = Mixture(weights, Gaussian(torch.tensor([0.0, 30.0]), 0.01)).log_prob(torch.tensor(30.0))
     assert far.isfinite() and torch.autograd.grad(far, weights)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("function", ["pdf", "log_prob"])
+def test_points_that_do_not_fit_are_refused(function: str) -> None:
+    """As in torch.distributions; outside the support the density is zero."""
+    line = Gaussian(torch.zeros(2), torch.ones(2))
+    plane = TruncatedParaboloid(torch.zeros(3, 2), torch.eye(2))
+    mixture = Mixture(torch.ones(3) / 3, plane)
+    for density, points, message in (
+        (line, torch.zeros(3), r"\(3,\) of points, \(2,\) of density"),
+        (plane, torch.tensor(0.0), r"points must have shape \[..., 2\], got \(\)"),
+        (plane, torch.zeros(3, 1), r"points must have shape \[..., 2\], got \(3, 1\)"),
+        (mixture, torch.tensor(0.0), r"points must have shape \[..., 2\], got \(\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            getattr(density, function)(points)
+    with pytest.raises(TypeError, match="points must be a tensor, got float"):
+        getattr(line, function)(1.0)
+    assert getattr(plane, function)(torch.zeros(5, 1, 2)).shape == (5, 3)
+    assert repr(mixture.support) == f"Union([{plane.support}], stacked=True)"

@@ -406,3 +406,10 @@ def test_normmax_takes_classes_as_the_other_losses_do() -> None:
     torch.testing.assert_close(batched, expected.expand(2, *expected.shape))
     with torch.autocast("cpu", torch.bfloat16):
         assert compat.normmax_bisect_loss(z.bfloat16(), y).dtype == torch.float32
+
+
+def test_scores_and_alphas_that_do_not_fit_are_named() -> None:
+    with pytest.raises(TypeError, match="X must be a tensor, got list"):
+        compat.normmax_bisect([1.0, 2.0], 2)
+    with pytest.raises(ValueError, match=r"\(3,\) can't be expanded to \(3, 4, 1\)"):
+        compat.normmax_bisect(torch.zeros(3, 4, 5), torch.tensor([1.5, 2.0, 3.0]))

@@ -152,13 +152,15 @@ def test_bad_input_is_refused(scores: torch.Tensor) -> None:
         EntmaxCategorical(torch.tensor(1.0))
     with pytest.raises(TypeError, match="floating point"):
         EntmaxCategorical(torch.arange(3))
-    with pytest.raises(ValueError, match="scores"):
-        EntmaxCategorical(torch.tensor([1.0, torch.nan]), validate_args=True)
+    for bad in (torch.nan, torch.inf):
+        with pytest.raises(ValueError, match="scores"):
+            EntmaxCategorical(torch.tensor([1.0, bad]), validate_args=True)
     with pytest.raises(ValueError, match="got 4"):
         EntmaxCategorical(scores, validate_args=True).log_prob(torch.tensor([0, 1, 4]))
     for wrong, words in ((0.5, "0.5"), (-1, "-1"), (4, "4"), (torch.nan, "nan"), (-0.5, "-0.5"), (1e9, "1e\\+09")):
-        with pytest.raises(ValueError, match=f"classes from 0 to 3, got {words}$"):
-            EntmaxCategorical(scores, validate_args=True).log_prob(torch.tensor([0, wrong, 1]))
+        for function in ("log_prob", "loss"):
+            with pytest.raises(ValueError, match=f"classes from 0 to 3, got {words}$"):
+                getattr(EntmaxCategorical(scores, validate_args=True), function)(torch.tensor([0, wrong, 1]))
     with pytest.raises(ValueError, match="value must be a tensor of classes, got 1"):
         EntmaxCategorical(scores, validate_args=True).log_prob(1)
     whole = EntmaxCategorical(scores, validate_args=True).log_prob(torch.tensor([0.0, 1.0, 2.0]))

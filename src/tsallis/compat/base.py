@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from tsallis.functional.rows import stored_alpha
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.constants import ConstantBuffers
 
@@ -24,6 +25,8 @@ class Map(ConstantBuffers):
     """Base class of modules; tensor arguments move with the module, but are not in the state dict."""
 
     def _keep(self, name: str, value: Alpha) -> None:
+        if name == "alpha":
+            value = stored_alpha(value, positive=True)
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             self.register_constant(name, value)
         else:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tsallis import functional
 from tsallis.compat.base import Map
+from tsallis.functional.rows import check_floating
 from tsallis.ops.alphas import Alpha
 
 __all__ = [
@@ -117,13 +118,19 @@ def refuse_learned(name: str, value: Alpha) -> None:
 
 def _by_value(apply: Callable[[Tensor, float], Tensor], X: Tensor, values: Alpha, dim: int) -> Tensor:
     """Call `apply(rows, value)` once per distinct value of a tensor; return the results along `dim`."""
+    check_floating(X, "X")
     if not isinstance(values, Tensor):
         return apply(X.transpose(dim, -1), values).transpose(dim, -1) if X.dim() else apply(X, values)
     if values.numel() == 1:
         return _by_value(apply, X, float(values), dim)
     shape = list(X.shape)
     shape[dim] = 1
-    each = values.to(X.device).expand(shape).transpose(dim, -1).reshape(-1)  # [rows]
+    try:
+        each = values.to(X.device).expand(shape).transpose(dim, -1).reshape(-1)  # [rows]
+    except RuntimeError as error:
+        raise ValueError(
+            f"alpha or budget of shape {tuple(values.shape)} can't be expanded to {tuple(shape)}, one value per row"
+        ) from error
     last = X.transpose(dim, -1)
     rows = last.reshape(-1, last.shape[-1])
     result = torch.zeros_like(rows)

@@ -147,3 +147,6 @@ class Union(constraints.Constraint):
         for part in self.parts[1:]:
             mask = mask | part.check(value)
         return mask
+
+    def __repr__(self) -> str:
+        return f"Union({self.parts}, stacked={self.stacked})"

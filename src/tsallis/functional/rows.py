@@ -261,6 +261,16 @@ def alpha_number(alpha: float, positive: bool = False) -> float:
     return alpha
 
 
+def stored_alpha(alpha: Alpha, positive: bool = False) -> Alpha:
+    """Check an alpha that a module or distribution stores: a number, or a tensor, unless its values can't be read."""
+    if not isinstance(alpha, Tensor):
+        return alpha_number(alpha, positive)
+    check_real(alpha, "alpha")
+    if not (traced() or without_numbers(alpha)):
+        check_alpha(alpha, positive)
+    return alpha
+
+
 def alpha_along(
     alpha: Alpha, scores: Tensor, shape: Sequence[int], dim: int, ndim: int, positive: bool = False
 ) -> Alpha:

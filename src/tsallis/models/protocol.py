@@ -75,12 +75,12 @@ class Step(NamedTuple):
 
     Args:
         scores: scores [batch, d_vocab], -inf for impossible symbols.
-        attention: attention weights [batch, src].
+        attention: attention weights [batch, src], or None for a model without attention.
         state: state after the step.
     """
 
     scores: Tensor
-    attention: Tensor
+    attention: Tensor | None
     state: Any
 
 
@@ -180,8 +180,13 @@ def best_of_step(output: Any, step: Step, count: int, end: int, only: Tensor | N
     if hasattr(output, "best_symbols") and not isinstance(step, DerivedStep):
         best = output.best_symbols(step.scores, count, end, only)
     else:
-        best = best_of_log_probs(output.log_probs(step.scores), count, end, only, unclear_rows(step))
-    return BestStep(best, (step.attention > 0).sum(-1), step.attention, step.state)
+        best = best_of_log_probs(output.log_probs(step.scores).double(), count, end, only, unclear_rows(step))
+    return BestStep(best, count_attended(step.attention, step.scores), step.attention, step.state)
+
+
+def count_attended(attention: Tensor | None, scores: Tensor) -> Tensor:
+    """Return the number of attended positions of each row [batch]; 0 without attention."""
+    return (scores[:, :0] if attention is None else attention > 0).sum(-1, dtype=torch.long)
 
 
 def unclear_rows(step: Step) -> Tensor:
@@ -189,11 +194,11 @@ def unclear_rows(step: Step) -> Tensor:
     return step.unclear if isinstance(step, DerivedStep) else indistinct(step.scores)
 
 
-def check_symbols(symbols: Tensor, d_vocab: int) -> None:
-    """Raise if a prefix contains a symbol outside the model's vocabulary."""
+def check_symbols(symbols: Tensor, d_vocab: int, name: str = "a prefix") -> None:
+    """Raise if a symbol is outside the model's vocabulary."""
     largest = int(symbols.max())
     if largest >= d_vocab:
-        raise ValueError(f"symbols of a prefix must be from 0 to {d_vocab - 1}, got {largest}")
+        raise ValueError(f"symbols of {name} must be from 0 to {d_vocab - 1}, got {largest}")
 
 
 def device_of(model: object) -> torch.device:

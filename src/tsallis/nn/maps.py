@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tsallis import functional
 from tsallis.functional.losses import check_reduction, check_smoothing
-from tsallis.functional.rows import alpha_number, integer
+from tsallis.functional.rows import integer, stored_alpha
 from tsallis.functional.sparse_rows import SparseRows
 from tsallis.ops.alphas import Alpha
 
@@ -18,10 +18,11 @@ class _Alpha(nn.Module):
 
     def __init__(self, alpha: Alpha) -> None:
         super().__init__()
+        alpha = stored_alpha(alpha, positive=True)
         if isinstance(alpha, Tensor) and not isinstance(alpha, nn.Parameter):
             self.register_buffer("alpha", alpha)
         else:
-            self.alpha = alpha if isinstance(alpha, Tensor) else alpha_number(alpha, positive=True)
+            self.alpha = alpha
 
     def extra_repr(self) -> str:
         return f"alpha: {tuple(self.alpha.shape)}" if isinstance(self.alpha, Tensor) else f"alpha={self.alpha:g}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tsallis.errors import check_real, check_whole
 from tsallis.functional.attention import KeyStore, attend, count_support
-from tsallis.functional.rows import alpha_number
+from tsallis.functional.rows import stored_alpha
 from tsallis.nn.alpha import PerHeadAlpha
 from tsallis.nn.attention_masks import (
     VisibleKeys,
@@ -187,15 +187,16 @@ class MultiheadAttention(ConstantBuffers):
                 raise ValueError(f"alpha must be a number, 'learned', a tensor or a module, got {alpha!r}")
             half = dtype is not None and dtype.itemsize < 4  # rounding would cancel small optimizer steps
             alpha = PerHeadAlpha(self.num_heads, device=device, dtype=torch.float32 if half else dtype)
-        elif isinstance(alpha, Tensor):
-            if alpha.shape != (self.num_heads,):
-                raise ValueError(f"alpha must have shape ({self.num_heads},), one per head, got {tuple(alpha.shape)}")
         elif not isinstance(alpha, nn.Module):
-            alpha = alpha_number(alpha)
+            if isinstance(alpha, Tensor) and alpha.shape != (self.num_heads,):
+                raise ValueError(f"alpha must have shape ({self.num_heads},), one per head, got {tuple(alpha.shape)}")
+            if isinstance(alpha, Tensor) and alpha.requires_grad and not isinstance(alpha, nn.Parameter):
+                raise ValueError("alpha must be an nn.Parameter to be learned, got a tensor that requires a gradient")
+            alpha = stored_alpha(alpha)
         for names in (self.__dict__, self._parameters, self._buffers, self._modules):
             names.pop("alpha", None)
         if isinstance(alpha, Tensor) and not isinstance(alpha, nn.Parameter):
-            self.register_buffer("alpha", alpha.detach().to(device=device))
+            self.register_buffer("alpha", alpha.to(device=device))
         else:
             self.alpha = alpha
 
@@ -482,17 +483,18 @@ class MultiheadAttention(ConstantBuffers):
         """Project the inputs to heads [batch, heads or key heads, length, head size]."""
         if self.in_proj_weight is not None and key is query and value is query:
             q, k, v = F.linear(query, self.in_proj_weight, self.in_proj_bias).split(self._sizes, -1)
-            return self._heads(q), self._heads(k), self._heads(v)
+            return self._heads(q), self._heads(k, self.num_kv_heads), self._heads(v, self.num_kv_heads)
         weights, biases = self._weights(), self._biases()
         q = self._heads(F.linear(query, weights[0], biases[0]))
         if key is None or value is None:
             return q, None, None
-        return q, self._heads(F.linear(key, weights[1], biases[1])), self._heads(F.linear(value, weights[2], biases[2]))
+        k, v = F.linear(key, weights[1], biases[1]), F.linear(value, weights[2], biases[2])
+        return q, self._heads(k, self.num_kv_heads), self._heads(v, self.num_kv_heads)
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def _heads(self, x: Tensor, count: int | None = None) -> Tensor:
         x = self._batch_first(x)
         # Do not use `unflatten`: the tracing ONNX exporter would lose the dynamic batch size.
-        return x.reshape(x.shape[0], x.shape[1], -1, self.head_dim).transpose(1, 2)
+        return x.reshape(x.shape[0], x.shape[1], count or self.num_heads, self.head_dim).transpose(1, 2)
 
     def _batch_first(self, x: Tensor) -> Tensor:
         if x.dim() == 2:

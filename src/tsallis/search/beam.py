@@ -132,14 +132,15 @@ def _search(model: Decoder, state: Any, beams: Any, keep_attention: bool, device
             only = only if only is None else only.to(device)
             # Request one more symbol than the beam can hold, because this symbol bounds the probabilities of dropped
             # prefixes.
-            step = _advance(model, state, beams.tokens().to(device), beams.size + 1, only, keep_attention)
+            tokens = beams.tokens()
+            step = _advance(model, state, tokens.to(device), beams.size + 1, only, keep_attention)
             if keep_attention and step.attention is not None:
                 weights.append(step.attention)
-            searching = beams.follow(*_on_cpu(step))
+            searching = beams.follow(*_checked(step, len(tokens)))
             state = step.state.select(beams.parents().to(device)) if searching else state
     if beams.nan_source is not None:
         refuse_nan(beams.nan_source)
-    return torch.cat(weights) if keep_attention else None
+    return torch.cat(weights) if keep_attention and weights else None
 
 
 def _advance(model: Decoder, state: Any, token: Tensor, count: int, only: Tensor | None, keep: bool) -> BestStep:
@@ -161,10 +162,20 @@ def _advance(model: Decoder, state: Any, token: Tensor, count: int, only: Tensor
     return best_of_step(model.output, model.step(state, token), count, EOS, only)
 
 
-def _on_cpu(step: BestStep) -> tuple[BestSymbols, Tensor]:
-    """Return the results of a step on the CPU."""
-    on_cpu = step.best.log_probs.device.type == "cpu"
-    return (step.best, step.num_attended) if on_cpu else copy_to_cpu(step.best, step.num_attended)
+def _checked(step: BestStep, rows: int) -> tuple[BestSymbols, Tensor]:
+    """Return the results of a step on the CPU, in the dtypes of the kernels.
+
+    Raises:
+        ValueError: The model did not return one row per token.
+    """
+    best, attended = step.best, step.num_attended
+    sizes = [len(x) for x in (*best, attended)]
+    if sizes != [rows] * len(sizes) or best.symbols.shape != best.log_probs.shape:
+        raise ValueError(f"a step of the model must return one row per token, got {max(sizes)} rows, not {rows}")
+    if best.log_probs.device.type != "cpu":
+        return copy_to_cpu(best, attended)
+    log_probs, symbols, ends, support, mass = best
+    return BestSymbols(log_probs.double(), symbols.long(), ends.double(), support.long(), mass.double()), attended
 
 
 def copy_to_cpu(best: BestSymbols, num_attended: Tensor) -> tuple[BestSymbols, Tensor]:

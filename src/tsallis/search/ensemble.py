@@ -86,11 +86,15 @@ def mean_log_probs(each: Sequence[Tensor]) -> Tensor:
     return largest + (members - finite).expm1().mean(0).log1p()
 
 
-def _mean_attention(each: Sequence[Tensor]) -> Tensor:
-    sizes = {weights.shape[-1] for weights in each}
+def _mean_attention(each: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the mean of the models' weights, or None if a model returned none."""
+    found = [weights for weights in each if weights is not None]
+    if len(found) < len(each):
+        return None
+    sizes = {weights.shape[-1] for weights in found}
     if len(sizes) > 1:
         raise ValueError(f"the models of an ensemble must attend to the same number of positions, got {sorted(sizes)}")
-    return torch.stack(list(each)).mean(0)
+    return torch.stack(found).mean(0)
 
 
 class Ensemble(nn.Module):
@@ -129,8 +133,7 @@ class Ensemble(nn.Module):
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> EnsembleOutput:
         """Decode all steps with teacher forcing; every model needs this method."""
         parts = tuple(model(src, src_lengths, tgt_in, need_attention=need_attention) for model in self.models)
-        weights = [part.attention for part in parts if part.attention is not None]
-        attention = _mean_attention(weights) if len(weights) == len(parts) else None
+        attention = _mean_attention([part.attention for part in parts])
         return EnsembleOutput(torch.cat([part.hidden for part in parts], -1), attention, parts)
 
     def num_attended(self, decoded: EnsembleOutput) -> Tensor:
@@ -156,7 +159,7 @@ class Ensemble(nn.Module):
     def step(self, state: _States, token: Tensor) -> Step:
         """Run one step. Scores [batch, d_vocab] are logarithms of mean probabilities; attention weights are means."""
         steps = [model.step(part, token) for model, part in zip(self.models, state.parts, strict=True)]
-        each = [model.output.log_probs(step.scores) for model, step in zip(self.models, steps, strict=True)]
+        each = [model.output.log_probs(step.scores).double() for model, step in zip(self.models, steps, strict=True)]
         attention = _mean_attention([step.attention for step in steps])
         result = DerivedStep(mean_log_probs(each), attention, _States(tuple(step.state for step in steps)))
         result.unclear = torch.stack([unclear_rows(step) for step in steps]).any(0)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 Utility = Callable[[str, str], float]
+ROUNDING = 1e-6  # by which a utility may exceed its range
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,14 @@ def minimum_risk(
         texts: Candidates and references; a text may occur several times, as in samples.
         weights: Weights of the texts, at least 0.
         utility: Function from a candidate and a reference to a score from 0 to 1.
-        missing: Weight of absent references.
+        missing: Weight of absent references; infinite if it is unknown.
 
     Returns:
         The choice (ties: the largest weight, then the first), or None if all weights are 0.
 
     Raises:
-        ValueError: The number of weights is wrong, or a weight is negative or not finite.
+        ValueError: The number of weights is wrong, a weight is negative or not finite, `missing` is negative, or a
+            utility is not between 0 and 1.
 
     Example:
         >>> right = lambda text, reference: sum(a == b for a, b in zip(text, reference)) / 4
@@ -63,6 +65,8 @@ def minimum_risk(
         raise ValueError(f"weights must have one weight per text, got {len(weights)} weights for {len(texts)} texts")
     if wrong := [weight for weight in weights if not 0 <= weight < math.inf]:
         raise ValueError(f"weights must be finite and at least 0, got {wrong[0]:g}")
+    if not missing >= 0:
+        raise ValueError(f"missing must be at least 0, got {missing:g}")
     index: dict[str, int] = {}
     sums: dict[str, float] = {}
     for number, (text, weight) in enumerate(zip(texts, weights, strict=True)):
@@ -77,7 +81,10 @@ def minimum_risk(
     for reference in references:
         rest = max(rest - sums[reference], 0.0)
         for text in gains:
-            gains[text] += sums[reference] * utility(text, reference)
+            score = utility(text, reference)
+            if not -ROUNDING <= score <= 1 + ROUNDING:
+                raise ValueError(f"utilities must be from 0 to 1, got {score:g} for {text!r} and {reference!r}")
+            gains[text] += sums[reference] * min(max(score, 0.0), 1.0)
         # Keep candidates that could win with the missing weight: the proof needs them.
         least = max(gains.values()) - rest - missing - 1e-12 * total
         gains = {text: gain for text, gain in gains.items() if gain >= least}

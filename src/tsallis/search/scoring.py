@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tsallis.models.mixture import MixtureOutput
 from tsallis.models.modes import eval_mode
-from tsallis.models.protocol import Decoder
+from tsallis.models.protocol import Decoder, check_symbols
 from tsallis.search.checks import check_at_least_one, check_sources, check_targets
 from tsallis.search.step import advance, checked_log_probs
 from tsallis.symbols import IGNORE_INDEX
@@ -52,6 +52,7 @@ def score(model: Decoder, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_
         state = model.start(model.encode(src, src_lengths))
         for token, gold in zip(tgt_in.unbind(1), tgt_out.unbind(1), strict=True):
             log_probs, _, state = advance(model, state, token, range(len(src)))  # [batch, d_vocab]
+            check_symbols(gold, log_probs.shape[1], "tgt_out")
             mask = gold != IGNORE_INDEX
             log_prob = log_probs.gather(-1, torch.where(mask, gold, 0).unsqueeze(-1)).squeeze(-1)
             total = total + torch.where(mask, log_prob, 0)
@@ -150,6 +151,7 @@ def score_tokens(
         for step, (token, gold) in enumerate(zip(tgt_in.unbind(1), tgt_out.unbind(1), strict=True)):
             scores, _, state = model.step(state, token)
             each = checked_log_probs(model, scores, range(len(src)))  # [batch, d_vocab]
+            check_symbols(gold, each.shape[1], "tgt_out")
             values = each.gather(-1, gold.clamp(min=0).unsqueeze(-1)).squeeze(-1).tolist()
             counts = (each > -torch.inf).sum(-1).tolist()
             for row, (number, value) in enumerate(zip(gold.tolist(), values, strict=True)):

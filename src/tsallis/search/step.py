@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tsallis.errors import describe
-from tsallis.models.protocol import Decoder
+from tsallis.models.protocol import Decoder, count_attended
 from tsallis.search.certificate import Hypothesis, Result, Scope, certify
 from tsallis.search.checks import check_limits, check_prefix
 from tsallis.search.texts import Text, merge_texts
@@ -119,10 +119,10 @@ class Search:
 class Expansion:
     """Results of a step: log-probabilities and attention of the rows."""
 
-    def __init__(self, attention: Tensor, log_probs: Tensor, keep: bool) -> None:
+    def __init__(self, attention: Tensor | None, log_probs: Tensor, keep: bool) -> None:
         self.log_probs = log_probs  # [rows, d_vocab]
         self.support = (log_probs > -torch.inf).sum(-1).tolist()
-        self.num_attended = (attention > 0).sum(-1).tolist()
+        self.num_attended = count_attended(attention, log_probs).tolist()
         self.attention = attention if keep else None
 
     def totals(self, prefixes: Sequence[Prefix], limits: Sequence[Limits]) -> tuple[Tensor, list[float]]:
@@ -156,7 +156,7 @@ class Expansion:
         )
 
 
-def advance(model: Decoder, state: Any, token: Tensor, sources: Sequence[int]) -> tuple[Tensor, Tensor, Any]:
+def advance(model: Decoder, state: Any, token: Tensor, sources: Sequence[int]) -> tuple[Tensor, Tensor | None, Any]:
     """Run one step; return float64 log-probabilities [rows, d_vocab], attention [rows, src], and the new state.
 
     Raises:
@@ -172,7 +172,7 @@ def checked_log_probs(model: Decoder, scores: Tensor, sources: Sequence[int]) ->
     Raises:
         ValueError: Probabilities are NaN. Treating them as zeros would make the proof wrong.
     """
-    log_probs = model.output.log_probs(scores)
+    log_probs = model.output.log_probs(scores).double()
     has_nan = log_probs.isnan().any(-1)
     if has_nan.any():
         refuse_nan(min(source for source, nan in zip(sources, has_nan.tolist(), strict=True) if nan))

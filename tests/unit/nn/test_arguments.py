@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from tsallis import compat
 from tsallis.continuous import image_basis
 from tsallis.nn import (
     ContinuousAttention1d,
@@ -94,6 +95,9 @@ def decoder(**options: Any) -> TransformerDecoderLayer:
         (pooled, {"alpha": 0.0}, "alpha must be finite and at least 1, got 0"),
         (pooled, {"scorer": "dot"}, "scorer must be one of bilinear, additive, got 'dot'"),
         (Entmax, {"alpha": 0.0}, "alpha"),
+        (Entmax, {"alpha": torch.tensor([-1.0])}, "alpha must be positive and finite, got a tensor with -1"),
+        (compat.EntmaxBisect, {"alpha": -1.0}, "alpha must be positive and finite, got -1"),
+        (compat.EntmaxBisectLoss, {"alpha": 0}, "alpha must be positive and finite, got 0"),
         (EntmaxLoss, {"alpha": math.inf}, "alpha"),
         (EntmaxLoss, {"reduction": "total"}, "reduction must be one of mean, sum, none, got 'total'"),
         (encoder, {"activation": "swish"}, "activation must be one of relu, gelu or a function, got 'swish'"),

@@ -229,7 +229,8 @@ def test_alpha_is_learned_kept_or_given() -> None:
 
 
 def test_bad_alphas_of_some_head_are_named_when_they_are_used() -> None:
-    attention, x = small(torch.tensor([1.5, 0.5])), steps()
+    attention, x = small(torch.tensor([1.5, 2.0])), steps()
+    attention.alpha[1] = 0.5
     with pytest.raises(ValueError, match=r"alpha must be finite and at least 1, got a tensor with 0\.5"):
         attention(x, x, x)
 
@@ -711,3 +712,32 @@ def test_a_quantised_attention_takes_another_alpha() -> None:
     torch.testing.assert_close(quantised(x, x, x)[1], attention(x, x, x)[1])
     quantised.set_alpha("learned")
     assert quantised.alpha.bias.dtype == torch.float32
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 4, 4), (3, 0, 4), (3, 4, 0), (3, 0, 0)])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_empty_inputs_give_empty_results(
+    batch_first: bool, batch: int, queries: int, keys: int, need_weights: bool
+) -> None:
+    module, reference = MultiheadAttention(8, 2, batch_first=batch_first), nn.MultiheadAttention(8, 2)
+    reference.batch_first = batch_first
+    shapes = [(batch, n, 8) if batch_first else (n, batch, 8) for n in (queries, keys)]
+    query, key = torch.randn(shapes[0], requires_grad=True), torch.randn(shapes[1])
+    out, weights = module(query, key, key, need_weights=need_weights)
+    expected = reference(query, key, key, need_weights=need_weights)[1]
+    out.sum().backward()
+    assert out.shape == query.shape and out.isfinite().all() and query.grad is not None
+    assert (weights is None) == (expected is None) and (expected is None or weights.shape == expected.shape)
+
+
+def test_alphas_that_no_step_could_train_are_refused() -> None:
+    for alpha, message in (
+        (torch.tensor([1.5, 1.5], requires_grad=True), "nn.Parameter to be learned"),
+        (torch.tensor([0.5, 2.0]), "at least 1, got a tensor with 0.5"),
+        (torch.tensor([1.5, torch.nan]), "at least 1, got a tensor with nan"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            MultiheadAttention(8, 2, alpha=alpha)
+    with pytest.raises(TypeError, match="bool"):
+        MultiheadAttention(8, 2, alpha=torch.tensor([True, True]))

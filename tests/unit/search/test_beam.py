@@ -6,10 +6,13 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from contract.tables import EOS, TRAP, A, B, C, random_table, sources, trie
+import tsallis
+from contract.tables import EOS, TRAP, A, B, C, Nodes, TableModel, random_table, sources, trie
+from tsallis.models.protocol import Step
 from tsallis.ops.arguments import BestSymbols
-from tsallis.search import beam_search
+from tsallis.search import Ensemble, beam_search, exact_search, exhaustive, sample
 from tsallis.search.beam import copy_to_cpu
 
 
@@ -136,6 +139,47 @@ def test_longer_sources_may_have_longer_outputs() -> None:
     src = torch.zeros(2, 4, dtype=torch.long)
     beam_search(model, src, torch.tensor([1, 4]))
     assert model.rows_a_step == [2] * 23 + [1] * 6  # 2 * length + 20 symbols and one step to end
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+@pytest.mark.parametrize("attends", [True, False])
+def test_own_outputs_need_neither_float64_nor_attention(dtype: torch.dtype, backend: str, attends: bool) -> None:
+    """Every search reads log-probabilities of any dtype, and models without attention."""
+
+    class Own(TableModel):
+        def step(self, state: Nodes, token: Tensor) -> Step:
+            scores, attention, state = super().step(state, token)
+            return Step(scores.to(dtype), attention if attends else None, state)
+
+    model = Own(lambda source, prefix: {A: 0.25, B: 0.5, EOS: 0.25} if len(prefix) < 3 else {EOS: 1.0})
+    src, lengths = torch.zeros(2, 1, dtype=torch.long), torch.tensor([1, 1])
+    with tsallis.backend(backend):
+        expected = exhaustive(model, src, lengths)[0].hypotheses
+        for found in (
+            beam_search(model, src, lengths, beam_size=30)[1],
+            beam_search(Ensemble([model, model]), src, lengths, beam_size=30)[0],
+            exact_search(model, src, lengths, beam_size=2, n_best=len(expected))[1],
+        ):
+            assert {h.tokens: h.log_prob for h in found.hypotheses} == pytest.approx(
+                {h.tokens: h.log_prob for h in expected}, rel=1e-2
+            )
+            assert found.certificate.kind == "complete"
+            assert [h.num_attended for h in found.hypotheses] == [h.num_attended for h in expected]
+        (kept, _) = beam_search(model, src, lengths, keep_attention=True)
+        assert (kept.best.attention is not None) == attends
+        assert sample(model, src, lengths, num_samples=2, seeds=[1, 2])[0][0].log_prob > -math.inf
+    assert expected[0].log_prob == pytest.approx(math.log(0.25), rel=1e-2) and len(expected) == 15
+
+
+def test_a_step_with_another_number_of_rows_is_refused() -> None:
+    class Wrong(TableModel):
+        def step(self, state: Nodes, token: Tensor) -> Step:
+            scores, attention, state = super().step(state, token)
+            return Step(scores.repeat(3, 1), attention.repeat(3, 1), state)
+
+    with pytest.raises(ValueError, match="one row per token, got 3 rows, not 1"):
+        beam_search(Wrong(lambda source, prefix: {EOS: 1.0}), torch.zeros(1, 1, dtype=torch.long), torch.tensor([1]))
 
 
 @pytest.mark.parametrize("size", [1, 3])

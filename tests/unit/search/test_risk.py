@@ -58,6 +58,15 @@ def test_nothing_to_choose_and_weights_that_cannot_be() -> None:
     for weights in ([1.0], [1.0, -1.0], [1.0, math.nan]):
         with pytest.raises(ValueError, match="weights must"):
             minimum_risk(["a", "b"], weights, agreement)
+    for missing in (-1.0, math.nan):
+        with pytest.raises(ValueError, match="missing must be at least 0"):
+            minimum_risk(["a", "b"], [0.6, 0.4], agreement, missing)
+
+
+@pytest.mark.parametrize("score", [100.0, -0.5, math.nan])
+def test_utilities_outside_their_range_are_refused(score: float) -> None:
+    with pytest.raises(ValueError, match=f"from 0 to 1, got {score:g} for 'a' and 'a'"):
+        minimum_risk(["a", "b"], [0.6, 0.4], lambda text, reference: score)
 
 
 def test_hopeless_candidates_are_not_compared_to_the_end() -> None:

@@ -62,6 +62,14 @@ class Density(Distribution):
         """Evaluate the density, zero outside the support."""
         raise NotImplementedError
 
+    def _check_points(self, t: Any) -> None:
+        """Raise unless points [*sample, ...] or [*sample, ..., n] are a tensor that fits the batch."""
+        if not isinstance(t, Tensor):
+            raise TypeError(f"points must be a tensor, got {type(t).__name__}")
+        if len(self.event_shape) and t.shape[-1:] != self.event_shape:
+            raise ValueError(f"points must have shape [..., {self.dims}], got {tuple(t.shape)}")
+        broadcast_batch(points=t.shape[: t.dim() - len(self.event_shape)], density=self.batch_shape)
+
     def expect(self, function: Function, points: Points = None) -> Tensor:
         """Return expectations of basis functions [..., size], or of another function."""
         raise NotImplementedError
@@ -272,10 +280,12 @@ class Elliptical(Density):
 
     def pdf(self, t: Tensor) -> Tensor:
         """Return the density at t [*sample, ...] or [*sample, ..., n], which is zero outside the support."""
+        self._check_points(t)
         return (self.family.density(self._squared_distance(t)) / self._volume()).to(self.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the logarithm of the density; -inf, with gradient zero, outside the support."""
+        self._check_points(value)
         log_q = self.family.log_density(self._squared_distance(value))
         inside = log_q != -math.inf
         return torch.where(inside, log_q - log_det(self._factor, self.dims).to(log_q), log_q).to(self.dtype)

@@ -117,11 +117,13 @@ class Mixture(Density):
         return Union([part.support for part in self.parts], self.stacked)  # type: ignore[misc]
 
     def pdf(self, t: Tensor) -> Tensor:
+        self._check_points(t)
         points = self._spread_out(t)
         return self._mix([part.pdf(points) for part in self.parts], 0).to(self.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the logarithm of the density; -inf, with gradient zero, outside the support."""
+        self._check_points(value)
         points = self._spread_out(value)
         logs = self._gather([part.log_prob(points) for part in self.parts], 0)
         weights, positive = self.weights, self.weights > 0

@@ -16,6 +16,7 @@ from tsallis.analysis.head_names import choose_heads, head_name
 from tsallis.errors import OptionError, describe
 from tsallis.models.batch import Batch
 from tsallis.models.modes import eval_mode
+from tsallis.models.protocol import count_attended
 from tsallis.search import GeneratedText, Hypothesis, Result, SearchOptions, TokenScores
 from tsallis.search.step import advance
 from tsallis.search.texts import TextProbability
@@ -326,7 +327,8 @@ class ServedRun:
             for token in [*tokens, EOS]:
                 read = torch.tensor([last], device=source.src.device)
                 log_probs, attention, state = advance(model, state, read, [0])
-                steps.append(served._step(token, log_probs[0], int((attention[0] > 0).sum()), self._choices(request)))
+                attended = int(count_attended(attention, log_probs))
+                steps.append(served._step(token, log_probs[0], attended, self._choices(request)))
                 if steps[-1]["log_prob"] is None:
                     break
                 last = token
