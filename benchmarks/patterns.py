@@ -105,7 +105,7 @@ def by_list(
 
 def sources(run: Any, config: Any, options: argparse.Namespace) -> Iterator[tuple[int | str, list[Line]]]:
     """Yield the length of the references, or "" if it varies, and the lines."""
-    corpus = task_of(run.task).sentences(run, config.data, options.split)
+    corpus = task_of(run.task).split(run, config.data, options.split).corpus
     if run.task["task"] != "language":
         batches = [corpus.batch([row]) for row in range(min(options.lines, len(corpus)))]
         yield "", [Line((x.src, x.src_lengths), [*y]) for x, y in zip(batches, corpus.tgt, strict=False)]

@@ -74,8 +74,9 @@ class SearchedAnswer(Record):
 
     index: int  # index of the sentence in its corpus, from 0
     source: tuple[str, ...]  # pieces of the source
-    reference: str
+    reference: str  # right answers, joined by " / "
     answer: str | None  # best output; None if the search found no output
+    right: bool  # whether the output is a right answer
     prob: float | None
     certificate: str
 

@@ -303,3 +303,21 @@ def test_served_sources(runs, name: str) -> None:
     answers = odd_lines["answers"]
     assert [answers[0], {**answers[2], "line": 2}] == expected["answers"]
     assert all(answers[number]["certificate"] == "none" and not answers[number]["hypotheses"] for number in (1, 3))
+
+
+def test_returns_within_a_line_are_refused(runs, call, tmp_path: Path) -> None:
+    """A file whose lines end with CR alone would be one line."""
+    (tmp_path / "mac.tsv").write_bytes(text_of(*GOLD["strings"]).replace(b"\n", b"\r"))
+    for command in ("evaluate", "score", "translate"):
+        done = call(command, runs("strings"), tmp_path / "mac.tsv")
+        assert done.status == 2 and not done.lines
+        assert any("mac.tsv:1: lines must end with LF or CRLF, found CR within a line" in note for note in done.notes)
+    done = call("train", tmp_path / "mac.tsv", "--run-dir", tmp_path / "run")
+    assert done.status == 2 and "CR within a line" in done.notes[-1] and not (tmp_path / "run").exists()
+
+
+def test_evaluate_names_the_unknown_symbols_of_a_file(runs, tsallis, tmp_path: Path) -> None:
+    line = GOLD["strings"][0].split("\t")
+    (tmp_path / "unknown.tsv").write_text("\t".join(["ж" + line[0], *line[1:]]) + "\n", encoding="utf-8")
+    done = tsallis("evaluate", runs("strings"), tmp_path / "unknown.tsv")
+    assert "1 source symbol is unknown to" in done.stderr and "read as <unk>: 'ж' on line 1" in done.stderr

@@ -255,9 +255,10 @@ def test_runs_of_other_grids_are_no_ensemble(questions: Path, tmp_path: Path) ->
 
 
 def test_nothing_to_evaluate_is_no_result(questions: Path, tmp_path: Path) -> None:
-    (tmp_path / "header.tsv").write_text("image\tquestion\tanswer\n", encoding="utf-8")
-    with pytest.raises(InputError, match="run: nothing to evaluate"):
-        called("evaluate", questions, tmp_path / "header.tsv")
+    for text in ("image\tquestion\tanswer\n", "\n \n\n"):
+        (tmp_path / "none.tsv").write_text(text, encoding="utf-8")
+        with pytest.raises(InputError, match=r"none\.tsv: expected lines of image<TAB>question<TAB>answer, found none"):
+            called("evaluate", questions, tmp_path / "none.tsv")
 
 
 def test_a_result_is_not_lost_to_a_file_that_has_no_digest(forms: Path, tmp_path: Path) -> None:

@@ -433,7 +433,7 @@ def test_paper_has_all_that_the_screen_has(open_page: Open) -> None:
 
 
 def answered(index: int, reference: str, answer: str | None, prob: float | None) -> SearchedAnswer:
-    return SearchedAnswer(index, ("<tag:V>", "▁a"), reference, answer, prob, "complete")
+    return SearchedAnswer(index, ("<tag:V>", "▁a"), reference, answer, answer == reference, prob, "complete")
 
 
 def test_wrong_answers_are_listed_beside_those_of_the_other_run(open_page: Open, summaries: Any) -> None:

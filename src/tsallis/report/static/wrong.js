@@ -19,7 +19,7 @@ function viewWrong() {
 }
 
 function isWrong(answer) {
-  return answer.answer !== answer.reference;
+  return !answer.right;
 }
 
 function answerCell(answer) {

@@ -272,7 +272,8 @@ def _records(evaluated: Evaluated) -> str:
     from tsallis.toolkit.evaluation.outputs import output_records
 
     run, lines = evaluated.opened.run, evaluated.lines
-    of_rows = output_records(run.model, run.tgt_vocab, lines.corpus, lines.references, evaluated.results)
+    answers = [evaluated.opened.task.answers(reference) for reference in lines.references]
+    of_rows = output_records(run.model, run.tgt_vocab, lines.corpus, answers, evaluated.results)
     records = (
         {
             "line": lines.numbers[row] + 1,

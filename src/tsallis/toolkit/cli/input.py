@@ -53,8 +53,14 @@ def read_all(run: Run, task: Task, file: Path | None, gold: bool, **options: Any
 
     with _open_lines(task.formats[gold], file) as (lines, name, _):
         read = task.read(list(lines), name, run, gold, **task.check_options(run, options))
+    if not len(read.corpus):
+        raise InputError(f"{name}: expected lines of {task.formats[gold]}, found none")
     read.ignored.warn(name)
-    return copy_unknown(task, run, read)
+    run, read = copy_unknown(task, run, read)
+    unknown_symbols = UnknownSymbols(run, task)
+    unknown_symbols.add(Block(0, read, [], run))
+    unknown_symbols.warn(name)
+    return run, read
 
 
 def read_text_lines(file: Path) -> list[str]:
@@ -134,7 +140,7 @@ def line_blocks(
 
     expected = task.formats[gold] + ("<TAB>beginning" if beginnings else "")
     values = task.check_options(run, options) | ({"empty": True} if empty_outputs and task.empty_outputs else {})
-    unknown_symbols, ends, skipped = UnknownSymbols(run, task), 0, SkippedLines()
+    unknown_symbols, ignored, skipped = UnknownSymbols(run, task), Ignored(), SkippedLines()
     skip = skipped if (on_error or ("skip" if is_stdin(file) else "stop")) == "skip" else None
     with _open_lines(expected, file, skip) as (lines, name, ready):
 
@@ -153,10 +159,11 @@ def line_blocks(
         for texts in _blocks(lines, ready):
             for block in _good_lines(texts, first, read, skip):
                 unknown_symbols.add(block)
-                ends += block.lines.ignored.ends
+                ignored.ends += block.lines.ignored.ends
+                ignored.answers += gold and sum(len(task.answers(each)) > 1 for each in block.lines.references)
                 yield block
             first += len(texts)
-    Ignored(ends=ends).warn(name)
+    ignored.warn(name)
     unknown_symbols.warn(name)
     if skipped.count:
         raise typer.Exit(BAD_LINES)

@@ -31,7 +31,7 @@ from tsallis.toolkit.run_analysis import (
 )
 from tsallis.toolkit.run_analysis.summary import TrainingCounts, count_pieces
 from tsallis.toolkit.tasks.base import Task
-from tsallis.toolkit.tasks.copying import copies, copy_unknown
+from tsallis.toolkit.tasks.copying import copy_unknown
 from tsallis.toolkit.tasks.registry import run_config
 from tsallis.toolkit.tasks.types import Lines
 from tsallis.toolkit.training import Run
@@ -110,19 +110,15 @@ def summarize_all(
         if text is not None:
             lines, has_targets = _read_text(run, task, text, values, options.limit)
             name = text.name
-        elif copies(run.model):
-            lines = task.split(run, data, split, **values)
         else:
-            lines = None
-            corpus = task.sentences(run, data, split, **values)
-        if lines is not None:
-            run, lines = copy_unknown(task, run, lines)
-            corpus = lines.corpus
+            lines = task.sentences(run, data, split, **values)
+        run, lines = copy_unknown(task, run, lines)
+        corpus, references = lines.corpus, [task.answers(reference) for reference in lines.references]
         if not has_targets:
             answers = answers or _search_answers(run, own_name, corpus, options)
             corpus, name = _with_answers(run, task, corpus, answers), f"{name} (targets: answers of {own_name})"
         counts = _count_training(run, task) if count_training else None
-        inputs.append(RunInput(run, corpus, name, counts, answers and answers.name))
+        inputs.append(RunInput(run, corpus, name, counts, answers and answers.name, references))
     with _progress([run for run, _ in runs]) as advance:
         summaries, comparisons = summarize_runs(inputs, options, advance)
     for summary, (run, _) in zip(summaries, runs, strict=True):

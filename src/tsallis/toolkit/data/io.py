@@ -363,14 +363,20 @@ class Ignored:
     Args:
         blank: Number of blank lines.
         ends: Number of lines with ignored separators at their end.
+        answers: Number of lines with ignored right answers.
     """
 
     blank: int = 0
     ends: int = 0
+    answers: int = 0
 
     def warn(self, name: str) -> None:
         """Warn if anything was ignored; `name` is the name of the input."""
-        kinds = {"blank lines": self.blank, "separators at the end of lines": self.ends}
+        kinds = {
+            "blank lines": self.blank,
+            "separators at the end of lines": self.ends,
+            "right answers after the first": self.answers,
+        }
         if counts := [f"{text} ({count})" for text, count in kinds.items() if count]:
             warnings.warn(f"{name}: ignored {' and '.join(counts)}", IgnoredInputWarning, stacklevel=2)
 
@@ -396,7 +402,7 @@ def number_lines(
     >>> list(number_lines(["walk\tV;PST;\t", " ", "run\tV;PST\r"], ignored, columns=2, separators=";"))
     [(0, 'walk\tV;PST'), (2, 'run\tV;PST')]
     >>> ignored
-    Ignored(blank=1, ends=1)
+    Ignored(blank=1, ends=1, answers=0)
     """
     run = 0
     for number, line in enumerate(lines):

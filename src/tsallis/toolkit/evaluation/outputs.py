@@ -123,7 +123,7 @@ def describe_result(result: Result, tgt_vocab: Any) -> dict[str, Any]:
 
 
 def output_records(
-    model: Decoder, tgt_vocab: Any, corpus: Corpus, references: Sequence[str], results: Sequence[Result]
+    model: Decoder, tgt_vocab: Any, corpus: Corpus, answers: Sequence[Sequence[str]], results: Sequence[Result]
 ) -> Iterator[dict[str, Any]]:
     """Yield a record per row: the reference and the best output, with probabilities and the certificate.
 
@@ -134,10 +134,11 @@ def output_records(
         model: Model that was searched.
         tgt_vocab: Vocabulary that spells the symbols.
         corpus: Corpus with targets.
-        references: Text of each target.
+        answers: Right answers of each row; the corpus contains the first one.
         results: Search results, one per row.
     """
     texts = ambiguous_text(tgt_vocab) is not None
+    references = [next(iter(right), "") for right in answers]
     empty, device = empty_log_probs(model, corpus, vocabulary=tgt_vocab).tolist(), device_of(model)
     for first in range(0, len(results), BATCH):
         rows = range(first, min(first + BATCH, len(results)))
@@ -155,16 +156,17 @@ def output_records(
             more, best = compare_empty(empty[row], results[row], tgt_vocab if texts else None)
             yield {
                 "reference": {"text": references[row], **of_reference},
-                "output": _describe_best(tgt_vocab, references[row], results[row], of_output.best),
+                **({"answers": answers[row]} if len(answers[row]) > 1 else {}),
+                "output": _describe_best(tgt_vocab, answers[row], results[row], of_output.best),
                 "empty": {"log_prob": finite(empty[row]), "more_probable": more, "best_of_all": best},
             }
 
 
-def _describe_best(tgt_vocab: Any, reference: str, result: Result, best: Hypothesis | None) -> dict[str, Any]:
+def _describe_best(tgt_vocab: Any, answers: Sequence[str], result: Result, best: Hypothesis | None) -> dict[str, Any]:
     text = tgt_vocab.decode(best.tokens) if best else ""
     return {
         "text": text,
-        "right": text == reference,
+        "right": text in answers,
         "log_prob": best.log_prob if best else None,
         "support": best.support if best else None,
         "num_attended": best.num_attended if best else None,

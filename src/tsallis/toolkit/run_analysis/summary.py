@@ -86,6 +86,7 @@ class RunInput:
         name: Name of the corpus.
         counts: Counts of the training data, for the scores of rare pieces; None if unavailable.
         target_run: Name of the run whose outputs are the targets; None if they are references.
+        answers: Right answers of each row; None: the decoded targets.
     """
 
     run: Run
@@ -93,6 +94,7 @@ class RunInput:
     name: str
     counts: TrainingCounts | None = None
     target_run: str | None = None
+    answers: Sequence[Sequence[str]] | None = None
 
 
 def summarize(run: Run, corpus: Corpus, name: str, options: Options | None = None) -> RunSummary:
@@ -255,7 +257,7 @@ def _summary(
         densities=_history(run, density_history),
         importance=(importance.symbols, importance.loss) if importance else None,
         sentences=tuple(_sentences(run, corpus, rows, shown_sentences, results, advance)),
-        answers=() if run_input.target_run else tuple(_answers(run, corpus, results)),
+        answers=() if run_input.target_run else tuple(_answers(run_input, results)),
     )
 
 
@@ -328,17 +330,21 @@ def _choose_example(results: dict[int, Result]) -> int | None:
     return max(results, key=score, default=None)
 
 
-def _answers(run: Run, corpus: Corpus, results: dict[int, Result]) -> Iterator[SearchedAnswer]:
+def _answers(run_input: RunInput, results: dict[int, Result]) -> Iterator[SearchedAnswer]:
     """Yield the best output of each searched row beside its reference."""
+    run, corpus, answers = run_input.run, run_input.corpus, run_input.answers
     for row, result in results.items():
         best = result.best
+        text = run.tgt_vocab.decode(best.tokens) if best else None
+        right = [run.tgt_vocab.decode([int(number) for number in corpus.tgt[row]])] if answers is None else answers[row]
         yield SearchedAnswer(
-            row,
-            tuple(run.src_vocab.name(int(number)) for number in corpus.src[row]),
-            run.tgt_vocab.decode([int(number) for number in corpus.tgt[row]]),
-            run.tgt_vocab.decode(best.tokens) if best else None,
-            best.prob if best else None,
-            result.certificate.kind,
+            index=row,
+            source=tuple(run.src_vocab.name(int(number)) for number in corpus.src[row]),
+            reference=" / ".join(right),
+            answer=text,
+            right=text in right,
+            prob=best.prob if best else None,
+            certificate=result.certificate.kind,
         )
 
 

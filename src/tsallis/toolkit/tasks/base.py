@@ -191,9 +191,13 @@ class Task(ABC):
         """
         return ambiguous_text(vocabulary)
 
+    def answers(self, reference: str) -> list[str]:
+        """Return the right answers in a reference."""
+        return [reference]
+
     def first_answer(self, reference: str) -> str:
-        """Return the first right answer in a reference, which may contain several right answers."""
-        return reference
+        """Return the first right answer in a reference, or an empty text."""
+        return next(iter(self.answers(reference)), "")
 
     def input_line(self, title: str) -> str:
         """Return the input line for a title; see `titles` of :class:`~tsallis.toolkit.tasks.types.Lines`."""
@@ -349,9 +353,9 @@ class Task(ABC):
         values = self.check_options(run, options)
         return self.encode(self.read_split(config, split, **values), self.vocabularies(run))
 
-    def sentences(self, run: Run, config: Any, split: str, **options: Any) -> Corpus:
+    def sentences(self, run: Run, config: Any, split: str, **options: Any) -> Lines:
         """Read and encode a split of a run's data for reports, with one sentence per example."""
-        return self.split(run, config, split, **options).corpus
+        return self.split(run, config, split, **options)
 
     def check_options(self, run: Run, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options that are not None.

@@ -192,11 +192,11 @@ class Language(SequenceTask):
         """Return a split packed into rows of at most `length` tokens (default: as in training)."""
         return self.pack_split(config, split, self.vocabularies(run), self.check_options(run, options).get("length"))
 
-    def sentences(self, run: Run, config: LanguageData, split: str, **options: Any) -> Corpus:
+    def sentences(self, run: Run, config: LanguageData, split: str, **options: Any) -> Lines:
         """Return the texts of a split; long texts are cut to the length of a row."""
         self.check_options(run, options)
         whole = self.encode(self.read_split(config, split), self.vocabularies(run)).corpus
-        return TextCorpus(whole.src, [list(row[: self.length - 1]) for row in whole.tgt])
+        return _lines(TextCorpus(whole.src, [list(row[: self.length - 1]) for row in whole.tgt]))
 
     def pack_split(
         self, config: LanguageData, split: str, vocabularies: Vocabularies, length: int | None = None

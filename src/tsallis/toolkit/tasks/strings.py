@@ -431,6 +431,8 @@ class Strings(SequenceTask):
     ) -> StringsExample:
         columns, fields = self.columns, line.split("\t")
         expected = self.formats[True] if gold else " or ".join(self.formats)
+        if "\r" in line:
+            raise InputError(f"{origin}: lines must end with LF or CRLF, found CR within a line: {shorten(line)}")
         target = None
         if len(fields) >= columns.width:
             target = normalize(fields[columns.target - 1], self.tgt_normalization)
@@ -457,12 +459,9 @@ class Strings(SequenceTask):
     def _symbols(text: str, symbols: str) -> list[str]:
         return [*split_symbols(text, separator_of(symbols))]
 
-    def answers(self, target: str) -> list[str]:
-        """Return the right answers in a target column."""
-        return [target] if self.answer_separator is None else [a for a in target.split(self.answer_separator) if a]
-
-    def first_answer(self, reference: str) -> str:
-        return next(iter(self.answers(reference)), "")
+    def answers(self, reference: str) -> list[str]:
+        separator = self.answer_separator
+        return [reference] if separator is None else [answer for answer in reference.split(separator) if answer]
 
     def split(self, run: Run, config: StringsData, split: str, **options: Any) -> Lines:
         if options.get("language") is not None:

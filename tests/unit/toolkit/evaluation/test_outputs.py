@@ -65,7 +65,7 @@ def test_a_record_holds_reference_output_and_certificate() -> None:
     rows = {(): {A: 0.7, EOS: 0.3}, (A,): {EOS: 1.0}}
     model, corpus = trie(rows), Corpus([[0], [0]], [[A], [B, A]])
     results = search_corpus(model, corpus, SearchOptions(beam_size=2))
-    right, impossible = output_records(model, NAMES, corpus, ["a", "ba"], results)
+    right, impossible = output_records(model, NAMES, corpus, [["a"], ["ba"]], results)
     assert right["output"] == {
         "text": "a",
         "right": True,

@@ -144,7 +144,8 @@ def test_a_text_is_possible_if_another_segmentation_is(make_run: Callable[..., T
     lines = run.task.read([f"{SOURCE}\tlow", f"{SOURCE}\tnew", f"{SOURCE}\t"], "lines", run.run, gold=True, empty=True)
     report, results = evaluate_outputs(run.task, run.run, lines, SearchOptions(beam_size=5))
     assert report["gold_possible"] == pytest.approx(2 / 3) and report["empty_possible"] == 1
-    records = [*output_records(run.run.model, run.run.tgt_vocab, lines.corpus, lines.references, results)]
+    answers = [[reference] for reference in lines.references]
+    records = [*output_records(run.run.model, run.run.tgt_vocab, lines.corpus, answers, results)]
     assert [record["reference"]["possible"] for record in records] == [True, False, True]
     assert records[0]["reference"]["log_prob"] == pytest.approx(math.log(prob), abs=1e-6)
     for record in records:  # an output that is right is as probable as the reference
