@@ -95,7 +95,7 @@ def read_part(text: str) -> tuple[int, int]:
     """Read the number of a part, from 1, and the number of parts."""
     part, parts = map(int, text.split("/"))
     if not 1 <= part <= parts:
-        raise pytest.UsageError(f"TSALLIS_PART={text}: expected a part of some, such as 2/3")
+        raise pytest.UsageError(f"TSALLIS_PART={text}: expected a part of some, such as 2/5")
     return part, parts
 
 
