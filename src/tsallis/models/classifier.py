@@ -135,7 +135,7 @@ class BiLSTMClassifier(nn.Module):
         self.arguments = constructor_arguments(locals())
         if d_model < 2 or d_model % 2:
             raise ValueError(f"d_model must be even and at least 2, got {d_model}")
-        check_attending(layers, dropout, attention, density)
+        check_attending(layers, dropout, attention, density, output)
         check_cell(cell)
         self.kind = attention
         self.alpha = map_alpha(transform)
@@ -222,7 +222,7 @@ class BiLSTMClassifier(nn.Module):
 
     def _states(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return states [batch, src, d_model], zero after a document's end; last states [batch, d_model]; counts."""
-        check_counts(src_lengths, src.shape[1])
+        src_lengths = check_counts(src, src_lengths)
         lengths = src_lengths.to(src.device)
         x, last = self.embedding(src), None
         for layer in self.layers:

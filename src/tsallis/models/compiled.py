@@ -57,7 +57,7 @@ class CompiledState(NamedTuple):
 
     def step(self, token: Tensor) -> Step:
         """Read one token per row [rows] and return all scores."""
-        self.decoder.check_tokens(token)
+        token = self.decoder.check_tokens(token, len(self.rows))
         result, state = self._read(token, scores=True, attention=self.width)
         assert result.scores is not None and result.attention is not None
         return Step(result.scores, result.attention, state)

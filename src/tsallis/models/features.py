@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from tsallis.errors import check_whole
 from tsallis.functional import entmax
 from tsallis.nn import GlobalAttention
 from tsallis.ops.constants import ConstantBuffers
@@ -26,6 +27,7 @@ class Features(ConstantBuffers):
 
     def set_features(self, src_vocab: int, features: Sequence[int], like: Tensor) -> None:
         """Set which of `src_vocab` source symbols are features, on the device of the parameter `like`."""
+        features = [check_whole("a feature", number, 0) for number in features]
         if wrong := [number for number in features if not FIRST <= number < src_vocab]:
             raise ValueError(f"features must be source symbols from {FIRST} to {src_vocab - 1}, got {wrong[0]}")
         table = torch.zeros(src_vocab + 1, dtype=torch.bool, device="cpu")

@@ -234,9 +234,7 @@ class LanguageModel(AttentionModel):
         Raises:
             ValueError: A count is below 0 or above the width of `src`.
         """
-        if len(src):
-            check_counts(src_lengths, src.shape[1], shortest=0)
-        return Prompt(src, src_lengths.to(src.device))
+        return Prompt(src, check_counts(src, src_lengths, shortest=0).to(src.device))
 
     def start(self, memory: Prompt) -> LanguageState:
         """Return the state before the first new token, after reading all of a prompt except its last token."""
@@ -282,14 +280,15 @@ class LanguageModel(AttentionModel):
         Returns:
             States, and the attention of the continuation to the prompt or None.
         """
-        lengths, (batch, width), steps = src_lengths.to(src.device), src.shape, tgt_in.shape[1]
+        lengths = check_counts(src, src_lengths, shortest=0).to(src.device)
+        (batch, width), steps = src.shape, tgt_in.shape[1]
         if not width:
             hidden, _ = self._read(tgt_in, need_weights=need_attention)
             return DecoderOutput(hidden, hidden.new_zeros(batch, steps, 0) if need_attention else None)
         text = src.new_full((batch, width + steps), PAD)
         text[:, : width + 1] = F.pad(src, (1, 0), value=BOS)
         positions = lengths.unsqueeze(1) + torch.arange(steps, device=src.device)  # [batch, tgt]: positions in `text`
-        text.scatter_(1, positions[:, 1:], tgt_in[:, 1:])
+        text.scatter_(1, positions[:, 1:], tgt_in[:, 1:].to(text.dtype))
         hidden, weights = self._read(text, need_weights=need_attention)
         self._positions = positions
         states = hidden.gather(1, positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))

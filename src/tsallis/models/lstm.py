@@ -212,8 +212,8 @@ class RNNSeq2Seq(CompiledSteps, SharingModel):
         Raises:
             ValueError: counts below 1 or above the width of `src`.
         """
+        src_lengths = check_counts(src, src_lengths)
         counts = src_lengths.cpu()
-        check_counts(counts, src.shape[1])
         embedded = self._drop(embed_known(self.src_embedding, src, self.output))  # [batch, src, d_embedding]
         mask = source_mask(src_lengths, src)
         copies = self.output.copies(src) if isinstance(self.output, CopyOutput) else None

@@ -173,7 +173,7 @@ class VisualAnswerer(nn.Module):
     ) -> None:
         super().__init__()
         self.arguments = constructor_arguments(locals())
-        check_attending(layers, dropout, attention, density)
+        check_attending(layers, dropout, attention, density, output)
         self.kind, self.alpha = attention, map_alpha(transform)
         d_fused = d_fused or 2 * d_model
         self.embedding = nn.Embedding(vocab, d_embedding or d_model, padding_idx=0)
@@ -278,7 +278,7 @@ class VisualAnswerer(nn.Module):
 
     def _states(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return question states [batch, src, d_model], counts, and image states [batch, rows, columns, d_model]."""
-        check_counts(src_lengths, src.shape[1])
+        src_lengths = check_counts(src, src_lengths)
         if len(images) != len(src):
             raise ValueError(
                 f"images must have one image per question, got {len(images)} images for {len(src)} questions"

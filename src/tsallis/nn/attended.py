@@ -44,8 +44,10 @@ def calibrate(
         return sums
 
     keys, visible, queries = total()
-    if not queries or visible < attended * queries:
-        mean = visible / max(queries, 1)
+    if not queries:
+        raise ValueError("batches must contain queries, got none")
+    if visible < attended * queries:
+        mean = visible / queries
         raise ValueError(f"attended must be at most {mean:.4g}, the mean number of visible keys, got {attended:g}")
     low, high, position = -math.inf, math.inf, 0.0  # logarithms of factors: too small, too large, current
     for _ in range(PASSES):

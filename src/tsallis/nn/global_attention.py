@@ -114,7 +114,11 @@ class GlobalAttention(ScoredAttention):
     def attend(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the context [batch, tgt, d_memory] and weights [batch, tgt, src] of scores [batch, tgt, src]."""
         check_dense(mask, "mask")
-        weights = functional.entmax(scores.masked_fill(~mask.unsqueeze(1), float("-inf")), self.alpha)
+        if mask.shape != memory.shape[:2]:
+            raise ValueError(
+                f"mask must have the shape {tuple(memory.shape[:2])} of the memory, got {tuple(mask.shape)}"
+            )
+        weights = functional.entmax(scores, self.alpha, mask=mask.unsqueeze(1))
         return weights @ memory, weights
 
     def extra_repr(self) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tsallis.functional.attention import KeyStore
+from tsallis.functional.rows import check_floating
 from tsallis.ops.dtypes import upcast
 
 
@@ -98,13 +99,17 @@ class KeyValueCache:
 
         Raises:
             ValueError: The shapes don't match each other or the cache.
+            TypeError: Keys or values are not floating point, or have another dtype than the stored ones.
         """
         if keys.dim() != 4 or keys.shape[:3] != values.shape[:3]:
             raise ValueError(
                 "keys and values must have shape [batch, heads, steps, size] with equal batch, heads and steps, "
                 f"got {tuple(keys.shape)} and {tuple(values.shape)}"
             )
-        for memory, new in ((self._keys, keys), (self._values, values)):
+        for name, memory, new in (("keys", self._keys, keys), ("values", self._values, values)):
+            check_floating(new, name)
+            if memory is not None and new.dtype != memory.dtype:
+                raise TypeError(f"{name} must have the dtype of the stored ones, {memory.dtype}, got {new.dtype}")
             if memory is not None and (new.shape[:2] != memory.shape[:2] or new.shape[3] != memory.shape[3]):
                 raise ValueError(
                     f"can't append a tensor of shape {tuple(new.shape)} to a cache of shape {tuple(memory.shape)}"
@@ -165,6 +170,8 @@ class ScreenedKeys(KeyValueCache, KeyStore):
     def __init__(self, key: Tensor | None = None, value: Tensor | None = None) -> None:
         super().__init__()
         self._views: tuple[Tensor, Tensor] | None = None  # the last result of `read`: new views take 3 µs
+        if (key is None) != (value is None):
+            raise ValueError("key and value must both be given, or both be None")
         if key is not None and value is not None:
             self.append(key, value)
 
@@ -183,8 +190,10 @@ class ScreenedKeys(KeyValueCache, KeyStore):
             raise ValueError("stored keys support no gradients: append keys and values inside torch.no_grad()")
         with torch.no_grad():
             first, dtype = self._keys is None, keys.dtype
-            if not first and dtype != self.dtype:
-                raise TypeError(f"keys must have the dtype of the first ones, {self.dtype}, got {dtype}")
+            for name, x in (("keys", keys), ("values", values)):
+                check_floating(x, name)
+                if x.dtype != (expected := dtype if first else self.dtype):
+                    raise TypeError(f"{name} must have the dtype of the stored keys, {expected}, got {x.dtype}")
             # Copy the first ones: the caller may change them later.
             keys, values = (x.contiguous().clone() if first else x for x in (upcast(keys), upcast(values)))
             self._views = None

@@ -212,7 +212,7 @@ class MultiheadAttention(ConstantBuffers):
         self.positions: AttentionPositions = positions
         self.rotary = RotaryPositions(self.head_dim) if positions == "rope" else None
         self.register_constant("slopes", head_slopes(positions, self.num_heads), self.out_proj.weight.device)
-        if isinstance(length_scale, str):
+        if length_scale is not None and not isinstance(length_scale, nn.Module):
             length_scale = LengthScale(self.embed_dim, self.num_heads, length_scale, **factory_kwargs)
         self.length_scale = length_scale
 

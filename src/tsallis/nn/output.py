@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from tsallis import functional
-from tsallis.errors import check_one_of
+from tsallis.errors import check_one_of, check_whole
 from tsallis.functional.alpha_relu import thresholds_of_probs
 from tsallis.functional.losses import check_smoothing, reduce
 from tsallis.functional.maps import log_entmax
@@ -86,6 +86,7 @@ class OutputLayer(ConstantBuffers):
         self.transform = transform
         self.alpha = transform_alpha(transform, alpha)
         self.tau = finite_number("tau", tau)
+        forbidden = [check_whole("a forbidden symbol", i, -(2**63)) for i in forbidden]
         out_of_range = [i for i in forbidden if not 0 <= i < d_vocab]
         if out_of_range or len(set(forbidden)) >= d_vocab:
             raise ValueError(
@@ -180,7 +181,7 @@ class OutputLayer(ConstantBuffers):
             A row for each state. They have no gradients.
 
         Raises:
-            ValueError: `hidden` requires a gradient, is not finite, or the transform is "alpha_relu".
+            ValueError: `hidden` has another size, requires a gradient, is not finite, or the transform is "alpha_relu".
 
         Example:
             >>> layer = OutputLayer(8, 5000)
@@ -190,8 +191,12 @@ class OutputLayer(ConstantBuffers):
         """
         if not self.normalized:
             raise ValueError("support needs a transform whose probabilities sum to 1, got 'alpha_relu'")
+        if hidden.shape[-1:] != (self.d_model,):
+            raise ValueError(f"hidden must have the shape [..., {self.d_model}], got {tuple(hidden.shape)}")
         if torch.is_grad_enabled() and hidden.requires_grad:
             raise ValueError("hidden must not require a gradient, because support has none: call hidden.detach()")
+        if not (traced() or bool(hidden.isfinite().all())):
+            raise ValueError("hidden must be finite, got NaN or infinity")
         with torch.no_grad():
             rows = hidden.reshape(-1, self.d_model)
             screened = self._screened_weight(rows)

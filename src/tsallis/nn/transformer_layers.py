@@ -19,7 +19,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.
 
 
 def _activation(activation: Activation) -> Callable[[Tensor], Tensor]:
-    if not isinstance(activation, str):
+    if callable(activation):
         return activation
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)} or a function, got {activation!r}")

@@ -79,6 +79,7 @@ def grid(**options: Any) -> ImageGrid:
             "density must be None with discrete attention, got 'laplace'",
         ),
         (classifier, {"num_basis": 7}, "size must be a multiple"),
+        (classifier, {"output": "alpha_relu"}, "output must be one of softmax, sparsemax, entmax, got 'alpha_relu'"),
         (answerer, {"attention": "soft"}, "discrete, continuous, combined, got 'soft'"),
         (answerer, {"attention": "discrete", "density": 2.0}, "density must be None with discrete attention, got 2.0"),
         (answerer, {"num_basis": 15}, "num_basis must be a square number, got 15"),
@@ -99,6 +100,54 @@ def grid(**options: Any) -> ImageGrid:
 def test_bad_arguments_are_named(make: Callable[..., nn.Module], options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**options)
+
+
+MODELS = (rnn, transformer, language, lambda: transformer(d_model=32, d_ff=64), classifier)
+
+
+@pytest.mark.parametrize("make", MODELS)
+@torch.no_grad()
+def test_counts_of_every_type_of_integer_are_read(make: Callable[..., Any]) -> None:
+    """PyTorch reads uint8 as a mask; four rows of four symbols hide that."""
+    model, src, tgt = make().eval(), torch.randint(4, 9, (4, 4)), torch.randint(4, 9, (4, 3))
+    counts = torch.tensor([4, 3, 3, 2])
+
+    def run(lengths: torch.Tensor, rows: int = 4) -> torch.Tensor:
+        if isinstance(model, BiLSTMClassifier):
+            return model(src[:rows], lengths)
+        return model(src[:rows], lengths, tgt[:rows]).hidden
+
+    expected = run(counts)
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32):
+        assert torch.equal(run(counts.to(dtype)), expected)
+    for wrong, error, message in (
+        (counts.float(), TypeError, "src_lengths must contain integers, got torch.float32"),
+        (counts.bool(), TypeError, "src_lengths must contain integers, got torch.bool"),
+        (counts[:1], ValueError, r"src_lengths must have the shape \(4,\), got \(1,\)"),
+        (counts[:, None], ValueError, r"src_lengths must have the shape \(4,\), got \(4, 1\)"),
+        (counts + 1, ValueError, "to 4, the width of src"),
+    ):
+        with pytest.raises(error, match=message):
+            run(wrong)
+    assert run(counts[:0], 0).shape == (0, *expected.shape[1:])
+
+
+@pytest.mark.parametrize("make", MODELS[:4])
+@torch.no_grad()
+def test_tokens_of_a_step_are_one_per_row(make: Callable[..., Any]) -> None:
+    model, src = make().eval(), torch.randint(4, 9, (2, 5))
+    state = model.start(model.encode(src, torch.tensor([5, 3])))
+    expected = model.step(state, torch.tensor([1, 1])).scores
+    assert torch.equal(model.step(state, torch.tensor([1, 1], dtype=torch.int32)).scores, expected)
+    if type(state).__name__ == "CompiledState":
+        for token, error in (
+            ([1.0, 1.0], TypeError),
+            ([1], ValueError),
+            ([1, 1, 1], ValueError),
+            ([1, 99], IndexError),
+        ):
+            with pytest.raises(error, match="token"):
+                model.step(state, torch.tensor(token))
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_bisection_rejects_and_warns() -> None:
     scores = torch.randn(5, 3)
     with pytest.raises(ValueError, match="at most 3, the mean number of visible keys, got 4"):
         calibrate(lambda factor: None, sums_of, [scores], 4)
-    with pytest.raises(ValueError, match="at most 0"):
+    with pytest.raises(ValueError, match="batches must contain queries, got none"):
         calibrate(lambda factor: None, sums_of, [], 1)
     with pytest.warns(UserWarning, match="attend to 3 keys on average, not to 1.5"):
         assert calibrate(lambda factor: None, sums_of, [torch.zeros(5, 3)], 1.5) == 3

@@ -87,3 +87,11 @@ def test_a_row_with_nothing_to_see_sees_nothing() -> None:
     assert (context == 0).all() and (weights == 0).all()
     context.sum().backward()
     assert (attention.bilinear.weight.grad == 0).all()
+
+
+def test_masks_that_do_not_fit_are_named() -> None:
+    attention, state, memory = GlobalAttention(4, 6), torch.randn(1, 4), torch.randn(1, 3, 6)
+    with pytest.raises(TypeError, match=r"mask must be boolean .* got torch\.float32"):
+        attention(state, memory, torch.ones(1, 3))
+    with pytest.raises(ValueError, match=r"mask must have the shape \(1, 3\) of the memory, got \(2, 3\)"):
+        attention(state, memory, torch.ones(2, 3, dtype=torch.bool))

@@ -117,8 +117,10 @@ def test_errors() -> None:
         layer("alpha_relu").support(states(2))
     hidden = states(2)
     hidden[1, 3] = torch.nan
-    with pytest.raises(ValueError, match="nan"):
+    with pytest.raises(ValueError, match="hidden must be finite, got NaN or infinity"):
         one.support(hidden)
+    with pytest.raises(ValueError, match=r"hidden must have the shape \[..., \d+\], got \(2, \d+\)"):
+        one.support(states(2).repeat(1, 2))
 
 
 def test_the_support_of_a_symbol_matches_entmax() -> None:

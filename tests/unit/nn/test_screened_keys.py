@@ -94,3 +94,19 @@ def test_multihead_attention_decodes_with_the_store(options: dict[str, object]) 
     assert len(caches[1]) == 2105
     scanned = choose_screening("cpu") is not None and "add_bias_kv" not in options
     assert (caches[1].rows is not None) == scanned
+
+
+def test_half_a_pair_and_other_dtypes_are_refused() -> None:
+    key = torch.randn(1, 1, 4, 8)
+    for pair in ((key, None), (None, key)):
+        with pytest.raises(ValueError, match="key and value must both be given"):
+            ScreenedKeys(*pair)
+    for store in (ScreenedKeys(key, key), KeyValueCache()):
+        store.append(key, key)
+        for keys, values, name in ((key.double(), key, "keys"), (key, key.double(), "values")):
+            with pytest.raises(TypeError, match=rf"{name} must have the dtype of the stored .*float32, got .*float64"):
+                store.append(keys, values)
+        assert len(store) in (4, 8)
+    for make in (ScreenedKeys(), KeyValueCache()):
+        with pytest.raises(TypeError, match="keys must be floating point"):
+            make.append(key.long(), key.long())

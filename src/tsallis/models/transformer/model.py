@@ -230,12 +230,8 @@ class TransformerSeq2Seq(CompiledSteps, AttentionModel):
 
     def _counts(self, src: Tensor, src_lengths: Tensor) -> Tensor:
         """Check the lengths and return them on the CPU, so that reading them doesn't wait for a device."""
-        if traced():
-            return src_lengths
-        counts = src_lengths.cpu()
-        if len(counts):
-            check_counts(counts, src.shape[1])
-        return counts
+        counts = check_counts(src, src_lengths)
+        return counts if traced() else counts.cpu()
 
     def _encode(self, src: Tensor, lengths: Tensor) -> Tensor:
         x = self._embed_source(src)  # [batch, src, d_model]

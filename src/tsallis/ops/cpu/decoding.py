@@ -48,13 +48,24 @@ class PackedWeights:
         addresses = [0 if x is None else x.data_ptr() for x in self._memory]
         self.pointers = torch.tensor(addresses, dtype=torch.int64, device="cpu")
 
-    def check_tokens(self, token: Tensor) -> None:
-        """Raise if a token is not in the embedding, because the kernels would read memory beyond the embedding."""
+    def check_tokens(self, token: Tensor, rows: int | None = None) -> Tensor:
+        """Return tokens, one per row, as the kernels read them.
+
+        Raises:
+            TypeError: The tokens are not integers.
+            ValueError: There is not one token per row.
+            IndexError: A token is not in the embedding.
+        """
+        if token.is_floating_point() or token.is_complex() or token.dtype == torch.bool:
+            raise TypeError(f"token must contain integers, got {token.dtype}")
+        if rows is not None and token.shape != (rows,):
+            raise ValueError(f"token must have the shape ({rows},), one per row, got {tuple(token.shape)}")
         if token.numel():
             least, most = (int(x) for x in token.aminmax())
             if least < 0 or most >= len(self.embedding):
                 wrong = least if least < 0 else most
                 raise IndexError(f"tokens must be from 0 to {len(self.embedding) - 1}, got {wrong}")
+        return token.long().contiguous()
 
 
 # A decoder, its states [rows, columns], and the position embeddings of all steps [steps or more, d], or None.
