@@ -81,13 +81,18 @@ def minimum_risk(
     for reference in references:
         rest = max(rest - sums[reference], 0.0)
         for text in gains:
-            score = utility(text, reference)
-            if not -ROUNDING <= score <= 1 + ROUNDING:
-                raise ValueError(f"utilities must be from 0 to 1, got {score:g} for {text!r} and {reference!r}")
-            gains[text] += sums[reference] * min(max(score, 0.0), 1.0)
+            gains[text] += sums[reference] * _call(utility, text, reference)
         # Keep candidates that could win with the missing weight: the proof needs them.
         least = max(gains.values()) - rest - missing - 1e-12 * total
         gains = {text: gain for text, gain in gains.items() if gain >= least}
     best = max(gains, key=gains.__getitem__)
     proved = all(gains[best] - gain >= missing for text, gain in gains.items() if text != best)
     return RiskChoice(index[best], min(gains[best] / total, 1.0), proved)
+
+
+def _call(utility: Utility, text: str, reference: str) -> float:
+    """Return a utility from 0 to 1."""
+    score = utility(text, reference)
+    if not -ROUNDING <= score <= 1 + ROUNDING:
+        raise ValueError(f"utilities must be from 0 to 1, got {score:g} for {text!r} and {reference!r}")
+    return min(max(score, 0.0), 1.0)

@@ -117,6 +117,8 @@ def decoder(**options: Any) -> TransformerDecoderLayer:
         (continuous, {"basis": image_basis(3)}, "basis must have 1 dimensions, got 2"),
         (continuous, {"ridge": 0.0}, "ridge must be positive"),
         (continuous, {"floor": 0.0}, "floor must be positive and finite, got 0"),
+        (continuous, {"points": 0}, "points must be at least 1, got 0"),
+        (continuous, {"moments": "pooled", "filters": 0}, "filters must be at least 1, got 0"),
         (continuous, {"project": False, "d_values": 6}, "d_values must be equal to d_model, 8, .* got 6"),
         (continuous, {"moments": "pooled", "filter_width": 2}, "width must be odd and at least 1, got 2"),
     ],
@@ -124,3 +126,9 @@ def decoder(**options: Any) -> TransformerDecoderLayer:
 def test_bad_arguments_are_named(make: Callable[..., nn.Module], options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**options)
+
+
+@pytest.mark.parametrize("options", [{"points": 2.5}, {"points": "x"}, {"points": True}, {"basis": 8.5}])
+def test_arguments_of_another_type_are_named(options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=rf"{next(iter(options))} must be .*got {next(iter(options.values()))!r}"):
+        continuous(**options)

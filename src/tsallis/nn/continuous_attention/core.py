@@ -23,7 +23,7 @@ from tsallis.continuous import (
 )
 from tsallis.continuous.densities.elliptical import Points
 from tsallis.continuous.moments import Matching
-from tsallis.errors import check_one_of
+from tsallis.errors import check_one_of, check_whole
 from tsallis.functional.rows import alpha_number, check_floating
 from tsallis.nn.continuous_attention.density_head import DensityHead, DensityKind, PooledFeatures, linear
 from tsallis.nn.output import transform_alpha
@@ -68,6 +68,12 @@ def map_alpha(transform: str | float) -> float:
     return transform_alpha(transform, 1.5)
 
 
+def check_sizes(name: str, sizes: Points) -> None:
+    """Raise unless sizes are integers of at least 1, or None."""
+    for size in sizes if isinstance(sizes, tuple) else () if sizes is None else (sizes,):
+        check_whole(name, size, 1)
+
+
 def basis_of(basis: str | int | Basis, dims: int) -> Basis:
     """Return `basis` itself, or create one from a name, a size (:func:`text_basis`) or a side (:func:`image_basis`)."""
     if isinstance(basis, str):
@@ -76,6 +82,8 @@ def basis_of(basis: str | int | Basis, dims: int) -> Basis:
         return BASES[dims][basis]()
     if isinstance(basis, int):
         return text_basis(basis) if dims == 1 else image_basis(basis)
+    if not isinstance(basis, Basis):
+        raise TypeError(f"basis must be a name, a size or a Basis, got {basis!r}")
     if basis.dims != dims:
         raise ValueError(f"basis must have {dims} dimensions, got {basis.dims}")
     return basis
@@ -134,6 +142,8 @@ class ContinuousAttention(nn.Module):
             raise ValueError(f"components must be at least 1, and exactly 1 with moments='scores', got {components}")
         if combine and moments not in ("discrete", "scores"):
             raise ValueError(f"moments must be 'discrete' or 'scores' with combine=True, got {moments!r}")
+        check_sizes("filters", filters)
+        check_sizes("points", points)
         if not project and d_values != d_model:
             raise ValueError(f"d_values must be equal to d_model, {d_model}, with project=False, got {d_values}")
         self.d_model = d_model

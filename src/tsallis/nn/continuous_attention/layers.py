@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tsallis.continuous import Basis, Density, cell_centres, cell_masses, grid_centres
 from tsallis.continuous.densities.elliptical import Points
 from tsallis.continuous.moments import Matching
+from tsallis.functional.rows import check_integers
 from tsallis.nn.continuous_attention.core import (
     ContinuousAttention,
     Defaults,
@@ -119,6 +120,8 @@ class ContinuousAttention1d(ContinuousAttention):
             raise ValueError("use either lengths or mask, not both")
         if lengths is not None:
             lengths = torch.as_tensor(lengths, device=values.device)
+            check_integers(lengths, "lengths")
+            lengths = lengths.long()
             if lengths.shape != values.shape[:1]:
                 raise ValueError(f"lengths must have shape [{values.shape[0]}], got {tuple(lengths.shape)}")
             mask = torch.arange(size, device=values.device) < lengths.unsqueeze(1)
