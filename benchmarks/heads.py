@@ -43,6 +43,7 @@ def rows_of(run: dict[str, Any]) -> list[Row]:
             "dense_sentences": number(head["histogram"]["counts"][DENSE] / sum(head["histogram"]["counts"])),
             "role": head["role"] or "",
             "tendency": head["tendency"] or "",
+            "question": number(head["scores"].get("question")),
             "scores": json.dumps(
                 {name: round(score, 4) for name, score in head["scores"].items() if score is not None}
             ),
