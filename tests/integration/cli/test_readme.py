@@ -60,7 +60,9 @@ SMALLER = {
     "torchrun --nproc-per-node 2 -m tsallis train recipes/tiny/translation": MINUTE,
     "tsallis train recipes/tiny/long-copy": " training.updates=3 training.warmup=1 model.d_model=16",
     "tsallis train recipes/tiny/language": " training.updates=3 training.warmup=1 training.validate_updates=3",
+    "tsallis train recipes/multi30k/language": " training.updates=3 training.warmup=1 data.subwords.size=150",
     "tsallis train recipes/multi30k": MINUTE,
+    "tsallis train recipes/tatoeba": MINUTE,
     "tsallis train recipes/kftt": MINUTE,
     "tsallis train recipes/tiny/strings.yaml training.epochs": " training.updates=20 model.d_model=16",
     "tsallis train recipes/tiny/strings": " training.epochs=1 model.d_model=16",
@@ -119,6 +121,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
             write_examples(data / f"{language}-{split}", english_verbs()["dev"][:60])
     write_pairs(folder / "data" / "multi30k", ("train", "val", "test_2016_flickr"), "de")
     write_pairs(folder / "data" / "kftt", ("kyoto-train", "kyoto-dev", "kyoto-test"), "ja")
+    write_pairs(folder / "data" / "tatoeba-de-en", ("train", "dev", "test"), "de")
     write_strings(folder)
     write_others(folder)
     scripts = folder / "bin"
