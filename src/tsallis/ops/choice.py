@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from tsallis.errors import InputError
 from tsallis.ops.alphas import Alpha, check_alpha, extremes
 from tsallis.ops.protocol import Backend, BeamKernels, RecurrentKernels, ScreeningKernels, TransformerKernels
 from tsallis.ops.registry import BACKENDS, capabilities, load, load_file
@@ -110,9 +111,18 @@ def choose_beams(prefixes: int) -> BeamKernels:
 
 
 def request() -> str:
-    """Return the name set by the innermost `backend` block, or else by the environment; the default is `auto`."""
+    """Return the name set by the innermost `backend` block, or else by the environment; the default is `auto`.
+
+    Raises:
+        InputError: The environment names an unknown backend, or one that can't be used here.
+    """
     name = _request.get()
-    return name if name is not None else _check(os.environ.get(VARIABLE) or "auto", VARIABLE)
+    if name is not None:
+        return name
+    try:
+        return _check(os.environ.get(VARIABLE) or "auto", VARIABLE)
+    except (ValueError, RuntimeError) as error:
+        raise InputError(str(error)) from error
 
 
 def choose(operation: str, alpha: Alpha, *tensors: Tensor, positive: bool = True) -> Backend:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -23,14 +24,22 @@ from tsallis.toolkit.data.io import read_text
 from tsallis.toolkit.data.yaml_text import LARGEST_FILE, LONGEST_KEY, parse_yaml
 from tsallis.toolkit.old_names import with_new_names
 
-# Each of these settings has an effect only if another setting of its section has one of the listed values.
-NEEDS = {
-    "training.warmup": ("schedule", ("inverse-square-root", "linear")),
-    "training.plateau_patience": ("schedule", ("plateau",)),
-    "training.plateau_factor": ("schedule", ("plateau",)),
-    "training.lowest_learning_rate": ("schedule", ("plateau",)),
-    "model.output_alpha": ("output", ("entmax", "alpha_relu")),
+# Each of these settings has an effect only if another setting of its section has one of the listed values; None means
+# any value except None. If several settings are listed, one of them is enough.
+NEEDS: dict[str, dict[str, tuple[str, ...] | None]] = {
+    "training.init_checkpoint": {"init_from": None},
+    "training.warmup": {"schedule": ("inverse-square-root", "linear")},
+    "training.plateau_patience": {"schedule": ("plateau",)},
+    "training.plateau_factor": {"schedule": ("plateau",)},
+    "training.lowest_learning_rate": {"schedule": ("plateau",)},
+    "model.output_alpha": {"output": ("entmax", "alpha_relu")},
+    "model.attention_alpha": dict.fromkeys(
+        ("attention", "encoder_attention", "decoder_attention", "cross_attention"), ("entmax",)
+    ),
+    "model.num_basis": {"attention": ("continuous", "combined"), "density": None},
 }
+NOTHING = ("", "null", "Null", "NULL", "~", "''", '""')  # overrides that set a setting to null or to an empty text
+PUNCTUATION = re.compile(r"""[^\w~'"\[\]{}]+""")  # such as a separator, which YAML might read as null or a list
 ON_RESUME = "may change when a run is resumed"  # description that marks such settings in the schemas
 MOST_MISTAKES = 20  # maximum number of errors in one message
 ARCHITECTURE = ("model", "architecture")
@@ -348,6 +357,8 @@ def read_content(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, A
 def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
     """Apply overrides `key=value`, such as `model.output=sparsemax`, to the content of a file.
 
+    A value is YAML. Separators such as `#` and `|`, which are nothing in YAML, are texts.
+
     Raises:
         InputError: If a text is not an override, or two overrides set the same value.
     """
@@ -361,6 +372,8 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
         try:
             value = parse_yaml(text, "")
         except InputError:
+            value = text
+        if (value in (None, "") and text not in NOTHING) or PUNCTUATION.fullmatch(text):
             value = text
         _set(content, override, value)
         keys.append(key)
@@ -412,19 +425,40 @@ def refuse_idle(config: Config, overrides: Sequence[str] = ()) -> None:
     def is_overridden(path: str) -> bool:
         return any(f"{path}.".startswith(f"{key}.") for key in keys)
 
-    for path, (switch, values) in NEEDS.items():
+    for path, needs in NEEDS.items():
         name, key = path.split(".")
         section = getattr(config, name)
-        if key not in section.model_fields_set or getattr(section, switch) in values:
+        if key not in section.model_fields_set or getattr(section, key) == type(section).model_fields[key].default:
             continue
-        value = getattr(section, key)
-        if value == type(section).model_fields[key].default:
+        switches = _switches(section, needs)
+        found = {switch: getattr(section, switch) for switch in switches}
+        if any(found[s] is not None if values is None else found[s] in values for s, values in switches.items()):
             continue
-        if is_overridden(path) or not is_overridden(f"{name}.{switch}"):
+        if is_overridden(path) or not any(is_overridden(f"{name}.{switch}") for switch in switches):
+            given = {switch: value for switch, value in found.items() if value is not None} or found
+            switch, values = next(iter(switches.items()))
             raise InputError(
-                f"{path}: {value} has no effect with {switch}: {getattr(section, switch)}; "
-                f"leave it out, or set {name}.{switch} to {' or '.join(values)}"
+                f"{path}: {getattr(section, key)} has no effect with "
+                f"{' and '.join(f'{switch}: {value}' for switch, value in given.items())}; leave it out, or set "
+                f"{name}.{switch}{' to ' * bool(values)}{' or '.join(values or ())}"
             )
+
+
+def _switches(section: Section, needs: Mapping[str, tuple[str, ...] | None]) -> dict[str, tuple[str, ...] | None]:
+    """Return the part of an entry of `NEEDS` that a section can fulfil: its settings and their values."""
+    switches: dict[str, tuple[str, ...] | None] = {}
+    for switch, values in needs.items():
+        if (field := type(section).model_fields.get(switch)) is None:
+            continue
+        own = values and tuple(value for value in values if value in _choices(field.annotation))
+        if values is None or own:
+            switches[switch] = own
+    return switches
+
+
+def _choices(kind: Any) -> list[Any]:
+    """Return the values of a literal type, or of a union of literal types."""
+    return [choice for part in get_args(kind) for choice in _choices(part) or [part]]
 
 
 def check_content(content: dict[str, Any], name: str, schema: type[Config], overrides: Sequence[str] = ()) -> Config:

@@ -251,9 +251,11 @@ def test_analyze_writes_a_page_of_heads_and_outputs(tsallis, speaker: Path, tmp_
 def test_commands_that_are_not_for_texts_say_so(tsallis, speaker: Path, trained: Path, tmp_path: Path) -> None:
     for command, words in {
         "translate": "use tsallis generate to continue texts",
+        "prove": "use tsallis generate to continue texts",
         "look": "language models are not searched",
     }.items():
-        (line,) = tsallis(command, speaker, status=2).stderr.splitlines()
+        rule = ("--never", "a") if command == "prove" else ()
+        (line,) = tsallis(command, speaker, *rule, status=2).stderr.splitlines()
         expected = f"the command {command} does not support runs of the task language: {words}"
         assert line == f"tsallis: {speaker}: {expected}"
     assert "only language models generate texts" in tsallis("generate", trained, status=2).stderr

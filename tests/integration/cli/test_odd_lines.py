@@ -305,15 +305,15 @@ def test_served_sources(runs, name: str) -> None:
     assert all(answers[number]["certificate"] == "none" and not answers[number]["hypotheses"] for number in (1, 3))
 
 
-def test_returns_within_a_line_are_refused(runs, call, tmp_path: Path) -> None:
+def test_returns_alone_end_no_lines(runs, call, tmp_path: Path) -> None:
     """A file whose lines end with CR alone would be one line."""
     (tmp_path / "mac.tsv").write_bytes(text_of(*GOLD["strings"]).replace(b"\n", b"\r"))
     for command in ("evaluate", "score", "translate"):
         done = call(command, runs("strings"), tmp_path / "mac.tsv")
         assert done.status == 2 and not done.lines
-        assert any("mac.tsv:1: lines must end with LF or CRLF, found CR within a line" in note for note in done.notes)
+        assert any("mac.tsv:1: lines must end with LF or CRLF, found CR alone" in note for note in done.notes)
     done = call("train", tmp_path / "mac.tsv", "--run-dir", tmp_path / "run")
-    assert done.status == 2 and "CR within a line" in done.notes[-1] and not (tmp_path / "run").exists()
+    assert done.status == 2 and "CR alone" in done.notes[-1] and not (tmp_path / "run").exists()
 
 
 def test_evaluate_names_the_unknown_symbols_of_a_file(runs, tsallis, tmp_path: Path) -> None:

@@ -170,6 +170,37 @@ def test_attention_over_images_takes_neither_heads_nor_a_beam(questions: Path, t
     for options in (["--heads", "cross.1.1", "--weights"], ["--beam-size", "2", "--out", tmp_path / "page.html"]):
         with pytest.raises(InputError, match=str(options[0])):
             called("look", questions, *options, stdin="1\twhat a?\n")
+    with pytest.raises(
+        InputError, match=r"--heads all can't be used with this run of the task visual.*leave --heads out"
+    ):
+        called("look", questions, "--heads", "all", "--weights", stdin="")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("prove", "run", "--never", "A", "--never", "B"), "--never"),
+        (("prove", "run", "--always=A", "--json", "--always=A"), "--always"),
+        (("translate", "run", "--pattern", "A", "--pattern", "B"), "--pattern"),
+        (("look", "run", "-o", "a", "--out", "b"), "--out"),
+        (("data", "list", "--language", "de", "--language", "en"), "--language"),
+    ],
+)
+def test_an_option_is_given_only_once(tsallis: Any, arguments: tuple[str, ...], option: str) -> None:
+    assert f"tsallis: {option} can be given only once (see tsallis " in tsallis(*arguments, status=2).stderr
+    rest = tsallis("translate", "no", "--with", "a", "--with", "b", "--json", "--json", status=2).stderr
+    assert rest == "tsallis: no: not a run folder (it has no model.json)\n"
+
+
+def test_every_command_refuses_repeated_options() -> None:
+    commands = [*cli.app.registered_commands, *cli.data.app.registered_commands]
+    assert len(commands) > 15 and all(command.cls is cli.Command for command in commands)
+
+
+def test_a_wrong_backend_is_an_error_of_one_line(tsallis: Any, forms: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TSALLIS_BACKEND", "banana")
+    done = tsallis("translate", forms, "--language", "aa", stdin="abc\tN\n", status=2)
+    assert "tsallis: TSALLIS_BACKEND must be one of auto, " in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_the_best_of_all_are_the_first_of_all_and_certified(forms: Path) -> None:

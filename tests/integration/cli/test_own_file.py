@@ -113,4 +113,4 @@ def test_a_word_on_the_first_line_is_no_header(tsallis: Run, tmp_path: Path) -> 
 def test_too_few_sources_are_named(tsallis: Run, tmp_path: Path) -> None:
     (tmp_path / "one.tsv").write_text("a\tb\n" * 30, encoding="utf-8")
     refused = tsallis("train", tmp_path / "one.tsv", status=2).stderr
-    assert "one.tsv: holding out 0.1 of the sources" in refused and "found 1 different sources" in refused
+    assert "one.tsv: holding out 0.1 of the sources" in refused and "found 1 different source:" in refused

@@ -232,7 +232,7 @@ def test_a_lock_is_not_left(here: Path) -> None:
         (write("config.yaml", "version: 1\n"), (), "config.yaml"),
         (str, ("training.select=bleu",), "training.select"),
         (str, ("training.init_from=nowhere",), "nowhere"),
-        (str, ("training.init_from=run", "model.layers=2", "model.d_model=6"), "use the same sizes"),
+        (str, ("training.init_from=run", "model.layers=2", "model.d_model=6"), "model differ: d_model"),
         (str, ("data.max_length=1",), "data.max_length"),
         (str, ("model.d_model=5",), "model.d_model"),
         (str, ("data.languages=[german]",), "data"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flags import flags
 from integration.cli.conftest import train_here
@@ -257,3 +258,20 @@ def test_known_outputs_are_one_a_line(verbs: TextRun) -> None:
             verbs.score(VERBS, targets)
     with pytest.raises(InputError, match=r"^sources:2: expected source<TAB>target<TAB>features"):
         verbs.score(["walk\tV;PST", "walk"], ["walked", "walked"])
+
+
+def test_alignments_do_not_depend_on_the_mode_of_the_model(trained: Path) -> None:
+    run = open_run(trained)
+    before = [answer.best.alignment for answer in run.translate(VERBS, alignment="support") if answer.best]
+    torch.nn.Module.train(run.run.model)
+    for module in run.run.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.9
+    after = [answer.best.alignment for answer in run.translate(VERBS, alignment="support") if answer.best]
+    assert before and before == after and run.run.model.training
+
+
+@pytest.mark.parametrize("others", ["runs/x", Path("runs/x")])
+def test_other_runs_are_a_list(trained: Path, others: Any) -> None:
+    with pytest.raises(InputError, match=r"others must be a list of run folders, got a single one: .*runs/x"):
+        open_run(trained, others=others)

@@ -53,8 +53,12 @@ def test_a_source_that_does_not_fit_is_refused(tsallis: Run, inflector: Path, tr
     for overrides, words in (
         ([f"training.init_from={tmp_path}"], "training.init_from: .*: not a run folder"),
         ([f"training.init_from={translator}"], "expected a run of the task strings, found translation"),
-        ([f"training.init_from={inflector}", "model.d_model=6"], "use the same sizes"),
+        ([f"training.init_from={inflector}", "model.d_model=6"], r"settings of the section model differ: d_model \("),
         ([f"training.init_from={inflector}", "model.output=alpha_relu"], "model.tau: auto can't use"),
+        (
+            ["training.init_checkpoint=last"],
+            "init_checkpoint: last has no effect with init_from: None; .* set training",
+        ),
         (["training.warmup=50"], "training.warmup: 50 has no effect with schedule: halve-on-worse"),
         (["training.src_embeddings={fiel: x}"], "training.src_embeddings.file: missing; .*fiel: unknown key"),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from inspect import signature
@@ -15,7 +16,7 @@ from task_runs import read_split
 from tsallis.errors import InputError
 from tsallis.models.registry import MODELS
 from tsallis.search import beam_search
-from tsallis.toolkit.config import Config
+from tsallis.toolkit.config import Config, refuse_idle
 from tsallis.toolkit.data.splits import hold_out
 from tsallis.toolkit.data.subwords import Subwords
 from tsallis.toolkit.tasks.classification import ClassificationData
@@ -157,6 +158,46 @@ def test_overrides_of_texts_are_taken_as_they_are(tmp_path: Path) -> None:
     assert (loaded.data.train, loaded.data.dev) == ("{language}-train-low", "{language}")
     loaded = config(tmp_path, "version: 1\n", "data={train: a, dev: b}", "data.folder=2018", "data.test=null")
     assert loaded.data.folder == "2018" and loaded.data.test is None
+
+
+@pytest.mark.parametrize("text", ["#", "|", ">", "!", "-", "?", "::", "#;", "# ", " "])
+def test_overrides_of_separators_are_texts(tmp_path: Path, text: str) -> None:
+    files = "version: 1\ndata: {train: a}\n"
+    loaded = config(tmp_path, files, f"data.feature_separator={text}", f"data.comment={text}")
+    assert (loaded.data.feature_separator, loaded.data.comment) == (text, text)
+    for nothing in ("", "null", "Null", "NULL", "~"):
+        assert config(tmp_path, files, f"data.comment={nothing}").data.comment is None
+
+
+@pytest.mark.parametrize(
+    ("model", "fault"),
+    [
+        (
+            "attention: softmax, attention_alpha: 2",
+            "attention: softmax; leave it out, or set model.attention to entmax",
+        ),
+        ("attention: sparsemax, monotonic: 1, input_feeding: false, attention_alpha: 2", "attention: sparsemax; "),
+        ("attention_alpha: 2", ""),
+        ("num_basis: 33", "density: None; leave it out, or set model.density$"),
+        ("num_basis: 33, density: gaussian", ""),
+        (
+            "architecture: transformer, attention: learned, cross_attention: softmax, attention_alpha: 2",
+            "attention: learned and cross_attention: softmax; leave it out, or set model.attention to entmax$",
+        ),
+        ("architecture: transformer, attention: softmax, cross_attention: entmax, attention_alpha: 2", ""),
+        (
+            "architecture: classifier, attention: discrete, num_basis: 8",
+            "attention: discrete; leave it out, or set model.attention to continuous or combined$",
+        ),
+        ("architecture: classifier, num_basis: 8", ""),
+        ("architecture: classifier, attention: continuous, density: laplace, num_basis: 8", ""),
+    ],
+)
+def test_settings_without_effect(tmp_path: Path, model: str, fault: str) -> None:
+    data = "{task: classification, train: a}" if "classifier" in model else "{embedded: english-verbs}"
+    loaded = config(tmp_path, f"version: 1\ndata: {data}\nmodel: {{{model}}}\n")
+    with pytest.raises(InputError, match=f"has no effect with {fault}") if fault else contextlib.nullcontext():
+        refuse_idle(loaded)
 
 
 def test_merged_keys_may_be_set_again(tmp_path: Path) -> None:

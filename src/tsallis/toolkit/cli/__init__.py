@@ -41,7 +41,7 @@ from tsallis.toolkit.cli import (
     train,
     translate,
 )
-from tsallis.toolkit.cli.options import flag
+from tsallis.toolkit.cli.options import Command, flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,7 +93,7 @@ for command in (
     *(info.info, train.train, distill.distill, sweep.sweep, average.average, translate.translate, generate.generate),
     *(evaluate.evaluate, score.score, prove.prove, suggest.suggest, serve.serve, look.look, analyze.analyze, demo.demo),
 ):
-    app.command(help=help_text(command))(command)
+    app.command(cls=Command, help=help_text(command))(command)
 
 
 def main(command: Callable[[], object] = app) -> None:

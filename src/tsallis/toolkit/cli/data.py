@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from tsallis.errors import InputError, describe
-from tsallis.toolkit.cli.options import Json
+from tsallis.toolkit.cli.options import Command, Json
 from tsallis.toolkit.cli.output import print_fields, print_json
 
 app = typer.Typer(help="List and download data sets.", no_args_is_help=True)
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def data_list(
     text: Annotated[
         str | None,
@@ -45,7 +45,7 @@ def data_list(
             print("\n".join(source.describe()))
 
 
-@app.command("get")
+@app.command("get", cls=Command)
 def data_get(
     name: Annotated[str, typer.Argument(help="Name of the data set; `tsallis data list` prints all names.")],
     folder: Annotated[Path | None, typer.Option(help="Write the files to this folder (default: data/NAME).")] = None,

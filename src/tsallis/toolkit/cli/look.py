@@ -59,10 +59,26 @@ def look(
         check_writable(out)
     opened = open_run(run, checkpoint, device)
     opened.check_command("look")
+    if heads is not None:
+        _check_heads(opened, heads)
     if out is not None:
         report_runs([opened], options, out, text=file or Path("-"), language=language, images=images)
     else:
         _print_weights(opened, file, heads, options, language=language, images=images)
+
+
+def _check_heads(opened: TextRun, heads: str) -> None:
+    """Raise if the attention of a run has no named heads, as in models of labels."""
+    from tsallis.analysis import read_model
+
+    run = opened.run
+    try:
+        read_model(run.model, run.src_vocab, run.tgt_vocab)
+    except ValueError:
+        raise InputError(
+            f"{run.folder}: --heads {heads} can't be used with this run of the task {opened.task.name}: its attention "
+            "has no named heads; leave --heads out"
+        ) from None
 
 
 def _print_weights(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from tsallis.errors import InputError
 from tsallis.search.options import MODES, OPTIONS, TYPES, Mode, SearchOptions
@@ -52,6 +53,18 @@ Which = Annotated[
 
 SHORTHANDS: tuple[Mode, ...] = ("exact", "all")  # modes that have their own flag
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+class Command(TyperCommand):
+    """Command that refuses an option given more than once; otherwise, only its last value would count."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given: Any = self.make_parser(ctx).parse_args([*args])[2]  # one item per occurrence
+        for option in given:
+            single = option.param_type_name == "option" and not (option.multiple or option.is_flag)
+            if single and given.count(option) > 1:
+                ctx.fail(f"{option.opts[0]} can be given only once")
+        return super().parse_args(ctx, args)
 
 
 def flag(name: str) -> str:

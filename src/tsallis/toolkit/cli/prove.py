@@ -65,7 +65,7 @@ def prove(
     """
     rule = Rule.of(never, always, at_least, options)
     opened = open_run(run, checkpoint, device, others or ())
-    opened.check_command("translate")
+    opened.check_command("prove")
     results = set()
     blocks = line_blocks(opened.run, opened.task, file, False, on_error="stop", language=language, images=images)
     for block in blocks:

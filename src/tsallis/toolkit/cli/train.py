@@ -237,7 +237,7 @@ def _describe_plan(start: TrainingStart, folder: Path, world: World) -> Iterator
     yield f"{run.description['class']}: {sum(p.numel() for p in start.parameters.model.parameters())} parameters"
     updates = len(settings.plan(data.train.lengths()).updates(0, settings.accumulate, world.size))
     most = min(settings.epochs * updates, settings.updates or settings.epochs * updates)
-    yield f"{updates} updates in the first epoch, about {most} in all"
+    yield f"{updates} update{'' if updates == 1 else 's'} in the first epoch, about {most} in all"
     yield from start.parameters.lines
     yield f"{folder}: {'the run in this folder is resumed' if start.resumed else 'a new run'}"
     yield from run.changes.lines if run.changes else ()

@@ -60,7 +60,9 @@ def align(
     """
     import torch
 
-    with torch.no_grad():
+    from tsallis.models.modes import eval_mode
+
+    with torch.no_grad(), eval_mode(run.model):
         attention: Any = task.attention(run, batch)["source"]
     weights = attention.weights.detach().cpu()
     return [links_of(weights[row, : len(output), : len(source)], links) for row, (source, output) in enumerate(rows)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 BLOCK = 64  # number of lines that are answered together
 ROWS = 128  # number of outputs that are scored or aligned together
+LIKE = {"prove": "translate"}  # commands that support the same tasks as another command
 
 
 def open_run(
@@ -47,8 +49,8 @@ def open_run(
         The run with its model on the device.
 
     Raises:
-        InputError: If the folder is not a run, the device is missing, or the runs have different tasks, vocabularies or
-            image grids.
+        InputError: If the folder is not a run, the device is missing, `others` is a single folder, or the runs have
+            different tasks, vocabularies or image grids.
 
     Example:
         >>> open_run("runs/nowhere")
@@ -61,6 +63,8 @@ def open_run(
     from tsallis.toolkit.training.distributed import device_kind
     from tsallis.toolkit.training.run_folder import load_run
 
+    if isinstance(others, str | bytes | os.PathLike):
+        raise InputError(f"others must be a list of run folders, got a single one: {describe(others)}")
     kind = device_kind(device)
     run = load_run(folder, checkpoint)
     task = task_of_run(run)
@@ -130,7 +134,7 @@ class TextRun:
         Raises:
             InputError: If the command is not supported.
         """
-        if (reason := self.task.refusals.get(command)) is not None:
+        if (reason := self.task.refusals.get(LIKE.get(command, command))) is not None:
             raise InputError(
                 f"{self.run.folder}: the command {command} does not support runs of the task {self.task.name}: {reason}"
             )
@@ -445,9 +449,9 @@ class TextRun:
             first: Number of the first line, from 0.
 
         Raises:
-            InputError: If the run can't translate, or its outputs don't sum to 1.
+            InputError: If the run does not support proofs, or its outputs don't sum to 1.
         """
-        self.check_command("translate")
+        self.check_command("prove")
         if not self.run.model.output.normalized:
             raise InputError(
                 f"{self.run.folder}: proofs need probabilities that sum to 1, but alpha-ReLU does not normalise"

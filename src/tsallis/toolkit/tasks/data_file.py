@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tsallis.errors import InputError, shorten
+from tsallis.toolkit.config import apply_overrides
 from tsallis.toolkit.data.io import read_lines
 
 EXPECTED = "source<TAB>target or source<TAB>target<TAB>features"
@@ -36,6 +38,7 @@ NAMES = {
     "features": ("features", "feature", "feats", "tags", "tag", "msd", "morphology", "pos"),
 }
 FEATURE_SEPARATORS = ";,|"
+PEEKED = 100  # maximum number of lines that are searched for a tab
 LONGEST_SYMBOL = 4  # parts between spaces are words if their mean length is at least half of this number
 
 
@@ -43,33 +46,39 @@ def is_data_file(path: Path) -> bool:
     """Return whether a path names a file of columns, not a YAML file.
 
     Raises:
-        InputError: If the file ends in .tsv or .csv and its first line has no tab.
+        InputError: If the file ends in .tsv or .csv and its first lines have no tab.
     """
     if path.suffix in (".yaml", ".yml") or not path.is_file():
         return False
-    table = {".tsv", ".csv"} & set(path.suffixes)
+    table, first = {".tsv", ".csv"} & set(path.suffixes), ""
     try:
-        line = next((line for line in read_lines(path) if line.strip()), "")
+        for line in islice((line for line in read_lines(path) if line.strip()), PEEKED):
+            if "\t" in line:
+                return True
+            first = first or line
     except InputError:
         if table:
             raise
         return False
-    if table and "\t" not in line:
-        raise InputError(f"{path}: expected {EXPECTED}, columns separated by tabs, found {shorten(line)}")
-    return "\t" in line
+    if table:
+        raise InputError(f"{path}: expected {EXPECTED}, columns separated by tabs, found {shorten(first)}")
+    return False
 
 
-def describe_file(path: Path, model: Any = None) -> dict[str, Any]:
+def describe_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return a configuration for training on a file of columns, as the content of a YAML file.
 
     Args:
         path: Path of the file.
-        model: Settings of the model that the user has chosen; the configuration fits them.
+        overrides: Overrides that the user has chosen. The configuration fits them but does not contain them.
 
     Raises:
-        InputError: If the file can't be read or has fewer than two columns.
+        InputError: If the file can't be read or has fewer than two columns, or an override is malformed.
     """
+    comment = _with_overrides({}, overrides)["data"].get("comment")
     lines = [line for line in read_lines(path, EXPECTED) if line.strip()]
+    if isinstance(comment, str) and comment:
+        lines = [line for line in lines if not line.startswith(comment)] or lines[:1]
     rows = [line.rstrip("\t").split("\t") for line in lines[:READ]]  # spreadsheets end lines with empty cells
     width = Counter(map(len, rows)).most_common(1)[0][0]
     if width < 2:
@@ -81,19 +90,49 @@ def describe_file(path: Path, model: Any = None) -> dict[str, Any]:
         columns = named
         rows = rows[1:]
     data["columns"] = columns
-    rows = [row for row in rows if len(row) >= width]
+    chosen = _with_overrides({"data": {**data, "columns": {**columns}}}, overrides)
+    *sides, features = _numbers(chosen["data"].get("columns"), width)
+    rows = [row for row in rows if len(row) >= max(width, *sides, *features)]
     lengths: list[int] = []
-    for side, name in (("source", "src_symbols"), ("target", "tgt_symbols")):
-        texts = [row[columns[side] - 1] for row in rows]
+    for side, name in zip(sides, ("src_symbols", "tgt_symbols"), strict=True):
+        texts = [row[side - 1] for row in rows]
         lengths += map(len, texts)
         if _has_symbols_between_spaces(texts):
             data[name] = "spaces"
-    if columns["features"] is not None:
-        text = re.sub(r"\([^()]*\)", "", " ".join(row[columns["features"] - 1] for row in rows))
+    if features:
+        text = re.sub(r"\([^()]*\)", "", " ".join(row[column - 1] for row in rows for column in features))
         separator = max(FEATURE_SEPARATORS, key=text.count)
         data |= {"feature_separator": separator} if separator != FEATURE_SEPARATORS[0] else {}
-    words = columns["features"] is None and 100 * sum(n > LONGEST_WORD for n in lengths) <= len(lengths)
-    return {"version": 1, "data": data, **settings_for(len(lines), words, model)}
+    words = not features and 100 * sum(n > LONGEST_WORD for n in lengths) <= len(lengths)
+    return {"version": 1, "data": data, **settings_for(len(lines), words, chosen.get("model"))}
+
+
+def _with_overrides(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Apply overrides to a content and return it. Its section `data` is empty if an override is no section."""
+    apply_overrides(content, overrides)
+    data = content.get("data")
+    return {**content, "data": data if isinstance(data, dict) else {}}
+
+
+def _is_column(number: Any) -> bool:
+    return type(number) is int and number > 0
+
+
+def _numbers(columns: Any, width: int) -> tuple[int, int, list[int]]:
+    """Return the columns of the source, the target and the features that a setting selects in lines of a width.
+
+    Wrong values count as missing: the schema of the configuration reports them.
+    """
+    columns = columns if isinstance(columns, dict) else {}
+    given = columns.get("features", "auto")
+    chosen: list[Any] = given if isinstance(given, list) else [] if given is None else [given]
+    source, target = (
+        number if _is_column(number) else default
+        for number, default in ((columns.get("source"), 1), (columns.get("target"), 2))
+    )
+    if not all(map(_is_column, chosen)):
+        chosen = [3] if {source, target} == {1, 2} and width > 2 else []
+    return source, target, chosen
 
 
 def _named_columns(header: Sequence[str]) -> dict[str, Any] | None:

@@ -54,9 +54,7 @@ def config_of_file(path: Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         InputError: If the file can't be read, or an override is wrong.
     """
-    chosen: dict[str, Any] = {}
-    apply_overrides(chosen, overrides)
-    content = describe_file(path, chosen.get("model"))
+    content = describe_file(path, overrides)
     apply_overrides(content, overrides)
     return check_content(content, str(path), _choose_schema(content, str(path)), overrides)
 

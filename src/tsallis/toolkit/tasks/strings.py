@@ -18,12 +18,12 @@ from tsallis.errors import InputError, OptionError, describe, shorten
 from tsallis.symbols import FIRST, UNK
 from tsallis.toolkit.config import Count, FileName, Section
 from tsallis.toolkit.data.corpus import Corpus, Counts
-from tsallis.toolkit.data.io import Ignored
+from tsallis.toolkit.data.io import Ignored, read_lines
 from tsallis.toolkit.data.splits import hold_out
 from tsallis.toolkit.data.vocabulary import GRAPHEMES, Vocabulary, split_symbols
 from tsallis.toolkit.datasets.embedded import read_embedded
 from tsallis.toolkit.evaluation.text_scores import CorpusScore, LineScore, levenshtein
-from tsallis.toolkit.tasks.base import LONGEST, Task, check_split, count_columns, read_header, refuse_long, split_name
+from tsallis.toolkit.tasks.base import LONGEST, Task, check_split, count_columns, refuse_long, split_name
 from tsallis.toolkit.tasks.hallucination import hallucinate
 from tsallis.toolkit.tasks.sequences import FEATURE, LANGUAGE, SequenceTask, check_source
 from tsallis.toolkit.tasks.types import Data, Lines, Vocabularies
@@ -94,7 +94,7 @@ class StringsData(Section):
     # One language, a list of languages, or "all" for every language with a training file.
     languages: Annotated[list[FileName], Field(min_length=1)] | Literal["all"] | None = None
     columns: ColumnsConfig = ColumnsConfig()
-    header: bool = False  # whether the first line of each file is ignored
+    header: bool = False  # whether the first line of each file that is no comment is ignored
     comment: Separator | None = None  # prefix of lines to ignore, such as "#"
     src_symbols: Symbols = "characters"  # "characters", "graphemes", "spaces", or another separator
     tgt_symbols: Symbols = "characters"
@@ -117,7 +117,8 @@ class StringsData(Section):
         if self.embedded is not None:
             names = ("header", "comment", "feature_separator", "answer_separator")
             given = [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
-            if self.columns.feature_numbers not in (None, [3]):
+            columns = self.columns
+            if columns.feature_numbers not in (None, [3]) or (columns.source, columns.target) != (1, 2):
                 given.append("columns")
             if given:
                 raise ValueError(
@@ -208,7 +209,7 @@ class Strings(SequenceTask):
             files = ", ".join(str(path) for path in task.files(config, "train"))
             raise InputError(
                 f"{files}: holding out {config.held_out:g} of the sources for validation leaves a part empty; found "
-                f"{count} different sources: add lines, or set data.dev to another file"
+                f"{count} different source{'' if count == 1 else 's'}: add lines, or set data.dev to another file"
             )
         task.check_columns(examples)
         dev = _in_turn(dev_examples)
@@ -234,16 +235,19 @@ class Strings(SequenceTask):
     def of_config(cls, config: StringsData) -> Strings:
         """Return the task of a configuration; columns and header may depend on the training data."""
         facts = cls.config_facts(config)
-        columns = Columns(**facts.pop("columns")) if "columns" in facts else Columns()
+        columns = Columns(config.columns.source, config.columns.target)
+        columns = Columns(**facts.pop("columns")) if "columns" in facts else columns
         task = cls(**{**facts, "languages": find_languages(config)}, columns=columns)
         if config.embedded is None and (config.header or config.columns.feature_numbers is None):
             path = cls.files(config, "train")[0]
             if config.header:
-                task = replace(task, header=read_header(path, task.formats[True]))
+                lines = (line for line in read_lines(path, task.formats[True]) if line.strip())
+                header = next((line for line in lines if not task.is_comment(line)), "")
+                task = replace(task, header=tuple(header.split("\t")))
             if config.columns.feature_numbers is None:
-                plain = replace(task, columns=Columns(features=()))
-                _, first = next(plain.example_lines(path))
-                task = replace(task, columns=Columns(features=(3,) if first.count("\t") > 1 else ()))
+                task = replace(task, columns=replace(columns, features=()))
+                _, first = next(task.example_lines(path))
+                task = replace(task, columns=replace(columns, features=(3,) if first.count("\t") > 1 else ()))
         return task
 
     @classmethod
@@ -342,10 +346,19 @@ class Strings(SequenceTask):
     def number_lines(
         self, lines: Iterable[str], gold: bool, ignored: Ignored, first: int = 0
     ) -> Iterator[tuple[int, str]]:
-        """Yield lines with their numbers; skip blank lines, comments and headers."""
+        """Yield lines with their numbers; skip blank lines, comments and headers, also headers after comments."""
+        names, header = set(self.header), not first
         for number, line in super().number_lines(lines, gold, ignored, first):
-            if self.comment is None or not line.startswith(self.comment):
+            if self.is_comment(line):
+                continue
+            cells = line.split("\t") if header else []
+            header = False
+            if len(cells) < 2 or not names.issuperset(cells):
                 yield number, line
+
+    def is_comment(self, line: str) -> bool:
+        """Return whether a line is a comment."""
+        return self.comment is not None and line.startswith(self.comment)
 
     def read(
         self,
@@ -431,13 +444,15 @@ class Strings(SequenceTask):
     ) -> StringsExample:
         columns, fields = self.columns, line.split("\t")
         expected = self.formats[True] if gold else " or ".join(self.formats)
-        if "\r" in line:
-            raise InputError(f"{origin}: lines must end with LF or CRLF, found CR within a line: {shorten(line)}")
+        if "\r" in line and all("\t" in part for part in line.split("\r") if part):
+            raise InputError(f"{origin}: lines must end with LF or CRLF, found CR alone: {shorten(line)}")
         target = None
         if len(fields) >= columns.width:
             target = normalize(fields[columns.target - 1], self.tgt_normalization)
         elif gold or len(fields) < columns.plain_width:
-            raise InputError(f"{origin}: expected {expected}, found {count_columns(line)}: {shorten(line)}")
+            comment = self.comment is None and line.startswith("#")
+            hint = "; if this line is a comment, set data.comment, such as data.comment=#" if comment else ""
+            raise InputError(f"{origin}: expected {expected}, found {count_columns(line)}: {shorten(line)}{hint}")
         else:
             fields.insert(columns.target - 1, "")
         source = normalize(fields[columns.source - 1], self.src_normalization)

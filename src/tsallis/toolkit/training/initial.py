@@ -23,6 +23,11 @@ from tsallis.toolkit.training.file_names import START
 from tsallis.toolkit.training.run_folder import Run
 
 MOST_NAMES = 4  # maximum number of parameter names per line of output
+# Arguments that may differ, or that depend on the vocabularies.
+FREE = {
+    *("src_vocab", "tgt_vocab", "vocab", "forbidden"),
+    *("layers", "encoder_layers", "decoder_layers", "dropout", "tau", "output", "output_alpha", "alpha"),
+}
 
 
 @dataclass
@@ -82,7 +87,7 @@ def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) ->
     for name in matches:  # check all shapes before the first parameter is changed
         theirs, ours = (list(x[name].shape[name in by_symbol :]) for x in (state, own))
         if theirs != ours:
-            shapes = f"{name} must have shape {ours}, found {theirs}; use the same sizes in the section model"
+            shapes = f"{name} must have shape {ours}, found {theirs}; {_differences(model, source.model)}"
             raise InputError(f"training.init_from: {source.folder}: {shapes}")
     for name in matches:
         if name in by_symbol:
@@ -97,6 +102,23 @@ def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) ->
         "random": [name for name in own if name not in state],
         "unused": [name for name in state if name not in others],
     }
+
+
+def _differences(model: Any, other: Any) -> str:
+    """Return the rest of the message for a parameter of another shape: the settings that may be the reason."""
+    own, theirs = model.arguments, other.arguments
+    names = [name for name in own.keys() | theirs.keys() if name not in FREE and "attention" not in name]
+    differing = sorted(name for name in names if _setting(own, name) != _setting(theirs, name))
+    if not differing:
+        return "use the same sizes in the section model"
+    values = ", ".join(f"{name} ({_setting(theirs, name)} in the other run)" for name in differing)
+    return f"these settings of the section model differ: {values}"
+
+
+def _setting(arguments: Mapping[str, Any], name: str) -> Any:
+    """Return an argument as a setting. Lists and dictionaries of symbols depend on the vocabularies."""
+    value = arguments.get(name)
+    return "set" if isinstance(value, dict | list) else value
 
 
 def _take_rows(

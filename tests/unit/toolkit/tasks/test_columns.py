@@ -284,3 +284,57 @@ def test_almost_as_many_labels_as_lines(tmp_path: Path) -> None:
         Classification.load(
             ClassificationData(task="classification", folder=str(tmp_path), train="train.tsv", min_count=1)
         )
+
+
+@pytest.mark.parametrize("features", ["", "\tV;PST"])
+@pytest.mark.parametrize("header", [False, True])
+def test_source_and_target_alone_may_be_swapped(features: str, header: bool, tmp_path: Path) -> None:
+    names = "Form\tLemma" + ("\tTags" if features else "")
+    write(tmp_path / "train", [*([names] if header else []), f"went\tgo{features}"])
+    files = {"folder": str(tmp_path), "train": "train", "dev": "train"}
+    config = StringsData(**files, columns={"source": 2, "target": 1}, header=header)
+    (example,) = Strings.examples(config, "train")
+    assert (example.source, example.target, example.features) == ("go", "went", ("V", "PST") if features else ())
+    with pytest.raises(ValidationError, match="columns can't be used with embedded data"):
+        StringsData(embedded="english-verbs", columns={"source": 2, "target": 1})
+
+
+def test_a_file_is_described_by_the_columns_that_the_user_chose(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", ["1\tship\tʃ ɪ p\tN|SG", "2\tshoes\tʃ uː z\tN|PL"] * 3)
+    found = describe_file(path, ["data.columns={source: 2, target: 3, features: 4}"])
+    assert found["data"]["tgt_symbols"] == "spaces" and found["data"]["feature_separator"] == "|"
+    assert "src_symbols" not in found["data"] and "monotonic" not in found["model"]
+    for features in ("[4, 1]", "4", "null"):
+        data = describe_file(path, [f"data.columns={{source: 3, target: 2, features: {features}}}"])["data"]
+        assert data["src_symbols"] == "spaces" and ("feature_separator" in data) == (features != "null")
+    loaded = config_of_file(path, ["data.columns={source: 2, target: 3}"])
+    assert loaded.data.tgt_symbols == "spaces" and loaded.model.monotonic == 1
+    named = write(tmp_path / "b.tsv", ["lemma\tform\tphones", "ship\tships\tʃ ɪ p s", "shoe\tshoes\tʃ uː z"])
+    overrides = ["data.columns.target=3", "data.columns.features=null"]
+    assert describe_file(named, overrides)["data"]["tgt_symbols"] == "spaces"
+    for wrong in (
+        "data.columns=3",
+        "data.columns.source=x",
+        "data.columns.features=[a]",
+        "data=3",
+        "data.columns.target=0",
+    ):
+        describe_file(path, [wrong])
+        with pytest.raises(InputError, match="override"):
+            config_of_file(path, [wrong])
+
+
+@pytest.mark.parametrize("header", [[], ["Lemma\tForm\tTags"]])
+def test_comments_before_the_header(header: list[str], tmp_path: Path) -> None:
+    lines = ["# by hand", *header, *paradigms("stf")]
+    path = write(tmp_path / "verbs.txt", lines)
+    assert is_data_file(path)
+    config = config_of_file(path, ["data.comment=#", "data.held_out=0.2"])
+    assert config.data.header == bool(header) and config.data.comment == "#"
+    task, data = Strings.load(config.data)
+    assert len(data.train) + len(data.dev.corpus) == 24
+    assert task.formats[True] == (header[0].replace("\t", "<TAB>") if header else "source<TAB>target<TAB>features")
+    with pytest.raises(InputError, match=r"txt:1: expected .* found 1 column: '# by hand'; .* data.comment=#$"):
+        Strings.load(config_of_file(path).data)
+    with pytest.raises(InputError, match="in most lines, found '# only'"):
+        describe_file(write(tmp_path / "none", ["# only"]), ["data.comment=#"])
