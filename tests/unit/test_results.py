@@ -155,7 +155,7 @@ def test_every_manifest_says_how_to_repeat_its_result() -> None:
 
 def check_manifest(text: str) -> None:
     manifest = json.loads(text)
-    assert manifest["format"] == 1 and manifest["command"].startswith("tsallis evaluate ")
+    assert manifest["format"] in (1, 2) and manifest["command"].startswith("tsallis evaluate ")
     assert manifest["metrics"]["samples"] > 0 and manifest["training"]["seed"] == manifest["config"]["training"]["seed"]
     assert manifest["training"]["updates"] > 0 and manifest["training"]["seconds"] > 0
     assert re.fullmatch(r"[0-9a-f]{40}", manifest["evaluation"]["commit"]), "of code with changes"
