@@ -136,6 +136,17 @@ def test_attention_of_any_length(tmp_path: Path) -> None:
             torch.testing.assert_close(call(session, (x,)), wrapped(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["input", "head", "ssmax"])
+def test_length_scales_of_any_batch_and_length(kind: str, tmp_path: Path) -> None:
+    layer = tsallis.nn.TransformerEncoderLayer(16, 4, 20, batch_first=True, length_scale=kind).eval()
+    batch, length = (torch.export.Dim(name, min=2, max=64) for name in ("batch", "length"))
+    session, _ = run(layer, (torch.randn(2, 5, 16),), tmp_path, dynamic_shapes=({0: batch, 1: length},))
+    x = torch.randn(3, 9, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(call(session, (x,)), layer(x), rtol=1e-4, atol=1e-4)
+
+
 def test_plain_export_meets_the_operator() -> None:
     program = torch.export.export(Call(lambda z: tsallis.entmax(z, 1.5)), (torch.randn(2, 5),))
     assert "tsallis.entmax" in str(program.graph)

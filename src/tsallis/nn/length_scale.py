@@ -83,13 +83,13 @@ class LengthScale(nn.Module):
         """
         count, dtype = visible.clamp(min=1).to(compute_dtype(self.beta.dtype)), self.beta.dtype
         if self.gamma is None:
-            return (self.beta.unsqueeze(1) * count.log().to(dtype)).expand(len(x), -1, x.shape[1]).unsqueeze(-1)
+            return (self.beta.unsqueeze(1) * count.log().to(dtype)).expand(x.shape[0], -1, x.shape[1]).unsqueeze(-1)
         if self.kind == "head":
             beta, gamma = self.beta.unsqueeze(1), self.gamma.unsqueeze(1)  # [heads, 1]
         else:
             beta, gamma = (F.linear(x, weight).transpose(1, 2) for weight in (self.beta, self.gamma))
         factor = 1 + F.softplus(beta) * (count + 1).log().to(dtype) ** (self.LARGEST_POWER * gamma.tanh())
-        return factor.expand(len(x), -1, x.shape[1]).unsqueeze(-1)
+        return factor.expand(x.shape[0], -1, x.shape[1]).unsqueeze(-1)
 
     def extra_repr(self) -> str:
         return f"{len(self.beta)}, kind={self.kind!r}"
