@@ -24,8 +24,8 @@ from tsallis.toolkit.data.io import read_text
 from tsallis.toolkit.data.yaml_text import LARGEST_FILE, LONGEST_KEY, parse_yaml
 from tsallis.toolkit.old_names import with_new_names
 
-# Each of these settings has an effect only if another setting of its section has one of the listed values; None means
-# any value except None. If several settings are listed, one of them is enough.
+# A setting in this table has an effect only if a setting of the same section that is listed here has one of the listed
+# values. None stands for all values except None.
 NEEDS: dict[str, dict[str, tuple[str, ...] | None]] = {
     "training.init_checkpoint": {"init_from": None},
     "training.warmup": {"schedule": ("inverse-square-root", "linear")},

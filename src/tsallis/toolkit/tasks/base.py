@@ -139,15 +139,27 @@ class Task(ABC):
     def number_lines(
         self, lines: Iterable[str], gold: bool, ignored: Ignored, first: int = 0
     ) -> Iterator[tuple[int, str]]:
-        """Yield each input line with its number; skip blank lines and headers.
+        """Yield each input line with its number; skip blank lines, comments, and the header before all examples.
 
         See :func:`tsallis.toolkit.data.io.number_lines`; `first` is the number of the first line in its file.
         """
-        names = set(self.header)
+        names, at_start = set(self.header), not first
         for number, line in number_lines(lines, ignored, self.formats[gold].count("<TAB>") + 1, self.separators):
-            cells = line.split("\t")
-            if first + number or len(cells) < 2 or not names.issuperset(cells):  # one cell may be a word
+            if self.is_comment(line):
+                continue
+            cells = line.split("\t") if at_start else []
+            at_start = False
+            if len(cells) < 2 or not names.issuperset(cells):  # one cell may be a word
                 yield number, line
+
+    def is_comment(self, line: str) -> bool:
+        """Return whether a line is a comment, which is skipped."""
+        return False
+
+    def read_header(self, path: Path | str) -> tuple[str, ...]:
+        """Return the columns of the first line of a file that is neither blank nor a comment."""
+        lines = (line for line in read_lines(path, self.formats[True]) if line.strip() and not self.is_comment(line))
+        return tuple(next(lines, "").split("\t"))
 
     def example_lines(self, path: Path | str) -> Iterator[tuple[str, str]]:
         """Yield the location and the text of each line with an example, see `data.io.read_examples`."""
@@ -393,11 +405,6 @@ def split_name(config: Any, split: str) -> str:
     if name is None:
         raise InputError(f"data.{split} is not set: it must name the {split} file")
     return name
-
-
-def read_header(path: Path | str, expected: str) -> tuple[str, ...]:
-    """Return the columns of the first line of a file; `expected` describes valid lines in errors."""
-    return tuple(next(read_lines(path, expected)).split("\t"))
 
 
 def find_file(folder: Path | str, name: str, endings: Sequence[str] = PACKED_ENDINGS) -> Path:

@@ -18,7 +18,7 @@ from tsallis.toolkit.data.io import find_packed
 from tsallis.toolkit.data.ragged import RaggedRows, type_for
 from tsallis.toolkit.data.splits import hold_out
 from tsallis.toolkit.data.vocabulary import Vocabulary
-from tsallis.toolkit.tasks.base import Task, count_columns, find_file, read_header, split_name
+from tsallis.toolkit.tasks.base import Task, count_columns, find_file, split_name
 from tsallis.toolkit.tasks.labels import LabelModel, LabelTask, label_attention
 from tsallis.toolkit.tasks.types import Attention, Data, Lines, ModelSection, Vocabularies
 from tsallis.toolkit.training.run_folder import Run
@@ -118,7 +118,7 @@ class Classification(LabelTask):
         task = cls(config.max_length, LabelColumns(**config.columns.model_dump()))
         if not config.header:
             return task
-        return replace(task, header=read_header(cls.files(config, "train")[0], task.formats[True]))
+        return replace(task, header=task.read_header(cls.files(config, "train")[0]))
 
     @classmethod
     def config_facts(cls, config: ClassificationData) -> dict[str, Any]:

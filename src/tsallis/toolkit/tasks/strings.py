@@ -6,7 +6,7 @@ import glob
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -18,7 +18,6 @@ from tsallis.errors import InputError, OptionError, describe, shorten
 from tsallis.symbols import FIRST, UNK
 from tsallis.toolkit.config import Count, FileName, Section
 from tsallis.toolkit.data.corpus import Corpus, Counts
-from tsallis.toolkit.data.io import Ignored, read_lines
 from tsallis.toolkit.data.splits import hold_out
 from tsallis.toolkit.data.vocabulary import GRAPHEMES, Vocabulary, split_symbols
 from tsallis.toolkit.datasets.embedded import read_embedded
@@ -94,7 +93,7 @@ class StringsData(Section):
     # One language, a list of languages, or "all" for every language with a training file.
     languages: Annotated[list[FileName], Field(min_length=1)] | Literal["all"] | None = None
     columns: ColumnsConfig = ColumnsConfig()
-    header: bool = False  # whether the first line of each file that is no comment is ignored
+    header: bool = False  # whether the first line of each file, after comments, is ignored
     comment: Separator | None = None  # prefix of lines to ignore, such as "#"
     src_symbols: Symbols = "characters"  # "characters", "graphemes", "spaces", or another separator
     tgt_symbols: Symbols = "characters"
@@ -241,9 +240,7 @@ class Strings(SequenceTask):
         if config.embedded is None and (config.header or config.columns.feature_numbers is None):
             path = cls.files(config, "train")[0]
             if config.header:
-                lines = (line for line in read_lines(path, task.formats[True]) if line.strip())
-                header = next((line for line in lines if not task.is_comment(line)), "")
-                task = replace(task, header=tuple(header.split("\t")))
+                task = replace(task, header=task.read_header(path))
             if config.columns.feature_numbers is None:
                 task = replace(task, columns=replace(columns, features=()))
                 _, first = next(task.example_lines(path))
@@ -343,21 +340,7 @@ class Strings(SequenceTask):
     def limit(self) -> int:
         return self.max_length or LONGEST
 
-    def number_lines(
-        self, lines: Iterable[str], gold: bool, ignored: Ignored, first: int = 0
-    ) -> Iterator[tuple[int, str]]:
-        """Yield lines with their numbers; skip blank lines, comments and headers, also headers after comments."""
-        names, header = set(self.header), not first
-        for number, line in super().number_lines(lines, gold, ignored, first):
-            if self.is_comment(line):
-                continue
-            cells = line.split("\t") if header else []
-            header = False
-            if len(cells) < 2 or not names.issuperset(cells):
-                yield number, line
-
     def is_comment(self, line: str) -> bool:
-        """Return whether a line is a comment."""
         return self.comment is not None and line.startswith(self.comment)
 
     def read(
