@@ -230,20 +230,6 @@ def real_fault(value: Any, least: float = 0, most: float = math.inf, *, inside: 
     return f"must be {span}, got {describe(value)}"
 
 
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Raise unless a value is one of the choices.
-
-    Raises:
-        ValueError: The value is not one of the choices.
-
-    >>> check_choice("end_rule", True, ("every", "competing"))
-    Traceback (most recent call last):
-    ValueError: end_rule must be 'every' or 'competing', got True
-    """
-    if fault := choice_fault(value, choices):
-        raise ValueError(f"{name} {fault}")
-
-
 def choice_fault(value: Any, choices: Sequence[str]) -> str:
     """Describe why a value is not one of the choices; return an empty text if the value is valid."""
     if isinstance(value, str) and value in choices:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tsallis.errors import check_one_of
+
 # Side of the queries and side of the keys, for each kind of attention.
 SIDES = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("target", "source")}
 
@@ -41,8 +43,7 @@ class AttentionLayer:
     causal: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind not in SIDES:
-            raise ValueError(f"kind must be one of {', '.join(SIDES)}, got {self.kind!r}")
+        check_one_of("kind", self.kind, SIDES)
         if self.layer < 0 or not self.alphas:
             raise ValueError(
                 f"layer must be at least 0 and alphas must not be empty, got {self.layer} and {self.alphas}"

@@ -11,6 +11,7 @@ from torch.autograd import Function
 from tsallis import functional
 from tsallis.compat.base import Map, support_size
 from tsallis.compat.root_finding import normmax_bisect, refuse_learned
+from tsallis.errors import check_one_of
 from tsallis.functional.losses import class_rows, reduce
 from tsallis.functional.rows import integer, result_dtype
 from tsallis.ops.alphas import Alpha
@@ -194,8 +195,7 @@ class _Loss(Map):
     def __init__(self, alpha: Alpha, ignore_index: int, reduction: str, return_support_size: bool = False) -> None:
         super().__init__()
         self._keep("alpha", alpha)
-        if reduction not in REDUCTIONS:
-            raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+        check_one_of("reduction", reduction, REDUCTIONS)
         self.ignore_index = integer("ignore_index", ignore_index)
         self.reduction, self.return_support_size = reduction, return_support_size
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tsallis.continuous.bases import Basis
 from tsallis.continuous.densities.elliptical import Density, Points
 from tsallis.continuous.quadrature import ridge_regression
+from tsallis.errors import check_whole
 from tsallis.functional.rows import check_floating, result_dtype
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.transforms import traced
@@ -37,8 +38,7 @@ def cell_centres(length: int) -> Tensor:
         >>> cell_centres(4)
         tensor([0.1250, 0.3750, 0.6250, 0.8750], dtype=torch.float64)
     """
-    if length < 1:
-        raise ValueError(f"length must be at least 1, got {length}")
+    check_whole("length", length, 1)
     return (torch.arange(length, dtype=torch.float64, device="cpu") + 0.5) / length
 
 

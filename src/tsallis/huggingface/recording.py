@@ -17,6 +17,7 @@ from tsallis.huggingface.alphas import alpha_modules
 from tsallis.huggingface.modules import attention_kind, count_heads, layer_number
 from tsallis.huggingface.spelling import Spelling
 from tsallis.huggingface.text_batches import text_batches
+from tsallis.models.modes import eval_mode
 
 __all__ = ["TransformersReader", "summarize_texts"]
 
@@ -136,13 +137,11 @@ class TransformersReader:
         """Run a batch, and pass the weights of each attention to `receive` when they are computed."""
         device = next(self.model.parameters()).device
         inputs = {name: x.to(device) for name, x in batch.items() if name != "index"}
-        training = self.model.training
         try:
-            self.model.eval()
             for number, module in enumerate(self._modules.values()):
                 module.receive = functools.partial(receive, number)
-            self.model(**inputs)
+            with eval_mode(self.model):
+                self.model(**inputs)
         finally:
-            self.model.train(training)
             for module in self._modules.values():
                 module.receive = None

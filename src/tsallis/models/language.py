@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tsallis.errors import check_whole
 from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts, check_last_pass
 from tsallis.models.protocol import DecoderOutput, Step
@@ -185,8 +186,7 @@ class LanguageModel(AttentionModel):
         super().__init__()
         self.arguments = constructor_arguments(locals()) | {"forbidden": list(forbidden)}
         for name, size in {"layers": layers, "d_ff": d_ff, "heads": heads}.items():
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
+            check_whole(name, size, 1)
         self.embedding = nn.Embedding(vocab, d_model, padding_idx=PAD)
         attention = {
             "dropout": attention_dropout,

@@ -26,23 +26,6 @@ from tsallis.nn.positions import SinusoidalPositions
 from tsallis.ops.dtypes import upcast
 
 VARIANCES = {"image": 0.01, "image-paper": 0.001}  # variances of the basis functions
-# Values of Martins et al. 2020, table 5 and sec. 4; `ridge` and `positions` are from the authors' program.
-PAPER: dict[str, Any] = {
-    "d_model": 512,
-    "heads": 8,
-    "layers": 6,
-    "d_ff": 2048,
-    "dropout": 0.1,
-    "d_embedding": 300,
-    "d_flat": 512,
-    "d_fused": 1024,
-    "image": "features",
-    "d_image": 2048,
-    "positions": False,
-    "num_basis": 100,
-    "basis": "image-paper",
-    "ridge": 0.01,
-}
 
 
 @dataclass(frozen=True)
@@ -204,20 +187,6 @@ class VisualAnswerer(nn.Module):
                 project=False,
             )
         self.output = OutputLayer(d_fused, answers, output, output_alpha)
-
-    @classmethod
-    def paper(cls, vocab: int, answers: int, **more: Any) -> VisualAnswerer:
-        """Return the model with the paper's sizes, for features [batch, 14, 14, 2048] of a ResNet.
-
-        The paper's three models have `attention="discrete"`, `attention="continuous"`, and `attention="continuous"`
-        with `density=2.0`. They have the same number of parameters.
-
-        Args:
-            vocab: number of symbols of questions.
-            answers: number of classes.
-            more: arguments in place of the paper's.
-        """
-        return cls(vocab, answers, **{**PAPER, **more})
 
     def forward(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> Tensor:
         """Return the scores of the answers [batch, answers].

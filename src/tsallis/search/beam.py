@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsallis.errors import check_choice
+from tsallis.errors import check_one_of
 from tsallis.models.modes import eval_mode
 from tsallis.models.protocol import BestStep, Decoder, best_of_step
 from tsallis.ops.arguments import BeamLimits, BeamOptions, BeamOutcome, BestSymbols
@@ -86,7 +86,7 @@ def beam_search(
         True
     """
     check_at_least_one(beam_size=beam_size, n_best=n_best)
-    check_choice("end_rule", end_rule, END_RULES)
+    check_one_of("end_rule", end_rule, END_RULES)
     lengths = check_sources(model, src, src_lengths)
     limits = make_limits(lengths, prefixes, min_length, max_length, length_penalty)
     if src.shape[0] == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +11,9 @@ import torch
 from torch import Tensor
 
 from tsallis.models.modes import eval_mode
-from tsallis.models.protocol import Decoder, join
+from tsallis.models.protocol import Decoder
 from tsallis.models.spellings import START, Place, Spellings
+from tsallis.search.best_first import join_rows
 from tsallis.search.certificate import LARGEST_LOG, Hypothesis
 from tsallis.search.checks import check_at_least_one
 from tsallis.search.step import Expansion, Prefix, advance
@@ -225,10 +225,9 @@ def _follow(model: Decoder, lattices: Sequence[_Lattice], device: torch.device) 
     """Follow the prefixes of all texts together, until none is left."""
     while rows := [(lattice, item) for lattice in lattices for item in lattice.pop()]:
         rows.sort(key=lambda pair: id(pair[1].state))
-        groups = [list(group) for _, group in itertools.groupby(rows, key=lambda pair: id(pair[1].state))]
-        parts = [group[0][1].state.select(torch.tensor([i.row for _, i in group], device=device)) for group in groups]
+        joined = join_rows([item for _, item in rows], device)
         tokens = torch.tensor([item.prefix.token for _, item in rows], device=device)
-        log_probs, attention, state = advance(model, join(parts), tokens, [lattice.source for lattice, _ in rows])
+        log_probs, attention, state = advance(model, joined, tokens, [lattice.source for lattice, _ in rows])
         expansion = Expansion(attention, log_probs, keep=False)
         children = [(row, *child) for row, (lattice, item) in enumerate(rows) for child in lattice.follow(item)]
         numbers = torch.tensor([(row, token) for row, token, _ in children], device=device, dtype=torch.long)

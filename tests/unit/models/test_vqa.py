@@ -13,12 +13,30 @@ from torch import nn
 import tsallis
 from contract import test_classifiers as classifiers
 from tsallis.continuous import grid_centres, grid_masses, moments
-from tsallis.models.vqa import PAPER, ImageGrid, VisualAnswerer
+from tsallis.models.vqa import ImageGrid, VisualAnswerer
 
 every_kind = pytest.mark.parametrize(("attention", "transform", "density"), classifiers.QUESTIONS)
 
 
 make, questions = (functools.partial(function, "questions") for function in (classifiers.make, classifiers.inputs))
+
+# Values of Martins et al. 2020, table 5 and sec. 4; `ridge` and `positions` are from the authors' program.
+PAPER: dict[str, Any] = {
+    "d_model": 512,
+    "heads": 8,
+    "layers": 6,
+    "d_ff": 2048,
+    "dropout": 0.1,
+    "d_embedding": 300,
+    "d_flat": 512,
+    "d_fused": 1024,
+    "image": "features",
+    "d_image": 2048,
+    "positions": False,
+    "num_basis": 100,
+    "basis": "image-paper",
+    "ridge": 0.01,
+}
 
 
 def test_grids_of_pictures() -> None:
@@ -132,7 +150,7 @@ def test_the_papers_sizes() -> None:
     expected += 6 * (2 * attention + network + 3 * norm) + 2 * flat + 2 * fused + fused * answers + answers
     with torch.device("meta"):
         for more in ({}, {"attention": "continuous"}, {"attention": "continuous", "density": 2.0}):
-            model = VisualAnswerer.paper(vocab, answers, **more)
+            model = VisualAnswerer(vocab, answers, **{**PAPER, **more})
             assert sum(p.numel() for p in model.parameters()) == expected, more
     assert model.arguments["d_flat"] == 512 and PAPER["d_fused"] == 1024
     basis = model.continuous.fit.basis

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tsallis.errors import check_one_of, check_whole
 from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts, check_last_pass
 from tsallis.models.compiled import CompiledState, CompiledSteps
@@ -385,8 +386,7 @@ def _check(arguments: dict[str, Any]) -> None:
     """Raise if an argument of the model is invalid."""
     d_model, heads = arguments["d_model"], arguments["heads"]
     for name in ("heads", "encoder_layers", "decoder_layers", "d_ff"):
-        if arguments[name] < 1:
-            raise ValueError(f"{name} must be at least 1, got {arguments[name]}")
+        check_whole(name, arguments[name], 1)
     if d_model < 2 or d_model % 2 or d_model % heads:
         raise ValueError(f"d_model must be even and a multiple of heads, got {d_model} and {heads} heads")
     check_positions(arguments["positions"], ("sinusoids",))
@@ -398,7 +398,6 @@ def _check(arguments: dict[str, Any]) -> None:
     choices = {"norm": NORMS, "tie_alphas": TIES, "activation": ("relu", "gelu")}
     choices |= {f"{kind}_attention": ATTENTIONS for kind in KINDS}
     for name, options in choices.items():
-        if arguments[name] not in options:
-            raise ValueError(f"{name} must be one of {', '.join(options)}, got {arguments[name]!r}")
+        check_one_of(name, arguments[name], options)
     if arguments["tie_alphas"] != "none" and "learned" not in {arguments[f"{kind}_attention"] for kind in KINDS}:
         raise ValueError(f"tie_alphas must be 'none' if no attention is 'learned', got {arguments['tie_alphas']!r}")

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from tsallis.errors import InputError
+from tsallis.errors import InputError, check_one_of, check_whole
 from tsallis.models.batch import Batch
 from tsallis.symbols import BOS, EOS, IGNORE_INDEX, PAD
 from tsallis.toolkit.data.ragged import RaggedRows, Rows
@@ -176,8 +176,8 @@ class BatchPlan:
         sort_by: str = "total",
     ) -> None:
         for name, value in (("batch_size", batch_size), ("max_tokens", max_tokens), ("bucket", bucket)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            if value is not None:
+                check_whole(name, value, 1)
         counts = np.asarray(lengths)
         if counts.size == 0:
             raise ValueError("lengths must contain at least one row, got none")
@@ -188,8 +188,7 @@ class BatchPlan:
         self.seed = seed
         self.bucket = bucket
         pairs = counts.ndim == 2
-        if sort_by not in ORDERS:
-            raise ValueError(f"sort_by must be one of {', '.join(ORDERS)}, got {sort_by!r}")
+        check_one_of("sort_by", sort_by, ORDERS)
         if sort_by == "target" and (max_tokens is not None or not pairs):
             raise ValueError(
                 "sort_by 'target' needs lengths of shape [rows, 2] and no max_tokens, "

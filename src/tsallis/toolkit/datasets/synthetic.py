@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tsallis.errors import check_one_of
 from tsallis.toolkit.datasets.split_mix import Random
 
 IGNORE = -100  # target of positions without a prediction
@@ -145,8 +146,7 @@ class SyntheticStream:
     """
 
     def __init__(self, name: str, least: int, most: int, seed: int = 0) -> None:
-        if name not in SYNTHETIC_TASKS:
-            raise ValueError(f"name must be one of {', '.join(SYNTHETIC_TASKS)}, got {name!r}")
+        check_one_of("name", name, SYNTHETIC_TASKS)
         self.task = SYNTHETIC_TASKS[name]
         if least < self.task.shortest:
             raise ValueError(f"least must be at least {self.task.shortest} for the task {name}, got {least}")

@@ -19,10 +19,8 @@ def search_batch(model: Decoder, batch: Batch, options: SearchOptions, **data: A
     `data` are arguments of the search that are not options, such as `prefixes` and `text`.
     """
     search: Any = {"beam": beam_search, "exact": exact_search, "all": exhaustive}[options.mode]
-    device = device_of(model)
-    results: list[Result] = search(
-        model, batch.src.to(device), batch.src_lengths.to(device), **data, **options.arguments
-    )
+    batch = batch.to(device_of(model))
+    results: list[Result] = search(model, batch.src, batch.src_lengths, **data, **options.arguments)
     return results
 
 
