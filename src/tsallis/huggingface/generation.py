@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper
 from transformers.cache_utils import Cache, DynamicLayer
 
+from tsallis.errors import check_real
 from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number
 from tsallis.huggingface.attention import STORE
@@ -52,7 +53,7 @@ class EntmaxLogitsProcessor(LogitsProcessor):
         temperature: Divisor of the scores; below 1, fewer tokens are possible.
 
     Raises:
-        ValueError: The alpha is below 1, or the temperature is not above 0.
+        ValueError: The alpha is below 1, or the temperature is not a finite number above 0.
 
     Example:
         >>> processor = EntmaxLogitsProcessor(alpha=1.5)
@@ -62,9 +63,7 @@ class EntmaxLogitsProcessor(LogitsProcessor):
     """
 
     def __init__(self, alpha: float = 1.5, temperature: float = 1.0) -> None:
-        if not temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {temperature}")
-        self.alpha, self.temperature = alpha_number(alpha), float(temperature)
+        self.alpha, self.temperature = alpha_number(alpha), check_real("temperature", temperature, inside=True)
         self._ids: Tensor | None = None  # ids of the last step
         self._sizes: list[Tensor] = []
 
@@ -80,7 +79,7 @@ class EntmaxLogitsProcessor(LogitsProcessor):
         if not self._continues(input_ids):  # a new call of `generate`
             self._sizes.clear()
         self._ids = input_ids
-        log_probs = log_entmax(scores.float() / self.temperature, self.alpha)
+        log_probs = log_entmax(scores.double() / self.temperature, self.alpha)
         self._sizes.append((log_probs > -torch.inf).sum(-1))
         return (log_probs * later).to(scores.dtype)
 
@@ -158,6 +157,7 @@ class _ScreenedLayer(DynamicLayer):
         if key_states.device.type != "cpu" or torch.is_grad_enabled() or traced():
             result: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
             return result
+        key_states = key_states.to(value_states.dtype)  # under autocast, rotated keys have another dtype
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if self.store is None or self.keys is not self.last:  # new, cropped or reordered

@@ -163,6 +163,10 @@ class MultiheadAttention(ConstantBuffers):
         self._last: _PassRecord | None = None
         self._reset_parameters()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the record of the last pass, which can be large."""
+        return {**self.__dict__, "_last": None}
+
     def set_alpha(self, alpha: Alpha | nn.Module) -> None:
         """Set another alpha; a learned alpha is discarded.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -114,3 +115,48 @@ def test_too_few_sources_are_named(tsallis: Run, tmp_path: Path) -> None:
     (tmp_path / "one.tsv").write_text("a\tb\n" * 30, encoding="utf-8")
     refused = tsallis("train", tmp_path / "one.tsv", status=2).stderr
     assert "one.tsv: holding out 0.1 of the sources" in refused and "found 1 different source:" in refused
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [(".words.tsv", "words"), ("v1.5 words.tsv", "v1.5 words"), ("words.en.tsv.gz", "words.en")]
+)
+def test_the_run_folder_has_the_name_of_the_file(words: Path, tsallis: Run, name: str, folder: str) -> None:
+    pack = gzip.compress if name.endswith(".gz") else bytes
+    Path(name).write_bytes(pack(words.read_bytes()))
+    assert f"# {Path('runs', folder)}: a new run" in tsallis("train", name, "--dry-run").stdout
+
+
+def test_joined_files_have_several_marks(words: Path, tsallis: Run) -> None:
+    marked = b"\xef\xbb\xbf" + words.read_bytes()
+    Path("joined.tsv").write_bytes(marked + marked)
+    plan = [tsallis("train", name, "--dry-run").stdout for name in (words, "joined.tsv")]
+    assert plan[0].splitlines()[1] == plan[1].splitlines()[1]  # the numbers of symbols
+
+
+def test_a_letter_in_two_unicode_forms_is_named(words: Path, tsallis: Run) -> None:
+    Path("mixed.tsv").write_text("".join(f"b\u00e9{i}\te\nbe\u0301{i}\te\n" for i in range(40)), encoding="utf-8")
+    hint = "data.src_normalization=NFC makes them equal"
+    assert hint in tsallis("train", "mixed.tsv", "--dry-run").stdout
+    assert hint not in tsallis("train", "mixed.tsv", "data.src_normalization=NFC", "--dry-run").stdout
+    assert hint not in tsallis("train", words, "--dry-run").stdout
+
+
+def test_inputs_are_not_replaced_by_outputs(words: Path, tsallis: Run) -> None:
+    tsallis("train", words, *SMALL)
+    Path("other.tsv").write_bytes(words.read_bytes())
+    Path("link").symlink_to("other.tsv")
+    before = {path: path.read_bytes() for path in sorted(Path().rglob("*")) if path.is_file()}
+    run = Path("runs/words")
+    checkpoint = next(path for path in before if path.suffix == ".safetensors")
+    for command in (
+        ("evaluate", run, "other.tsv", "--out", "link"),
+        ("evaluate", run, "other.tsv", "--manifest", "other.tsv"),
+        ("evaluate", run, "--out", words),
+        ("evaluate", run, "--out", run / "config.yaml"),
+        ("evaluate", run, "--with", run, "--manifest", checkpoint),
+        ("look", run, "other.tsv", "-o", "./other.tsv"),
+        ("analyze", run, "--text", "other.tsv", "-o", "page.html", "--json", "other.tsv"),
+        ("analyze", run, "--sweep", "-o", run / "log.jsonl"),
+    ):
+        assert "write to a different file" in tsallis(*command, status=2).stderr, command
+    assert before == {path: path.read_bytes() for path in sorted(Path().rglob("*")) if path.is_file()}

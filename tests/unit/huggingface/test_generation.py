@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 
 import pytest
@@ -124,10 +125,17 @@ def test_a_beam_search_is_one_call() -> None:
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
-        EntmaxLogitsProcessor(temperature=0)
+    for value in (0, -1, math.inf, math.nan):
+        with pytest.raises(ValueError, match=f"temperature must be above 0 and finite, got {value}"):
+            EntmaxLogitsProcessor(temperature=value)
     with pytest.raises(ValueError, match=r"alpha must be finite and at least 1, got 0\.5"):
         EntmaxLogitsProcessor(0.5)
+
+
+@pytest.mark.parametrize("temperature", [1e-39, 1e-300])
+def test_tiny_temperatures_leave_the_best_token(temperature: float) -> None:
+    log_probs = EntmaxLogitsProcessor(1.5, temperature)(torch.tensor([[1]]), torch.tensor([[1.0, 2.0, 1.5]]))
+    assert log_probs.tolist() == [[-math.inf, 0.0, -math.inf]]
 
 
 @pytest.fixture
@@ -189,6 +197,19 @@ def test_a_screened_cache_is_stored() -> None:
     logits = [model(ids[:, 8:], past_key_values=each).logits for each in (cache, other)]
     assert torch.equal(*logits)
     assert all(layer.store.rows is not None for layer in other.layers)
+
+
+@pytest.mark.usefixtures("scans")
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
+def test_autocast(name: str) -> None:
+    """Rotated keys have another dtype than the values."""
+    model, ids = sparsify(build(name), 1.5), torch.randint(5, VOCABULARY, (2, 9))
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = [
+            model.generate(ids, past_key_values=cache, max_new_tokens=4, eos_token_id=None, do_sample=False)
+            for cache in (None, ScreenedCache())
+        ]
+    assert torch.equal(*outputs)
 
 
 @pytest.mark.usefixtures("scans")

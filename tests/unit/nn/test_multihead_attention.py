@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -741,3 +742,10 @@ def test_alphas_that_no_step_could_train_are_refused() -> None:
             MultiheadAttention(8, 2, alpha=alpha)
     with pytest.raises(TypeError, match="bool"):
         MultiheadAttention(8, 2, alpha=torch.tensor([True, True]))
+
+
+def test_stored_modules_contain_no_data_of_the_last_pass() -> None:
+    module, x = MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 50, 8)
+    before = len(pickle.dumps(module))
+    module(x, x, x, attn_mask=torch.zeros(50, 50))
+    assert len(pickle.dumps(module)) == before and module.stats() is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -99,13 +100,14 @@ def evaluate(
     On several processes: torchrun --nproc-per-node N -m tsallis evaluate RUN
     """
     from tsallis.toolkit.data.io import write_output
-    from tsallis.toolkit.tasks.registry import run_config
+    from tsallis.toolkit.tasks.registry import files_of_run, run_config
     from tsallis.toolkit.training.distributed import init_distributed
 
     file, second = _split_inputs(inputs or [])
     if second is not None and (out or manifest):
         raise InputError(f"--out and --manifest support only one run, got {run} and {second}")
-    check_writable(out, manifest)
+    runs = (run, *(others or ()))
+    check_writable(out, manifest, inputs=[file, *chain.from_iterable(map(files_of_run, runs))])
     if file is not None:
         _check_options_of_file(file, split, length, manifest)
     opened = open_run(run, checkpoint, device, others or ())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tsallis.errors import InputError, without_controls
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tsallis.toolkit.tasks.scoring import ComparedScore
 
@@ -23,8 +23,14 @@ def print_fields(*fields: str) -> None:
     print("\t".join(map(without_controls, fields)))
 
 
-def check_writable(*paths: Path | None) -> None:
-    """Raise if a file can't be written, or if two outputs have the same name."""
+def check_writable(*paths: Path | None, inputs: Iterable[Path | None] = ()) -> None:
+    """Raise if a file can't be written, if two outputs have the same name, or if an output would replace an input.
+
+    Args:
+        paths: Files to write.
+        inputs: Files that the command reads.
+    """
+    read = {os.path.realpath(path) for path in inputs if path is not None}
     seen = set()
     for path in paths:
         if path is None:
@@ -36,6 +42,8 @@ def check_writable(*paths: Path | None) -> None:
             raise InputError(f"{path}: expected a file to write, found a device or a pipe")
         target = Path(os.path.realpath(path))  # follow links
         check_folder(target.parent)
+        if str(target) in read:
+            raise InputError(f"{path}: the command reads this file or its run needs it: write to a different file")
         if target in seen:
             raise InputError(f"{path}: two outputs would be written to this file: choose different files")
         seen.add(target)

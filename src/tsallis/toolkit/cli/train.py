@@ -67,7 +67,8 @@ def train(
         with world.share_mistakes():
             of_data = is_data_file(config)
             loaded = (config_of_file if of_data else load_config)(config, overrides or [])
-            name = config.name.partition(".")[0] if of_data else config.stem
+            plain = config.name.removesuffix(".xz").removesuffix(".gz") if of_data else config.name
+            name = Path(plain).stem.lstrip(".") or "data"
             folder = run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / name)
             if not (folder / CONFIG).exists():  # only new runs: a resumed run keeps its settings
                 refuse_idle(loaded, overrides or [])

@@ -322,7 +322,7 @@ def decode_lines(
     """Yield the lines of a UTF-8 stream. Only line feeds end a line: fields may contain other line separators.
 
     A carriage return before a line feed or at the end of the stream belongs to the line end. A UTF-8 byte order mark at
-    the start is skipped.
+    the start of a line is skipped: joined files can contain several.
 
     Args:
         stream: Stream of bytes.
@@ -337,8 +337,8 @@ def decode_lines(
     number = 0
     while line := stream.readline(LONGEST + 1):
         number += 1
-        if number == 1 and not (line := without_mark(line)):
-            number = 0  # the stream contains only the byte order mark
+        if not (line := without_mark(line)):  # nothing but the mark, at the end of the stream
+            number -= 1
             break
         try:
             if len(line) > LONGEST:

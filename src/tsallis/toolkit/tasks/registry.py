@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from tsallis.toolkit.tasks.data_file import describe_file
 from tsallis.toolkit.tasks.language import Language
 from tsallis.toolkit.tasks.strings import Strings
 from tsallis.toolkit.tasks.translation import Translation
+from tsallis.toolkit.tasks.types import SPLITS
 from tsallis.toolkit.tasks.vqa import Visual
-from tsallis.toolkit.training.file_names import CONFIG, TASK
-from tsallis.toolkit.training.run_folder import Run
+from tsallis.toolkit.training.file_names import CHECKPOINTS, CONFIG, LOCK, LOG, MODEL, START, TASK, TIMING
+from tsallis.toolkit.training.run_folder import SYMBOLS, Run
 
 DEFAULT = Strings.name  # task of a configuration without the key `task`
 TASKS: dict[str, type[Task]] = {task.name: task for task in (Strings, Translation, Classification, Visual, Language)}
@@ -85,6 +87,18 @@ def task_of(facts: Mapping[str, Any], path: Path | str = TASK) -> Task:
 def run_config(folder: Path) -> Config:
     """Read and check the configuration in a run folder."""
     return load_config(folder / CONFIG)
+
+
+def files_of_run(folder: Path) -> Iterator[Path]:
+    """Yield the files of a run folder, and the data files that its configuration names."""
+    symbols = (f"{side}.{ending}" for side in ("src", "tgt") for ending in SYMBOLS)
+    for name in (CONFIG, MODEL, TASK, START, LOG, TIMING, LOCK, *symbols):
+        yield folder / name
+    yield from (folder / CHECKPOINTS).rglob("*")
+    if (config := _stored_config(folder)) is not None:
+        for split in SPLITS:
+            with contextlib.suppress(InputError):  # no file for this split
+                yield from task_type(config).files(config.data, split)
 
 
 def task_of_run(run: Run) -> Task:

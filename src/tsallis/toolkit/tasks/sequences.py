@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -12,7 +13,7 @@ from pydantic import Field, model_validator
 from tsallis.errors import InputError
 from tsallis.functional import estimate_tau, estimate_tau_from_scores
 from tsallis.models.batch import Batch, has_loss
-from tsallis.symbols import BOS, EOS, FIRST
+from tsallis.symbols import BOS, EOS, FIRST, UNK
 from tsallis.toolkit.config import Alpha, Basis, Density, Depth, Map, Settings, Size
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.vocabulary import split_symbols
@@ -23,6 +24,7 @@ from tsallis.toolkit.training.run_folder import Run, build_model
 
 LANGUAGE = "<lang:"  # beginning of the symbols for languages
 FEATURE = "<tag:"  # beginning of the symbols for features
+PEEKED = 10_000  # maximum number of examples that are searched for letters of two Unicode forms
 
 
 class SequenceModel(ModelSection):
@@ -199,12 +201,25 @@ class SequenceTask(Task):
         for row in range(min(3, len(data.train))):
             source, target = (" ".join(vocab.name(int(symbol)) for symbol in side[row]) for vocab, side in sides)
             lines.append(f"  {source}  ->  {target}")
+        for side, (vocab, rows) in zip(("src", "tgt"), sides, strict=True):
+            if letter := _letter_of_two_forms(vocab, rows):
+                lines.append(f"  {letter} occurs in two Unicode forms: data.{side}_normalization=NFC makes them equal")
         return lines
 
     def attention_symbols(self, run: Run, source: Sequence[int], target: Sequence[int], title: str) -> dict[str, Any]:
         symbols = super().attention_symbols(run, source, target, title)
         start, end = (run.tgt_vocab.name(symbol) for symbol in (BOS, EOS))
         return {**symbols, "target": [*symbols["target"], end], "read": [start, *symbols["target"]]}
+
+
+def _letter_of_two_forms(vocabulary: Any, rows: Any) -> str:
+    """Return a letter that is one character in some texts, and a letter and a combining character in others."""
+    for row in range(min(PEEKED, len(rows))):
+        text = vocabulary.decode(map(int, rows[row]))
+        composed = set(unicodedata.normalize("NFC", text)).difference(text, " ")
+        if found := [letter for letter in sorted(composed) if vocabulary.encode(letter) != [UNK]]:
+            return found[0]
+    return ""
 
 
 def _threshold_of(source: Run) -> float:
