@@ -31,7 +31,7 @@ training:
 search: {beam_size: 2}
 """
 DEV = german_english_numbers()["dev"][:5]
-REPORT = """run on bleu length_ratio chrf ter exact signatures samples loss gold_in_support symbol_accuracy
+REPORT = """run on bleu length_ratio chrf ter exact intervals signatures samples loss gold_in_support symbol_accuracy
 unknown_symbols gold_possible gold_listed single complete optimal bounded none output_support output_sum
 attention_support attention_support_teacher_forced empty empty_rate empty_possible empty_best seconds speed"""
 
@@ -71,6 +71,16 @@ def test_evaluation(tsallis, trained: Path, known: Path) -> None:
     assert set(report["signatures"]) == {"bleu", "chrf", "ter"} and "tok:13a" in report["signatures"]["bleu"]
     assert report["complete"] + report["optimal"] + report["bounded"] + report["none"] == pytest.approx(1)
     assert all(math.isfinite(value) for value in report.values() if isinstance(value, float))
+
+
+def test_two_runs_are_compared(tsallis, trained: Path, known: Path) -> None:
+    compared = json.loads(tsallis("evaluate", trained, trained, known, "--json").stdout)["scores"]
+    alone = json.loads(tsallis("evaluate", trained, known, "--json").stdout)
+    assert list(compared) == ["bleu", "chrf", "ter", "exact"] == list(alone["intervals"])
+    for name, score in compared.items():
+        assert score["first"] == score["second"] == pytest.approx(alone[name])
+        assert score["difference"] == 0 and score["interval"] == [0, 0]
+    assert "second - first" in tsallis("evaluate", trained, trained, known).stdout
 
 
 def test_averages(tsallis, trained: Path) -> None:

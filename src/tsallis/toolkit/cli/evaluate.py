@@ -248,8 +248,11 @@ def _split_inputs(inputs: Sequence[Path]) -> tuple[Path | None, Path | None]:
 
 def _wrong_outputs(task: Task, lines: Lines, texts: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield rows that show the first wrong outputs, if the task has an accuracy."""
-    right = task.line_scores(texts, lines.references).get("accuracy")
-    wrong = [row for row, value in enumerate(right.values) if not value] if right is not None else []
+    from tsallis.toolkit.evaluation.text_scores import LineScore
+
+    scores = {score.name: score.lines for score in task.score(texts, lines.references, quick=True)}
+    right = scores.get("accuracy")
+    wrong = [row for row, value in enumerate(right.values) if not value] if isinstance(right, LineScore) else []
     if not wrong:
         return
     yield ("",)

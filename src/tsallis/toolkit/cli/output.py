@@ -93,12 +93,12 @@ def comparison_table(names: Sequence[str], scores: Mapping[str, ComparedScore]) 
     from tsallis.analysis.score_names import SCORES
 
     width = max(12, *(len(name) + 2 for name in names))
-    lines = [f"{'':<28}{names[0]:>{width}}{names[1]:>{width}}{'difference':>12}   95 %"]
+    lines = [f"{'':<28}{names[0]:>{width}}{names[1]:>{width}}{'second - first':>16}   95 %"]
     for key, score in scores.items():
         row = SCORES[key]
         values = "".join(f"{format(value, row.format):>{width}}" for value in (score.first, score.second))
         difference, *ends = (format(value, f"+{row.format}") for value in (score.difference, *score.interval))
-        lines.append(f"{row.title:<28}{values}{difference:>12}   {ends[0]} to {ends[1]}")
+        lines.append(f"{row.title:<28}{values}{difference:>16}   {ends[0]} to {ends[1]}")
     return "\n".join(lines)
 
 

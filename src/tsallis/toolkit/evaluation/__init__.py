@@ -6,7 +6,6 @@ from tsallis.toolkit.evaluation.teacher_forcing import TeacherForcedScores, teac
 from tsallis.toolkit.evaluation.text_scores import (
     CorpusScore,
     LineScore,
-    exact_match,
     levenshtein,
     translation_scores,
 )
@@ -18,7 +17,6 @@ __all__ = [
     "TeacherForcedScores",
     "accuracy",
     "evaluate",
-    "exact_match",
     "levenshtein",
     "search_corpus",
     "teacher_forced_scores",

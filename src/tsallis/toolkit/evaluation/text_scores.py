@@ -1,11 +1,17 @@
-"""Scores of texts against references: exact match, edit distance, and sacrebleu with signatures."""
+"""Scores of texts against references: edit distance, and sacrebleu with signatures."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DRAWS = 2000  # samples of a confidence interval
 
 
 def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:
@@ -32,25 +38,37 @@ def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:
     return row[-1]
 
 
-def exact_match(texts: Sequence[Any], references: Sequence[Any]) -> float:
-    """Return the share of texts that equal their reference.
+class SampledScore(ABC):
+    """Score of a corpus that can be computed again on a sample of its lines."""
 
-    Args:
-        texts: Outputs of a model.
-        references: One reference for each text.
+    @abstractmethod
+    def of(self, counts: NDArray[Any]) -> float:
+        """Compute the score of a sample; `counts` says how often each line occurs."""
 
-    Returns:
-        The share, from 0 to 1; 0 if there are no texts.
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """Number of lines."""
 
-    Example:
-        >>> exact_match(["drew", "drawed"], ["drew", "drew"])
-        0.5
-    """
-    return sum(a == b for a, b in zip(texts, references, strict=True)) / max(len(texts), 1)
+    def interval(self, other: SampledScore | None = None) -> tuple[float, float]:
+        """Return the 95 % interval of the score, or of the score minus the score `other` of another model.
+
+        Lines are drawn with replacement. Both scores use the same draws of lines (paired bootstrap).
+        """
+        import numpy as np
+
+        if not self.count:
+            return 0.0, 0.0
+        chosen, values = np.random.default_rng(0), []
+        for _ in range(DRAWS):
+            counts = np.bincount(chosen.integers(0, self.count, self.count), minlength=self.count)
+            values.append(self.of(counts) - (0.0 if other is None else other.of(counts)))
+        low, high = np.quantile(values, (0.025, 0.975)).tolist()
+        return low, high
 
 
 @dataclass(frozen=True)
-class LineScore:
+class LineScore(SampledScore):
     """Score that is a mean over lines: the sum of `values` divided by the sum of `weights`.
 
     Args:
@@ -67,31 +85,46 @@ class LineScore:
     weights: Sequence[float] | None = None
 
     @property
+    def count(self) -> int:
+        return len(self.values)
+
+    @property
     def value(self) -> float:
         """The mean; 0 if there are no lines."""
         weight = len(self.values) if self.weights is None else sum(self.weights)
         return sum(self.values) / max(weight, 1)
 
-    def interval(self, other: LineScore | None = None) -> tuple[float, float]:
-        """Return the 95 % interval of the mean, or of the mean minus the mean of `other`, the score of another model.
-
-        Lines are drawn with replacement. Both scores use the same draws of lines (paired bootstrap).
-        """
+    @cached_property
+    def _columns(self) -> NDArray[Any]:
         import numpy as np
 
-        count = len(self.values)
-        if not count:
-            return 0.0, 0.0
-        sides = [score for score in (self, other) if score is not None]
-        arrays = [(np.asarray(s.values), np.ones(count) if s.weights is None else np.asarray(s.weights)) for s in sides]
-        chosen = np.random.default_rng(0)
-        means = []
-        for _ in range(2000):
-            rows = chosen.integers(0, count, count)
-            own, *others = (values[rows].sum() / max(weights[rows].sum(), 1) for values, weights in arrays)
-            means.append(own - sum(others))
-        low, high = np.quantile(means, (0.025, 0.975)).tolist()
-        return low, high
+        return np.column_stack((self.values, np.ones(self.count) if self.weights is None else self.weights))
+
+    def of(self, counts: NDArray[Any]) -> float:
+        value, weight = counts @ self._columns
+        return float(value / max(weight, 1))
+
+
+@dataclass(frozen=True)
+class MetricScore(SampledScore):
+    """Score of sacrebleu, with the statistics of each line."""
+
+    metric: Any
+    texts: Sequence[str]
+    references: Sequence[str]
+
+    @property
+    def count(self) -> int:
+        return len(self.texts)
+
+    @cached_property
+    def _statistics(self) -> NDArray[Any]:
+        import numpy as np
+
+        return np.asarray(self.metric._extract_corpus_statistics(self.texts, [self.references]), dtype=float)
+
+    def of(self, counts: NDArray[Any]) -> float:
+        return float(self.metric._compute_score_from_stats((counts @ self._statistics).tolist()).score)
 
 
 @dataclass(frozen=True)
@@ -101,12 +134,20 @@ class CorpusScore:
     Args:
         name: Name of the score, such as "bleu".
         value: Value of the score: BLEU and chrF from 0 to 100, TER in percent.
-        signature: Signature of sacrebleu.
+        signature: Signature of sacrebleu; empty for other scores.
+        lines: Source of confidence intervals; None if the score has no intervals.
     """
 
     name: str
     value: float
-    signature: str
+    signature: str = ""
+    lines: SampledScore | None = None
+
+    @classmethod
+    def mean(cls, name: str, values: Sequence[float], weights: Sequence[float] | None = None) -> CorpusScore:
+        """Return a score that is a mean over lines; see :class:`LineScore`."""
+        lines = LineScore(values, weights)
+        return cls(name, lines.value, lines=lines)
 
 
 def translation_scores(
@@ -145,7 +186,8 @@ def translation_scores(
     for name in names:
         metric = factories[name]()
         value = metric.corpus_score(list(texts), [list(references)]).score
-        scores.append(CorpusScore(name, float(value), str(metric.get_signature())))
+        lines = MetricScore(metric, list(texts), list(references))
+        scores.append(CorpusScore(name, float(value), str(metric.get_signature()), lines))
     return scores
 
 

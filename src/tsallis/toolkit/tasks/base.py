@@ -25,7 +25,7 @@ from tsallis.symbols import UNK
 from tsallis.toolkit.config import Section
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.io import PACKED_ENDINGS, Ignored, find_packed, number_lines, read_examples, read_lines
-from tsallis.toolkit.evaluation.text_scores import CorpusScore, LineScore
+from tsallis.toolkit.evaluation.text_scores import CorpusScore
 from tsallis.toolkit.tasks.types import SPLITS, Attention, Data, Lines, ModelSection, Vocabularies
 from tsallis.toolkit.training.file_names import CONFIG, MODEL, TASK
 from tsallis.toolkit.training.run_folder import Run
@@ -182,10 +182,6 @@ class Task(ABC):
     def preview(self, data: Data) -> list[str]:
         """Return lines that show how the model sees some examples."""
         return []
-
-    def line_scores(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, LineScore]:
-        """Return the scores that are means over lines, by name; empty if the task has no such scores."""
-        return {}
 
     def measure_outputs(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         """Return statistics of outputs by name, in addition to the scores."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from tsallis.toolkit.config import Alpha, Map
-from tsallis.toolkit.evaluation.text_scores import CorpusScore, LineScore, exact_match
+from tsallis.toolkit.evaluation.text_scores import CorpusScore
 from tsallis.toolkit.tasks.base import Task
 from tsallis.toolkit.tasks.types import Attention, ModelSection
 from tsallis.toolkit.training.run_folder import Run
@@ -49,11 +49,8 @@ class LabelTask(Task):
     def split_typed(self, text: str, run: Run) -> tuple[list[int], str]:
         return [], text
 
-    def line_scores(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, LineScore]:
-        return {"accuracy": LineScore([float(a == b) for a, b in zip(texts, references, strict=True)])}
-
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
-        return [CorpusScore("accuracy", exact_match(texts, references), "")]
+        return [CorpusScore.mean("accuracy", [float(a == b) for a, b in zip(texts, references, strict=True)])]
 
 
 def label_attention(attention: Any, grid: Sequence[int] | None = None) -> dict[str, Attention]:

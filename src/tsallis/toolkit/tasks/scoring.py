@@ -62,7 +62,7 @@ def evaluate_outputs(
     report = score_values(scores, each)
     signatures = {score.name: score.signature for score in scores if score.signature}
     report.update(task.measure_outputs(texts, lines.references))
-    if intervals := {name: score.interval() for name, score in task.line_scores(texts, lines.references).items()}:
+    if intervals := {score.name: score.lines.interval() for score in scores if score.lines}:
         report["intervals"] = intervals
     report.update({"signatures": signatures} if signatures else {})
     report.update({"languages": each} if each else {})
@@ -82,21 +82,20 @@ class ComparedScore(NamedTuple):
 def compare_outputs(
     task: Task, first: Sequence[str], second: Sequence[str], references: Sequence[str]
 ) -> dict[str, ComparedScore]:
-    """Compare the outputs of two runs by the scores that are means over lines.
+    """Compare the outputs of two runs by the scores of their task.
 
     Raises:
-        InputError: If the task has no such score.
+        InputError: If the task has no outputs to compare.
     """
-    sides = [task.line_scores(texts, references) for texts in (first, second)]
-    if not sides[0]:
-        raise InputError(
-            f"two runs of the task {task.name} can't be compared, because its scores are not averages over lines"
+    if not task.searched:
+        raise InputError(f"two runs of the task {task.name} can't be compared, because they have no outputs")
+    return {
+        score.name: ComparedScore(
+            score.value, other.value, other.value - score.value, other.lines.interval(score.lines)
         )
-    compared = {}
-    for name, score in sides[0].items():
-        other = sides[1][name]
-        compared[name] = ComparedScore(score.value, other.value, other.value - score.value, other.interval(score))
-    return compared
+        for score, other in zip(task.score(first, references), task.score(second, references), strict=True)
+        if other.lines is not None
+    }
 
 
 def score_texts(model: Any, corpus: Corpus) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tsallis.toolkit.data.corpus import Corpus, Counts
 from tsallis.toolkit.data.splits import hold_out
 from tsallis.toolkit.data.vocabulary import GRAPHEMES, Vocabulary, split_symbols
 from tsallis.toolkit.datasets.embedded import read_embedded
-from tsallis.toolkit.evaluation.text_scores import CorpusScore, LineScore, levenshtein
+from tsallis.toolkit.evaluation.text_scores import CorpusScore, levenshtein
 from tsallis.toolkit.tasks.base import LONGEST, Task, check_split, count_columns, refuse_long, split_name
 from tsallis.toolkit.tasks.hallucination import hallucinate
 from tsallis.toolkit.tasks.sequences import FEATURE, LANGUAGE, SequenceTask, check_source
@@ -516,26 +516,22 @@ class Strings(SequenceTask):
         output, right = (self._symbols(side, self.tgt_symbols) for side in (text, reference))
         return 1 - levenshtein(output, right) / max(len(output), len(right), 1)
 
-    def line_scores(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, LineScore]:
+    def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
         each = [self._compare(text, reference) for text, reference in zip(texts, references, strict=True)]
         edits, symbols = [distance for distance, _ in each], [length for _, length in each]
         right = [float(not distance) for distance in edits]
-        return {
-            "accuracy": LineScore(right),
-            "word_error_rate": LineScore([1 - value for value in right]),
-            "symbol_error_rate": LineScore(edits, symbols),
-            "levenshtein": LineScore(edits),
-        }
+        return [
+            CorpusScore.mean("accuracy", right),
+            CorpusScore.mean("word_error_rate", [1 - value for value in right]),
+            CorpusScore.mean("symbol_error_rate", edits, symbols),
+            CorpusScore.mean("levenshtein", edits),
+        ]
 
     def _compare(self, text: str, reference: str) -> tuple[int, int]:
         """Return the edit distance to the nearest right answer, and the length of that answer."""
         output = self._symbols(text, self.tgt_symbols)
         answers = [self._symbols(answer, self.tgt_symbols) for answer in self.answers(reference) or [""]]
         return min((levenshtein(output, answer), len(answer)) for answer in answers)
-
-    def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
-        each = self.line_scores(texts, references)
-        return [CorpusScore(name, score.value, "") for name, score in each.items()]
 
 
 def find_languages(config: StringsData) -> list[str] | None:

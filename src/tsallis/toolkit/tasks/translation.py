@@ -24,7 +24,6 @@ from tsallis.toolkit.data.subwords import Subwords
 from tsallis.toolkit.datasets.embedded import german_english_numbers
 from tsallis.toolkit.evaluation.text_scores import (
     CorpusScore,
-    exact_match,
     length_ratio,
     sentence_chrf,
     translation_scores,
@@ -209,7 +208,7 @@ class Translation(SequenceTask):
         texts, references = ([self._words(text) for text in side] for side in (texts, references))
         return [
             *translation_scores(texts, references, self.tgt or "", names, self.lowercase, self.tokenized),
-            CorpusScore("exact", exact_match(*([x.split() for x in side] for side in (texts, references))), ""),
+            CorpusScore.mean("exact", [float(a.split() == b.split()) for a, b in zip(texts, references, strict=True)]),
         ]
 
     def measure_outputs(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:

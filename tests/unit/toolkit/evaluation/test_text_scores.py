@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from tsallis.toolkit.evaluation.text_scores import LineScore, length_ratio, sentence_chrf, translation_scores
@@ -32,6 +33,33 @@ def test_translations_are_scored_by_sacrebleu() -> None:
     assert "tok:13a" in scores["bleu"].signature and "version:" in scores["ter"].signature
     (chinese,) = translation_scores(["\u4f60\u597d"], ["\u4f60\u597d"], "zh", ("bleu",))
     assert "tok:zh" in chinese.signature
+
+
+def test_intervals_of_translations_are_those_of_sacrebleu() -> None:
+    """Up to the draws of lines."""
+    from sacrebleu.metrics import BLEU, CHRF, TER
+
+    references = [f"the {a} sees the {b} near a {c}" for a in "abcdef" for b in "ghijkl" for c in "mnopqr"]
+    texts = [text if row % 3 else text.replace("sees the", "saw a") for row, text in enumerate(references)]
+    for score, metric in zip(translation_scores(texts, references), (BLEU(), CHRF(), TER()), strict=True):
+        assert score.lines is not None
+        assert score.lines.of(np.ones(len(texts), int)) == score.value
+        expected = metric.corpus_score(texts, [references], n_bootstrap=2000)
+        low, high = score.lines.interval()
+        assert (low + high) / 2 == pytest.approx(expected._mean, rel=0.03)
+        assert (high - low) / 2 == pytest.approx(expected._ci, rel=0.15)
+        assert score.lines.interval(score.lines) == (0, 0)
+
+
+def test_the_difference_of_two_translations() -> None:
+    references = [f"{a} {b} c d e" for a in "abcdefgh" for b in "ijklmnop"]
+    worse = [text if row % 2 else text.replace(" c d", "") for row, text in enumerate(references)]
+    for first, second in zip(
+        translation_scores(worse, references), translation_scores(references, references), strict=True
+    ):
+        assert first.lines is not None and second.lines is not None
+        low, high = second.lines.interval(first.lines)
+        assert low < second.value - first.value < high and low * high > 0  # every draw has worse lines
 
 
 def test_lengths_are_those_that_bleu_counts() -> None:

@@ -13,6 +13,7 @@ from task_runs import untrained_run
 from tsallis.errors import InputError
 from tsallis.toolkit.config import Config
 from tsallis.toolkit.data.vocabulary import GRAPHEMES, Vocabulary
+from tsallis.toolkit.evaluation.text_scores import LineScore
 from tsallis.toolkit.tasks.classification import Classification, ClassificationData
 from tsallis.toolkit.tasks.data_file import describe_file, is_data_file
 from tsallis.toolkit.tasks.registry import config_of_file, task_of
@@ -126,9 +127,12 @@ def test_several_right_answers(tmp_path: Path) -> None:
     config = StringsData(folder=str(tmp_path), **data)
     assert len(Strings.load(config)[1].train) == 3
     task = Strings.of_config(config)
-    scores = task.line_scores(["color", "colours", "gone"], ["colour/color", "colour/color", "went"])
+    texts, references = ["color", "colours", "gone"], ["colour/color", "colour/color", "went"]
+    scores = {score.name: score for score in task.score(texts, references)}
     assert scores["accuracy"].value == pytest.approx(1 / 3)
-    assert scores["levenshtein"].values == [0, 1, 3] and scores["symbol_error_rate"].weights == [5, 6, 4]
+    edits, rate = (scores[name].lines for name in ("levenshtein", "symbol_error_rate"))
+    assert isinstance(edits, LineScore) and edits.values == [0, 1, 3]
+    assert isinstance(rate, LineScore) and rate.weights == [5, 6, 4]
 
 
 @pytest.mark.parametrize("bad", ["", "ab", "x" * 11])
