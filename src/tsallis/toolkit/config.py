@@ -517,7 +517,7 @@ def _find_mistakes(
             message = f"expected {' or '.join(map(repr, schema.models))}"
         lines = expected.setdefault(key, [])
         lines.append(message.removeprefix("input should be ") if lines else message)
-        endings[key] = ending + (_hint(path, schema) if detail["type"] == "extra_forbidden" else "")
+        endings[key] = ending + _hint(path, detail, schema)
     texts = {".".join(map(str, path)) for detail, path in mistakes if detail["type"] == "string_type"}
     return {key: " or ".join(lines) + endings[key] for key, lines in expected.items()}, texts
 
@@ -542,12 +542,19 @@ def describe_mistake(detail: ErrorDetails) -> tuple[str, str]:
     return message[:1].lower() + message[1:], found
 
 
-def _hint(path: Sequence[int | str], schema: type[Config]) -> str:
-    """Return a hint for an unknown key: the architectures that have this key, or a similar key."""
+def _hint(path: Sequence[int | str], detail: ErrorDetails, schema: type[Config]) -> str:
+    """Return a hint for an unknown key or choice: the architectures that have it, or a similar key."""
+    if detail["type"] not in ("extra_forbidden", "literal_error"):
+        return ""
     *sections, key = map(str, path)
-    others = [name for name, section in schema.models.items() if sections == ["model"] and key in section.model_fields]
-    if others:
+    fields = {name: section.model_fields.get(key) for name, section in schema.models.items() if sections == ["model"]}
+    if detail["type"] == "literal_error":
+        choices = {name: _choices(field.annotation) for name, field in fields.items() if field}
+        fields = {name: fields[name] for name, values in choices.items() if detail["input"] in values}
+    if others := [name for name, field in fields.items() if field]:
         return f" (it belongs to {' or '.join(f'architecture: {name}' for name in others)})"
+    if detail["type"] == "literal_error":
+        return ""
     close = difflib.get_close_matches(key[:LONGEST_KEY], _section(schema, sections).model_fields, 1)
     return f" (did you mean {close[0]}?)" if close else ""
 

@@ -80,7 +80,10 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
             r"model.heads: unknown key \(it belongs to .*: transformer\)$",
         ),
         (TRANSFORMER + "{cell: gru}\n", r"model.cell: unknown key \(it belongs to architecture: rnn\)$"),
-        (BASE + "model: {attention: learned}\n", "found 'learned'$"),
+        (
+            BASE + "model: {attention: learned}\n",
+            r"found 'learned' \(it belongs to architecture: transformer\)$",
+        ),
         (BASE + "model: {architecture: rnn, attention: lerned}\n", "'softmax', .* found 'lerned'$"),
         (TRANSFORMER + "{heads: 3}\n", "model: d_model must be a multiple of heads, found d_model 512 and heads 3"),
         ("version: 1\ndata: {task: parsing}\n", "data: .*'parsing'.*strings.*translation"),

@@ -66,13 +66,14 @@ def print_json(content: Any) -> None:
 
 
 def score_table(report: dict[str, Any]) -> str:
-    """Return the scores of an evaluation as a table. Scores without a title in `SCORES` come first."""
-    from tsallis.analysis.score_names import SCORES
+    """Return the scores of an evaluation as a table. Scores that are not in `SCORES` come first."""
+    from tsallis.analysis.score_names import SCORES, ScoreFormat, find_score
     from tsallis.toolkit.evaluation.metrics import Evaluation
 
     known = {*SCORES, *Evaluation.__dataclass_fields__}
     others = {key: value for key, value in report.items() if isinstance(value, float) and key not in known}
-    lines = [f"{key:<34}{value:>10.4f}" for key, value in others.items()]
+    titles = {key: find_score(key) or ScoreFormat(key, ".4f") for key in others}
+    lines = [f"{titles[key].title:<34}{format(value, titles[key].format):>10}" for key, value in others.items()]
     rows = {key: row for key, row in SCORES.items() if key in report and (report[key] or key not in WHERE_ANY)}
     for key, row in rows.items():
         interval = report.get("intervals", {}).get(key)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tsallis.errors import InputError, shorten
+from tsallis.errors import IgnoredInputWarning, InputError, shorten
 from tsallis.toolkit.config import apply_overrides
 from tsallis.toolkit.data.io import read_lines
 
@@ -61,7 +62,8 @@ def is_data_file(path: Path) -> bool:
             raise
         return False
     if table:
-        raise InputError(f"{path}: expected {EXPECTED}, columns separated by tabs, found {shorten(first)}")
+        found = f"found {shorten(first)}; save the table as text with tabs"
+        raise InputError(f"{path}: expected {EXPECTED}, columns separated by tabs, {found}")
     return False
 
 
@@ -75,7 +77,12 @@ def describe_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         InputError: If the file can't be read or has fewer than two columns, or an override is malformed.
     """
-    comment = _with_overrides({}, overrides)["data"].get("comment")
+    chosen = _with_overrides({}, overrides)["data"]
+    if chosen.get("task", "strings") != "strings":
+        raise InputError(
+            f"{path}: data.task={chosen['task']} needs a YAML file; a data file is always of the task strings"
+        )
+    comment = chosen.get("comment")
     lines = [line for line in read_lines(path, EXPECTED) if line.strip()]
     if isinstance(comment, str) and comment:
         lines = [line for line in lines if not line.startswith(comment)] or lines[:1]
@@ -92,6 +99,9 @@ def describe_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     data["columns"] = columns
     chosen = _with_overrides({"data": {**data, "columns": {**columns}}}, overrides)
     *sides, features = _numbers(chosen["data"].get("columns"), width)
+    if chosen["data"].get("columns") == columns and width > (last := max(*sides, *features)):
+        others = f"column {width}" if width == last + 1 else f"columns {last + 1} to {width}"
+        warnings.warn(f"{path}: ignored {others}; data.columns chooses columns", IgnoredInputWarning, stacklevel=2)
     rows = [row for row in rows if len(row) >= max(width, *sides, *features)]
     lengths: list[int] = []
     for side, name in zip(sides, ("src_symbols", "tgt_symbols"), strict=True):

@@ -120,7 +120,8 @@ class Visual(LabelTask):
         train, dev = cls.read_split(config, "train"), cls.read_split(config, "dev")
         if not train or not dev:
             raise InputError(f"data.held_out: there are too few images to hold out {config.held_out:g} of them")
-        task = cls(_find_images(config, "test"), None if config.size is None else [*config.size], config.max_length)
+        images = _find_images(config, "test") or _find_images(config, "dev")
+        task = cls(images, None if config.size is None else [*config.size], config.max_length)
         src = Vocabulary.build((question_words(e.question.question) for e in train), config.min_count)
         tgt = Vocabulary(answer_names([e.question for e in train], config.answers))
         vocabularies = Vocabularies(src, tgt, ImageStore())

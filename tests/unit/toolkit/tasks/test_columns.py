@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from task_runs import untrained_run
-from tsallis.errors import InputError
+from tsallis.errors import IgnoredInputWarning, InputError
 from tsallis.toolkit.config import Config
 from tsallis.toolkit.data.vocabulary import GRAPHEMES, Vocabulary
 from tsallis.toolkit.evaluation.text_scores import LineScore
@@ -247,12 +248,27 @@ def test_the_settings_for_a_file_fit_the_chosen_model(tmp_path: Path) -> None:
         config_of_file(words, ["model=3"])
 
 
+def test_columns_that_nobody_chose_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "words.tsv", ["a\tb\tN\tsg\tx"] * 3)
+    with pytest.warns(IgnoredInputWarning, match="ignored columns 4 to 5; data.columns chooses columns"):
+        config_of_file(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config_of_file(path, ["data.columns={source: 1, target: 2}"])
+
+
+def test_a_data_file_is_of_the_task_strings(tmp_path: Path) -> None:
+    path = write(tmp_path / "texts.tsv", ["1\tgood", "0\tbad"])
+    with pytest.raises(InputError, match=r"data\.task=classification needs a YAML file"):
+        config_of_file(path, ["data.task=classification"])
+
+
 def test_what_is_a_data_file(tmp_path: Path) -> None:
     yaml = write(tmp_path / "a.yaml", ["version: 1\t# not a column"])
     assert not is_data_file(yaml) and not is_data_file(tmp_path / "missing.tsv")
     assert is_data_file(write(tmp_path / "a.txt", ["", "a\tb"]))
     assert not is_data_file(write(tmp_path / "config", ["version: 1"]))
-    with pytest.raises(InputError, match="columns separated by tabs, found 'a,b'"):
+    with pytest.raises(InputError, match="columns separated by tabs, found 'a,b'; save the table as text with tabs"):
         is_data_file(write(tmp_path / "a.csv", ["a,b"]))
 
 

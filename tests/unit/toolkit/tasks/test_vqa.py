@@ -20,6 +20,7 @@ from tsallis.toolkit.tasks.vqa import (
     ImageQuestion,
     Question,
     Visual,
+    VisualData,
     answer_names,
     parse_question,
     question_words,
@@ -116,3 +117,13 @@ def test_daquar(shared_data: Path) -> None:
     known = set(answer_names(request["train"]))
     assert round(100 * sum(q.answer not in known for q in request["test"]) / 5673, 1) == 9.7
     assert pictures.batch([request["test"][0].image]).shape == (1, 180, 240, 3)
+
+
+def test_without_test_images_those_of_dev_are_the_default(tmp_path: Path) -> None:
+    for split, pixels in (("train", PIXELS), ("dev", PIXELS[:2])):
+        write(tmp_path / f"{split}.tsv", "0\twhat\tbox\n1\twhat\tpen\n")
+        np.save(tmp_path / f"{split}.npy", pixels)
+    config = {"folder": str(tmp_path), "train": "train.tsv", "dev": "dev.tsv"}
+    images = {"train": "train.npy", "dev": "dev.npy"}
+    task, _ = Visual.load(VisualData(task="visual", images=images, **config))
+    assert isinstance(task, Visual) and task.images == str(tmp_path / "dev.npy")
