@@ -96,7 +96,7 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
     scores = [evaluate_outputs(task, run, task.split(run, config.data, "dev"), SEARCH)[0] for run in (sparse, softmax)]
     print("\n1. Scores on verbs that neither model has seen:\n")
     _print_scores(*scores)
-    print("\n2. Answers for three other verbs. With 1.5-entmax only few answers are possible:")
+    print("\n2. Answers for three other verbs, with the certificates of both lists:")
     answers = [_answer(run, task) for run in (sparse, softmax)]
     for question, result, beside in zip(QUESTIONS, *answers, strict=True):
         _print_answers(question, result, beside, sparse, softmax)
@@ -168,7 +168,10 @@ def _print_answers(question: Question, sparse: Result, softmax: Result, *runs: R
 def _hypotheses(question: Question, result: Result, run: Run) -> list[str]:
     """Return the lines of a model's column: best outputs, number of further outputs, and sum of probabilities."""
     texts = [(run.tgt_vocab.decode(hypothesis.tokens), hypothesis.prob) for hypothesis in result.hypotheses]
-    rows = [f"  {text:<14}{prob:.6f}{'  correct' * (text in question.right)}" for text, prob in texts[:MOST_ANSWERS]]
+    rows = [
+        f"  {text or '(empty)':<14}{prob:.6f}{'  correct' * (text in question.right)}"
+        for text, prob in texts[:MOST_ANSWERS]
+    ]
     if others := texts[MOST_ANSWERS:]:
         rows.append(f"  {f'and {len(others)} more':<14}{sum(prob for _, prob in others):.6f}")
     return [*rows, f"  {'sum':<14}{result.mass:.6f}"]
