@@ -234,8 +234,9 @@ def weight_and_bias(module: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def is_plain(module: Any, kind: type[nn.Module]) -> bool:
-    """Return whether a module has exactly this type, is in eval mode, and has no hooks."""
-    return type(module) is kind and not (module.training or module._forward_hooks or module._forward_pre_hooks)
+    """Return whether a module has exactly this type, is in eval mode, and has no hooks or replaced methods."""
+    changed = module.training or module._forward_hooks or module._forward_pre_hooks
+    return type(module) is kind and not changed and vars(module).keys().isdisjoint(("forward", "log_probs"))
 
 
 def supported(x: Tensor) -> bool:

@@ -258,7 +258,8 @@ class RNNSeq2Seq(CompiledSteps, SharingModel):
 
     def start(self, memory: Memory) -> RNNState | CompiledState:
         """Return the state before the first token, with one row per source."""
-        compiled = start_compiled(self, memory) if type(self) is RNNSeq2Seq else None
+        plain = type(self) is RNNSeq2Seq and "step" not in vars(self)
+        compiled = start_compiled(self, memory) if plain else None
         return self._start_plain(memory) if compiled is None else compiled
 
     def _start_plain(self, memory: Memory) -> RNNState:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -177,11 +178,23 @@ def best_of_step(output: Any, step: Step, count: int, end: int, only: Tensor | N
     """Return the results of a step for beam search; use the output layer's `best_symbols` if possible."""
     if only is not None:
         check_symbols(only, step.scores.shape[1])
-    if hasattr(output, "best_symbols") and not isinstance(step, DerivedStep):
+    if _ranks_its_own(output) and not isinstance(step, DerivedStep):
         best = output.best_symbols(step.scores, count, end, only)
     else:
         best = best_of_log_probs(output.log_probs(step.scores).double(), count, end, only, unclear_rows(step))
     return BestStep(best, count_attended(step.attention, step.scores), step.attention, step.state)
+
+
+def _ranks_its_own(output: Any) -> bool:
+    """Return whether an output has `best_symbols`, and neither a subclass nor the object replaces `log_probs`."""
+    kind: Any = type(output)
+    return "log_probs" not in getattr(output, "__dict__", ()) and _class_ranks(kind)
+
+
+@cache
+def _class_ranks(kind: Any) -> bool:
+    names = (name for base in kind.__mro__ for name in ("best_symbols", "log_probs") if name in vars(base))
+    return next(names, "") == "best_symbols"
 
 
 def count_attended(attention: Tensor | None, scores: Tensor) -> Tensor:

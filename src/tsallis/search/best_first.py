@@ -6,7 +6,7 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -420,6 +420,7 @@ def exact_search(
     """
     check_at_least_one(n_best=n_best, beam_size=beam_size, budget=budget)
     check_goal(mass, model.output.normalized, time_limit=time_limit)
+    prefixes = list(prefixes) if isinstance(prefixes, Iterator) else prefixes
     make_limits(check_sources(model, src, src_lengths), prefixes, **limits)
     beam_size, options = max(beam_size, n_best), {"text": text, **limits}
     results: list[Result] = []

@@ -18,14 +18,14 @@ LARGEST_SEED = 2**64 - 1
 
 
 def check_at_least_one(**sizes: Any) -> None:
-    """Raise unless every size is None or an integer of at least 1.
+    """Raise unless every size is an integer of at least 1; sizes other than a budget may be None.
 
     Raises:
         TypeError: An argument is not an integer.
         ValueError: A size is below 1 or above 2**53.
     """
     for name, value in sizes.items():
-        if value is not None and check_whole(name, value, 1) > LARGEST_SIZE:
+        if (value is not None or name == "budget") and check_whole(name, value, 1) > LARGEST_SIZE:
             raise ValueError(f"{name} must be at most {LARGEST_SIZE}, got {describe(value)}")
 
 

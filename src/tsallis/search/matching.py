@@ -22,7 +22,7 @@ from tsallis.search.best_first import CHUNK, by_state, join_rows
 from tsallis.search.certificate import ROUNDING, Hypothesis, Stop
 from tsallis.search.checks import check_at_least_one, check_goal, check_sources
 from tsallis.search.options import EXPANSIONS
-from tsallis.search.patterns import Pattern
+from tsallis.search.patterns import Pattern, RestrictedModel
 from tsallis.search.step import Expansion, Prefix, checked_log_probs, make_limits
 from tsallis.symbols import EOS
 
@@ -223,7 +223,8 @@ def match(
     Verdicts depend on whether any prefix of positive probability is undecided, not on sums that may underflow.
 
     Args:
-        model: Model with the decoder protocol whose probabilities sum to 1, see :mod:`tsallis.models.protocol`.
+        model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`. The probabilities of each step must
+            sum to 1, so it can't be a restricted model.
         src, src_lengths: Symbols of the sources [batch, src], and number of symbols per source [batch].
         patterns: Patterns for the vocabulary of the model.
         budget: Maximum number of prefixes to expand per source.
@@ -252,8 +253,9 @@ def match(
     for pattern in patterns:
         if not isinstance(pattern, Pattern):
             raise TypeError(f"patterns must contain tsallis.search.Pattern objects, got {describe(pattern)}")
-    if not model.output.normalized:
-        raise ValueError("match needs a model whose probabilities sum to 1; those of alpha-ReLU do not")
+    if not model.output.normalized or _is_restricted(model):
+        others = "a restricted model" if model.output.normalized else "alpha-ReLU"
+        raise ValueError(f"match needs a model whose probabilities sum to 1; those of {others} do not")
     limits, results = make_limits(check_sources(model, src, src_lengths), max_length=max_length), []
     least = math.log(at_least) if at_least else -math.inf
     with eval_mode(model):
@@ -265,6 +267,12 @@ def match(
             stop = search.run(model.start(model.encode(*source)))
             results.append([tally.result(search.expanded, stop, search.unclear) for tally in tallies])
     return results
+
+
+def _is_restricted(model: Any) -> bool:
+    """Return whether a model is restricted, or wraps a restricted model."""
+    inner = [*getattr(model, "models", ()), getattr(model, "model", None)]
+    return isinstance(model, RestrictedModel) or any(x is not None and _is_restricted(x) for x in inner)
 
 
 @dataclass

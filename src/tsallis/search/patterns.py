@@ -183,7 +183,9 @@ class RestrictedModel(nn.Module):
         return self.model.parameters(recurse) if hasattr(self.model, "parameters") else iter(())
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> _Tracked:
-        return _Tracked(self.model.encode(src, src_lengths), torch.full_like(src_lengths, self.pattern.start))
+        return _Tracked(
+            self.model.encode(src, src_lengths), torch.full_like(src_lengths, self.pattern.start, dtype=torch.long)
+        )
 
     def start(self, memory: _Tracked) -> _Tracked:
         return _Tracked(self.model.start(memory.inner), memory.places)

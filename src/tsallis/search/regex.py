@@ -12,7 +12,7 @@ import re
 import sys
 import warnings
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -24,6 +24,8 @@ WORK = 5_000_000  # maximum number of steps to find the states
 _NEW = sys.version_info >= (3, 11)
 _parser = importlib.import_module("re._parser" if _NEW else "sre_parse")
 _compiler = importlib.import_module("re._compiler" if _NEW else "sre_compile")
+TYPES = re.ASCII | re.UNICODE  # flags that exclude each other
+NO_BOUNDARY_IN_NOTHING = bool(re.fullmatch(r"\B", ""))  # depends on the version of Python
 CHARACTERS = ("LITERAL", "NOT_LITERAL", "IN", "ANY")  # operations that read one character
 UNSUPPORTED = {
     "ASSERT": "look-around (?=...) or (?<=...)",
@@ -52,6 +54,7 @@ class _Graph:
     empty: list[list[tuple[int, str]]] = field(default_factory=list)  # next states with the anchor in between, or ""
     reads: list[tuple[int, int] | None] = field(default_factory=list)  # number of the set, and the next state
     sets: dict[Any, tuple[int, re.Pattern[str]]] = field(default_factory=dict)
+    flags: int = 0  # of the whole expression
 
     def add(self, *empty: int, anchor: str = "", read: tuple[int, int] | None = None) -> int:
         if len(self.empty) >= 4 * STATES:
@@ -76,10 +79,13 @@ class _Graph:
             return self.add(*[self.sequence(branch, flags, end) for branch in value[1]])
         if name == "SUBPATTERN":
             _, added, removed, operations = value
-            return self.sequence(operations, (flags | added) & ~removed, end)
+            kept = flags & ~TYPES if added & TYPES else flags
+            return self.sequence(operations, (kept | added) & ~removed, end)
         if name == "AT":
             if flags & re.MULTILINE:
                 raise ValueError("the flag m (multiline) is not supported: outputs have one line")
+            if "BOUNDARY" in str(value) and (flags ^ self.flags) & re.ASCII:
+                raise ValueError("\\b and \\B are not supported in a group with a flag a or u of its own")
             return self.add(end, anchor=str(value))
         if name not in ("MAX_REPEAT", "MIN_REPEAT"):
             raise ValueError(f"{UNSUPPORTED.get(name, name)} is not supported")
@@ -92,7 +98,9 @@ class _Graph:
             for _ in range(most - least):
                 state = self.add(self.sequence(operations, flags, state), end)
         for _ in range(least):
-            state = self.sequence(operations, flags, state)
+            following, state = state, self.sequence(operations, flags, state)
+            if state == following:  # what is repeated is empty
+                break
         return state
 
     def set_number(self, operation: Any, value: Any, flags: int) -> int:
@@ -106,8 +114,8 @@ class _Graph:
         return self.sets[key][0]
 
 
-def parse(pattern: str) -> tuple[_Graph, int, int]:
-    """Parse a regular expression; return the graph, its first state and the flags. The last state is number 0.
+def parse(pattern: str) -> tuple[_Graph, int]:
+    """Parse a regular expression; return the graph and its first state. The last state is number 0.
 
     Raises:
         ValueError: The expression is invalid, or has a part that no automaton has.
@@ -118,7 +126,8 @@ def parse(pattern: str) -> tuple[_Graph, int, int]:
         with warnings.catch_warnings():
             warnings.simplefilter("error", FutureWarning)  # `re` reads [[:alpha:]] and [a&&b] as something else
             tree = _parser.parse(pattern)
-        return graph, graph.sequence(tree, tree.state.flags, last), tree.state.flags
+        graph.flags = tree.state.flags
+        return graph, graph.sequence(tree, graph.flags, last)
     except (re.error, OverflowError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ValueError(f"{shorten(pattern)} is not a regular expression: {reason}") from None
@@ -142,15 +151,20 @@ def compile_regex(pattern: str, characters: Iterable[str]) -> Automaton:
     Raises:
         ValueError: The expression is invalid or not supported, or its automaton has too many states.
     """
-    graph, first, flags = parse(pattern)
+    graph, first = parse(pattern)
     anchored = any(anchor for edges in graph.empty for _, anchor in edges)
-    word = re.compile(r"\w", flags & re.ASCII)
+    word = re.compile(r"\w", graph.flags & re.ASCII)
     signatures: dict[tuple[bool, ...], int] = {}
     classes = {}
     for character in characters:
         sets = [bool(matcher.fullmatch(character)) for _, matcher in graph.sets.values()]
         signature = (anchored and bool(word.fullmatch(character)), *sets)
         classes[character] = signatures.setdefault(signature, len(signatures))
+    if "\n" in classes and _reads_break_after_end(graph):
+        raise ValueError(
+            f"can't use the regular expression {shorten(pattern)}: $ before a part that can match a line break is not "
+            "supported: write \\Z for the end of the text"
+        )
 
     work = 0
 
@@ -164,13 +178,13 @@ def compile_regex(pattern: str, characters: Iterable[str]) -> Automaton:
     @cache
     def row(state: int, before: bool | None) -> list[frozenset[int]]:
         """Return the states after a character of each class, given whether a word character precedes; None: start."""
-        reads = {after: _reads(graph, state, before, after)[0] for after in (False, True)}
+        reads = {after: _reads(graph, state, before, after, spend)[0] for after in (False, True)}
         spend(len(reads[True]) * len(signatures))
         return [frozenset(target for number, target in reads[after] if sets[number]) for after, *sets in signatures]
 
     @cache
     def accepts(state: int, before: bool | None) -> bool:
-        return _reads(graph, state, before, None)[1]
+        return _reads(graph, state, before, None, spend)[1]
 
     start: tuple[frozenset[int], bool | None] = frozenset([first]), None
     numbers, found = {start: 0}, [start]
@@ -188,7 +202,9 @@ def compile_regex(pattern: str, characters: Iterable[str]) -> Automaton:
     return Automaton(table, [any(accepts(q, before) for q in states) for states, before in found], 0, classes)
 
 
-def _reads(graph: _Graph, state: int, before: bool | None, after: bool | None) -> tuple[list[tuple[int, int]], bool]:
+def _reads(
+    graph: _Graph, state: int, before: bool | None, after: bool | None, spend: Callable[[int], None]
+) -> tuple[list[tuple[int, int]], bool]:
     """Return what a state can read next, and whether it reaches the last state.
 
     Args:
@@ -196,6 +212,7 @@ def _reads(graph: _Graph, state: int, before: bool | None, after: bool | None) -
         state: Number of the state.
         before: Whether the previous character is a word character; None at the start of the text.
         after: Whether the next character is a word character; None at the end of the text.
+        spend: Function that is called with the number of states that were visited.
     """
     seen, waiting, reads = {state}, [state], []
     while waiting:
@@ -206,7 +223,24 @@ def _reads(graph: _Graph, state: int, before: bool | None, after: bool | None) -
             if following not in seen and _holds(anchor, before, after):
                 seen.add(following)
                 waiting.append(following)
+    spend(len(seen))
     return reads, 0 in seen
+
+
+def _reads_break_after_end(graph: _Graph) -> bool:
+    """Return whether a line break can be read after the anchor $, which also holds before a final line break."""
+    breaks = {number for number, matcher in graph.sets.values() if matcher.fullmatch("\n")}
+    waiting = [state for edges in graph.empty for state, anchor in edges if anchor == "AT_END"]
+    seen = set(waiting)
+    while waiting:
+        state = waiting.pop()
+        read = graph.reads[state]
+        if read is not None and read[0] in breaks:
+            return True
+        following = {following for following, _ in graph.empty[state]} - seen
+        seen |= following
+        waiting += following
+    return False
 
 
 def _holds(anchor: str, before: bool | None, after: bool | None) -> bool:
@@ -215,6 +249,8 @@ def _holds(anchor: str, before: bool | None, after: bool | None) -> bool:
     if anchor in ("AT_END", "AT_END_STRING"):
         return after is None
     if anchor in ("AT_BOUNDARY", "AT_NON_BOUNDARY"):
+        if before is None and after is None:
+            return anchor == "AT_NON_BOUNDARY" and NO_BOUNDARY_IN_NOTHING
         return (bool(before) != bool(after)) == (anchor == "AT_BOUNDARY")
     return True
 

@@ -12,6 +12,8 @@ from tsallis.models.protocol import Step
 from tsallis.search.ensemble import Ensemble
 from tsallis.search.patterns import RestrictedModel
 
+ROUNDING = 1e-6  # largest deviation of log-sums from 0
+
 
 def with_temperature(model: Any, temperature: float) -> Any:
     r"""Return a model whose scores are divided by a temperature; temperature 1 returns the model itself.
@@ -48,6 +50,10 @@ def with_temperature(model: Any, temperature: float) -> Any:
         return Ensemble([with_temperature(member, temperature) for member in model.models])
     if isinstance(model, RestrictedModel):
         return RestrictedModel(with_temperature(model.model, temperature), model.pattern)
+    if isinstance(model, _ModelWithOutput) and isinstance(model.output, _TemperedOutput):
+        return with_temperature(model.model, temperature * model.output.temperature)
+    if isinstance(model, _ModelWithOutput) and isinstance(model.output, _NucleusOutput):
+        return with_top_p(with_temperature(model.model, temperature), model.output.top_p)
     if not model.output.normalized:  # alpha-ReLU has a fixed threshold: the support would change the other way
         raise ValueError(
             f"temperature {temperature:g} needs a model whose probabilities sum to 1; those of alpha-ReLU do not"
@@ -63,7 +69,7 @@ def with_top_p(model: Any, top_p: float) -> Any:
 
     Args:
         model: Model with the decoder protocol whose probabilities sum to 1.
-        top_p: Probability to keep, above 0 and at most 1.
+        top_p: Probability to keep, above 0 and at most 1; 1 returns the model itself.
 
     Returns:
         The model with top-p, with the decoder protocol.
@@ -82,7 +88,7 @@ def with_top_p(model: Any, top_p: float) -> Any:
         raise ValueError("top_p must be above 0, got 0")
     if not model.output.normalized:
         raise ValueError(f"top_p {top_p:g} needs a model whose probabilities sum to 1; those of alpha-ReLU do not")
-    return _ModelWithOutput(model, _NucleusOutput(model.output, top_p))
+    return model if top_p == 1 else _ModelWithOutput(model, _NucleusOutput(model.output, top_p))
 
 
 def divide_scores(scores: Tensor, temperature: float) -> Tensor:
@@ -102,7 +108,8 @@ class _TemperedOutput:
 
     def log_probs(self, scores: Tensor) -> Tensor:
         log_probs: Tensor = self.output.log_probs(divide_scores(scores, self.temperature))
-        return log_probs
+        total = log_probs.logsumexp(-1, keepdim=True)  # not 0 if scores are log-probabilities already
+        return log_probs - torch.where(total.isfinite() & (total.abs() > ROUNDING), total, 0)
 
 
 class _NucleusOutput:

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tsallis.models import LanguageModel, RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.models.spellings import Spellings
+from tsallis.nn import OutputLayer
 from tsallis.search import (
     Ensemble,
     beam_search,
@@ -21,6 +23,7 @@ from tsallis.search import (
     exact_search,
     exhaustive,
     generate,
+    match,
     sample,
     score,
     score_tokens,
@@ -174,3 +177,48 @@ def test_results_that_are_known_are_those_of_the_sources() -> None:
     check_refusal(
         lambda: exhaustive(models()[0], SRC, LENGTHS, known=results[:1]), "known", "got 1 results for 2 sources"
     )
+
+
+def test_a_budget_is_a_number_and_prefixes_may_be_generated() -> None:
+    model, source = RNNSeq2Seq(9, 8, d_model=8, output="sparsemax"), (torch.tensor([[4, 5]]), torch.tensor([2]))
+    for search in (exhaustive, exact_search, partial(match, patterns=[])):
+        with pytest.raises(TypeError, match="budget must be a whole number, got None"):
+            search(model, *source, budget=None)
+    results = [exact_search(model, *source, prefixes=starts) for starts in ([[5]], ([n] for n in [5]))]
+    assert [r.tokens for r in results[0][0].hypotheses] == [r.tokens for r in results[1][0].hypotheses]
+
+
+class Flat(OutputLayer):
+    """Output layer at a temperature."""
+
+    def log_probs(self, scores: Tensor) -> Tensor:
+        return super().log_probs(scores / 3)
+
+
+@pytest.mark.parametrize("kind", [RNNSeq2Seq, partial(TransformerSeq2Seq, heads=2, d_ff=8)])
+def test_searches_use_the_methods_that_replace_those_of_a_model(kind: Any) -> None:
+    torch.manual_seed(0)
+    model = kind(20, 7, d_model=8, output="sparsemax", forbidden=(0, 1, 3)).eval()
+    source = torch.tensor([[4, 5, 6]]), torch.tensor([3])
+
+    def same(*searches: Any) -> None:
+        found = [search(model, *source, max_length=2)[0].best for search in searches]
+        assert all(best.tokens == found[0].tokens and best.prob == pytest.approx(found[0].prob) for best in found)
+
+    plain = model.step
+
+    def step(state: Any, token: Tensor) -> Any:
+        result = plain(state, token)
+        result.scores[:, 5] = -torch.inf
+        return result
+
+    model.step = step
+    for search in (beam_search, exact_search, exhaustive):
+        (result,) = search(model, *source, max_length=2)
+        assert result.hypotheses and not any(5 in h.tokens for h in result.hypotheses)
+    del model.step
+    model.output.__class__ = Flat
+    same(exhaustive, beam_search, exact_search)
+    model.output.__class__ = OutputLayer
+    model.output.log_probs = lambda scores: OutputLayer.log_probs(model.output, scores / 3)
+    same(exhaustive, beam_search, exact_search)

@@ -14,7 +14,7 @@ import torch
 
 from contract.tables import A, B, C, TableModel, sources, trie
 from tsallis.models import RNNSeq2Seq
-from tsallis.search import Pattern, beam_search, exact_search, exhaustive, match, restrict, sample, with_top_p
+from tsallis.search import Ensemble, Pattern, beam_search, exact_search, exhaustive, match, restrict, sample, with_top_p
 from tsallis.search import regex as automata
 from tsallis.search.patterns import RestrictedModel
 from tsallis.search.temperature import with_temperature
@@ -40,6 +40,52 @@ def test_a_regular_expression_matches_as_in_python(regex: str) -> None:
             expected,
             not expected,
         ), text
+
+
+def all_texts(letters: str, most: int) -> list[str]:
+    return ["".join(text) for n in range(most + 1) for text in itertools.product(letters, repeat=n)]
+
+
+@pytest.mark.parametrize(
+    "regex",
+    [
+        *(r"(?a:\w)*", r"\w(?a:\w)", r"(?a:é|\W)*", r"(?a:\d)\d", r"(?a)(?u:\w)\w*", r"(?u:\d+)", r"(?i-i:a)(?a:\w?)"),
+        *(r"\B", r"\b", r"\Ba?", r"a?\B", r"(\B|a)*", "^$", r"a(?:)$", "(?:){4000000000}a", "(?:(?:){3000}){3000}"),
+    ],
+)
+def test_types_of_characters_and_empty_parts_match_as_in_python(regex: str) -> None:
+    letters = "aé1\u0663"
+    pattern, vocabulary = Pattern(regex, Vocabulary(letters)), Vocabulary(letters)
+    for text in all_texts(letters, 3):
+        assert pattern.matches(vocabulary.encode(text)) == (re.fullmatch(regex, text) is not None), text
+
+
+def test_boundaries_in_a_group_with_a_type_of_its_own_are_refused() -> None:
+    for regex in (r"(?a:\b)é", r"(?a:a\B)", r"(?a)(?u:\b)"):
+        with pytest.raises(ValueError, match="not supported in a group with a flag a or u of its own"):
+            Pattern(regex, VOCABULARY)
+    Pattern(r"(?a:(?i:\w))\b", VOCABULARY)
+
+
+@pytest.mark.parametrize("regex", ["a$", "^a$|b", r"a\Z", r"\n$", "(a|\n)*$", "a$b*", r"a$|b\n"])
+def test_ends_match_as_in_python_with_line_breaks(regex: str) -> None:
+    vocabulary = Vocabulary("ab\n")
+    pattern = Pattern(regex, vocabulary)
+    for text in all_texts("ab\n", 3):
+        assert pattern.matches(vocabulary.encode(text)) == (re.fullmatch(regex, text) is not None), repr(text)
+
+
+@pytest.mark.parametrize("regex", [r"a$\s", r"a$(b|\n)", r"(a$)?(?s:.)", r"(a$\n?)*"])
+def test_an_end_before_a_line_break_is_refused(regex: str) -> None:
+    with pytest.raises(ValueError, match=r"\$ before a part that can match a line break is not supported"):
+        Pattern(regex, Vocabulary("ab\n"))
+    Pattern(regex, Vocabulary("ab"))
+
+
+@pytest.mark.parametrize("regex", [r"(?:\ba?){5000}", r"x{0,2000}(?:\B|){9000}", "((x{0,9}){0,9}){0,99}"])
+def test_the_work_of_an_expression_is_limited(regex: str) -> None:
+    with pytest.raises(ValueError, match=r"simplify it|shorten the expression"):
+        Pattern(regex, Vocabulary("ax"))
 
 
 @pytest.mark.parametrize("strings", [("ab",), ("aab", "ab", "b1"), ("abab", "ab"), ("ab", "abab"), ("A", "z", "1b 1")])
@@ -242,3 +288,18 @@ def test_a_list_of_strings_has_as_many_states_as_the_limit(monkeypatch: pytest.M
     Pattern(["abab"], VOCABULARY)
     with pytest.raises(ValueError, match="the list of 2 strings needs more than 5 states: shorten it"):
         Pattern(["abab", "ba"], VOCABULARY)
+
+
+def test_bounds_of_restricted_models_are_refused() -> None:
+    model = RNNSeq2Seq(20, 7, d_model=8, output="softmax")
+    some = restrict(model, Pattern("a?", ["", "", "", "", "a", "b", "c"]))
+    for restricted in (some, with_top_p(some, 0.9), Ensemble([some, some]), with_temperature(some, 2.0)):
+        with pytest.raises(ValueError, match="those of a restricted model do not"):
+            match(restricted, torch.tensor([[4, 5]]), torch.tensor([2]), [])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16])
+def test_lengths_of_small_types(dtype: torch.dtype) -> None:
+    model = restrict(RNNSeq2Seq(20, 6, d_model=8, output="sparsemax"), Pattern("a{300}|b", ["", "", "", "", "a", "b"]))
+    (result,) = beam_search(model, torch.tensor([[4, 5]]), torch.tensor([2], dtype=dtype), max_length=2)
+    assert {hypothesis.tokens for hypothesis in result.hypotheses} <= {(5,)}

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tsallis.models import RNNSeq2Seq
 from tsallis.ops import reference
-from tsallis.search import Ensemble, sample, score_tokens
+from tsallis.search import Ensemble, exhaustive, sample, score_tokens, with_top_p
 from tsallis.search.temperature import divide_scores, with_temperature
 from tsallis.symbols import BOS, EOS
 
@@ -107,3 +108,38 @@ def test_a_fixed_threshold_has_no_temperature() -> None:
     with pytest.raises(ValueError, match="needs a model whose probabilities sum to 1"):
         sample(relu, SRC, LENGTHS, temperature=0.5)
     assert sample(relu, SRC, LENGTHS, 2, max_length=3, temperature=1)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_wrapped_models_have_the_temperature_of_the_model(temperature: float) -> None:
+    made = model()
+    for wrap in (lambda x: with_top_p(x, 0.9), lambda x: with_temperature(x, 0.7)):
+        (plain,), (averaged,) = (
+            exhaustive(with_temperature(wrap(x), temperature), SRC[:1], LENGTHS[:1], max_length=2)
+            for x in (made, Ensemble([made, made]))
+        )
+        expected = {h.tokens: h.prob for h in plain.hypotheses}
+        assert {h.tokens: h.prob for h in averaged.hypotheses} == pytest.approx(expected, rel=1e-5)
+
+
+class Identity:
+    """Output of a decoder whose scores are log-probabilities."""
+
+    normalized = True
+
+    def log_probs(self, scores: Tensor) -> Tensor:
+        return scores
+
+
+def test_log_probabilities_are_scores() -> None:
+    log_probs = torch.tensor([[0.5, 0.3, 0.2, 0.0]]).log()
+    made = model()
+    del made.output
+    made.output = Identity()
+    tempered = with_temperature(made, 0.5).output.log_probs(log_probs).exp()
+    assert tempered[0].tolist() == pytest.approx([0.25 / 0.38, 0.09 / 0.38, 0.04 / 0.38, 0])
+
+
+def test_a_top_p_of_one_is_the_model() -> None:
+    made = model()
+    assert with_top_p(made, 1.0) is made

@@ -242,7 +242,8 @@ class TransformerSeq2Seq(CompiledSteps, AttentionModel):
 
     def start(self, memory: Memory) -> TransformerState | CompiledState:
         """Return the state before the first token, with one row per source and the keys and values of the sources."""
-        compiled = start_compiled(self, memory) if type(self) is TransformerSeq2Seq else None
+        plain = type(self) is TransformerSeq2Seq and "step" not in vars(self)
+        compiled = start_compiled(self, memory) if plain else None
         return self._start_plain(memory) if compiled is None else compiled
 
     def _start_plain(self, memory: Memory) -> TransformerState:
