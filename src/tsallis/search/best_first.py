@@ -6,7 +6,7 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -420,14 +420,13 @@ def exact_search(
     """
     check_at_least_one(n_best=n_best, beam_size=beam_size, budget=budget)
     check_goal(mass, model.output.normalized, time_limit=time_limit)
-    prefixes = list(prefixes) if isinstance(prefixes, Iterator) else prefixes
     make_limits(check_sources(model, src, src_lengths), prefixes, **limits)
     beam_size, options = max(beam_size, n_best), {"text": text, **limits}
     results: list[Result] = []
-    width = len(src) if time_limit is None else 1  # with a time limit, search one source at a time
-    for first in range(0, len(src), max(width, 1)):
-        began, rows = time.monotonic(), slice(first, first + width)
-        sources, starts = (src[rows], src_lengths[rows]), None if prefixes is None else prefixes[rows]
+    width = max(len(src), 1) if time_limit is None else 1  # with a time limit, search one source at a time
+    for rows in (slice(first, first + width) for first in range(0, len(src), width)):
+        began, sources = time.monotonic(), (src[rows], src_lengths[rows])
+        starts = None if prefixes is None else prefixes[rows]
         part = beam_search(model, *sources, beam_size=beam_size, prefixes=starts, **options)
         left = None if time_limit is None else max(0.0, time_limit - (time.monotonic() - began))
         results += _prove(model, *sources, part, starts, n_best, budget=budget, time_limit=left, mass=mass, **options)

@@ -145,7 +145,7 @@ class TextProbability:
 
 def missing_probability(mass: float) -> float:
     """Return 1 minus the probability that was found, plus a margin for rounding."""
-    return max(0.0, 1 - mass) + ROUNDING
+    return min(1.0, max(0.0, 1 - mass) + ROUNDING)
 
 
 def join_segmentations(sequences: Iterable[Hypothesis]) -> Hypothesis:

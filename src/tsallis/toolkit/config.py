@@ -425,6 +425,10 @@ def refuse_idle(config: Config, overrides: Sequence[str] = ()) -> None:
     def is_overridden(path: str) -> bool:
         return any(f"{path}.".startswith(f"{key}.") for key in keys)
 
+    scale = "training.alpha_lr_scale"
+    excused = not is_overridden(scale) and any(key.partition(".")[0] == "model" for key in keys)
+    if config.training.alpha_lr_scale != 1 and not excused and "learned" not in config.model.model_dump().values():
+        raise InputError(f"{scale}: {config.training.alpha_lr_scale:g} has no effect, because no alpha is learned")
     for path, needs in NEEDS.items():
         name, key = path.split(".")
         section = getattr(config, name)

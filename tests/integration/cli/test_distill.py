@@ -120,3 +120,13 @@ def test_distributions_of_other_data_are_rejected(tsallis: Run, teacher: Path, t
     message = tsallis("train", config, out, "training.label_smoothing=0.1", "--dry-run", status=2).stderr
     assert "label_smoothing" in message
     assert not (tmp_path / "run").exists()
+
+
+def test_classifiers_are_no_teachers(tsallis: Run, tmp_path: Path) -> None:
+    (tmp_path / "train").write_text("pos\tgood film\nneg\tbad film\n" * 3)
+    config = tmp_path / "config.yaml"
+    data = f"{{task: classification, folder: {tmp_path}, train: train, dev: train}}"
+    config.write_text(f"version: 1\ndata: {data}\nmodel: {{d_model: 4}}\ntraining: {{epochs: 1}}\n")
+    tsallis("train", config, "--run-dir", tmp_path / "run")
+    message = tsallis("distill", tmp_path / "run", "-o", tmp_path / "out", status=2).stderr
+    assert "runs of the task classification can't be teachers" in message and not (tmp_path / "out").exists()

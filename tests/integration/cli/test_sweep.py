@@ -14,7 +14,7 @@ import pytest
 from integration.cli.conftest import Run, command, environment, train_here
 from integration.cli.runs import strings
 from tsallis.errors import InputError
-from tsallis.toolkit.cli.sweep import combinations, run_name, split_settings
+from tsallis.toolkit.cli.sweep import combinations, name_runs, run_name, split_settings
 from tsallis.toolkit.training import Checkpoints, load_run
 
 pytestmark = pytest.mark.process
@@ -106,3 +106,11 @@ def test_a_list_in_a_list_is_one_value() -> None:
     }
     with pytest.raises(InputError, match="override 'a=\\[1'"):
         split_settings(["a=[1"])
+
+
+def test_every_combination_has_a_folder_of_its_own() -> None:
+    long = [{"training.init_from": "x" * 250}, {"training.init_from": f"{'x' * 250}y"}]
+    for values in ([{"data.comment": c} for c in "#%;"], [{"a": "b/c"}, {"a": "b_c"}], long):
+        runs = name_runs(values)
+        assert [*runs.values()] == values and all(len(name.encode()) < 256 for name in runs)
+    assert [*name_runs([{"a": 1}, {"a": 1}])] == ["a=1"]

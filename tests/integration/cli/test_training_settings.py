@@ -59,6 +59,7 @@ def test_a_source_that_does_not_fit_is_refused(tsallis: Run, inflector: Path, tr
             ["training.init_checkpoint=last"],
             "init_checkpoint: last has no effect with init_from: None; .* set training",
         ),
+        (["training.alpha_lr_scale=5"], "training.alpha_lr_scale: 5 has no effect, because no alpha is learned"),
         (["training.warmup=50"], "training.warmup: 50 has no effect with schedule: halve-on-worse"),
         (["training.src_embeddings={fiel: x}"], "training.src_embeddings.file: missing; .*fiel: unknown key"),
     ):

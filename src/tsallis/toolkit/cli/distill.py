@@ -34,6 +34,7 @@ def distill(
     """
     from tsallis.search import SearchOptions
     from tsallis.toolkit.inference import open_run
+    from tsallis.toolkit.tasks.labels import LabelTask
     from tsallis.toolkit.tasks.prepared import training_data
     from tsallis.toolkit.tasks.registry import run_config
     from tsallis.toolkit.training.checkpoint import Checkpoints
@@ -42,6 +43,8 @@ def distill(
 
     opened = open_run(teachers[0], checkpoint, device, teachers[1:])
     check_folder(out)
+    if isinstance(opened.task, LabelTask):
+        raise InputError(f"{teachers[0]}: runs of the task {opened.task.name} can't be teachers: they predict labels")
     config = run_config(teachers[0])
     if own and not opened.task.searched:
         raise InputError(f"{teachers[0]}: expected a task with outputs for --own, found {opened.task.name}")

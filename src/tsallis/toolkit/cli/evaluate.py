@@ -106,8 +106,7 @@ def evaluate(
     file, second = _split_inputs(inputs or [])
     if second is not None and (out or manifest):
         raise InputError(f"--out and --manifest support only one run, got {run} and {second}")
-    runs = (run, *(others or ()))
-    check_writable(out, manifest, inputs=[file, *chain.from_iterable(map(files_of_run, runs))])
+    check_writable(out, manifest, inputs=[file, *chain.from_iterable(map(files_of_run, (run, *(others or ()))))])
     if file is not None:
         _check_options_of_file(file, split, length, manifest)
     opened = open_run(run, checkpoint, device, others or ())

@@ -58,6 +58,15 @@ def check_folder(folder: Path) -> None:
         raise InputError(f"{nearest}: can't write to this folder: choose another folder")
 
 
+def plain_name(file: Path) -> str:
+    """Return the name of a file without its last ending and that of a compression.
+
+    >>> plain_name(Path("data/words.en.tsv.gz"))
+    'words.en'
+    """
+    return Path(file.name.removesuffix(".xz").removesuffix(".gz")).stem.lstrip(".") or "data"
+
+
 def print_json(content: Any) -> None:
     """Print a JSON object on one line. Escape control characters, because a terminal would execute them."""
     text = json.dumps(content, ensure_ascii=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,10 +19,11 @@ import typer
 
 from tsallis.errors import InputError, describe
 from tsallis.toolkit.cli.options import Device
-from tsallis.toolkit.cli.output import check_folder, print_fields
+from tsallis.toolkit.cli.output import check_folder, plain_name, print_fields
 
 POLL = 0.2  # seconds between checks for finished runs
 SEED = "training.seed"
+LONGEST_NAME = 200  # bytes of the name of a run
 
 
 def sweep(
@@ -56,8 +58,8 @@ def sweep(
     from tsallis.toolkit.data.io import write_output
 
     fixed, swept = split_settings(settings)
-    folder = run_dir or Path("runs") / f"{config.name.partition('.')[0]}-sweep"
-    runs = {run_name(values): values for values in combinations(swept, draw, seed)}
+    folder = run_dir or Path("runs") / f"{plain_name(config)}-sweep"
+    runs = name_runs(combinations(swept, draw, seed))
     _check(config, fixed, runs, folder)
     folder.mkdir(parents=True, exist_ok=True)
     commands = {}
@@ -122,6 +124,22 @@ def combinations(swept: Mapping[str, Sequence[Any]], draw: int | None, seed: int
             values[key] = options[place]
         result.append(values)
     return result
+
+
+def name_runs(combinations: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return combinations by the names of their folders. A name with a digest replaces a long or ambiguous name.
+
+    >>> list(name_runs([{"data.comment": "#"}, {"data.comment": "%"}]))
+    ['data.comment=_', 'data.comment=_-0ad8dc13']
+    """
+    runs: dict[str, dict[str, Any]] = {}
+    for values in combinations:
+        name = run_name(values)
+        if len(name.encode()) > LONGEST_NAME or runs.get(name, values) != values:
+            digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()[:8]
+            name = f"{name.encode()[: LONGEST_NAME // 2].decode(errors='ignore')}-{digest}"
+        runs[name] = values
+    return runs
 
 
 def run_name(values: Mapping[str, Any]) -> str:

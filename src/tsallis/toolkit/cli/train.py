@@ -12,7 +12,7 @@ import typer
 
 from tsallis.errors import InputError
 from tsallis.toolkit.cli.options import Device
-from tsallis.toolkit.cli.output import check_folder
+from tsallis.toolkit.cli.output import check_folder, plain_name
 
 if TYPE_CHECKING:
     from tsallis.toolkit.config import Config
@@ -67,9 +67,7 @@ def train(
         with world.share_mistakes():
             of_data = is_data_file(config)
             loaded = (config_of_file if of_data else load_config)(config, overrides or [])
-            plain = config.name.removesuffix(".xz").removesuffix(".gz") if of_data else config.name
-            name = Path(plain).stem.lstrip(".") or "data"
-            folder = run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / name)
+            folder = run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / plain_name(config))
             if not (folder / CONFIG).exists():  # only new runs: a resumed run keeps its settings
                 refuse_idle(loaded, overrides or [])
         if dry_run:

@@ -187,12 +187,14 @@ def decode_picture(content: bytes, source: str, size: tuple[int, int] | None = N
             `source`.
     """
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
         raise InputError(f"{source}: JPEG and PNG files need Pillow: pip install 'tsallis[vision]'") from error
     try:
         with Image.open(BytesIO(content), formats=("JPEG", "PNG")) as opened:
             image = ImageOps.exif_transpose(opened).convert("RGB")
+    except UnidentifiedImageError as error:
+        raise InputError(f"{source} can't be read as an image: it is not a JPEG or PNG file") from error
     except (OSError, MemoryError, *BAD_HEADER, Image.DecompressionBombError) as error:
         raise InputError(f"{source} can't be read as an image: {error}") from error
     if size is not None and image.size != size[::-1]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -108,8 +108,13 @@ class Classification(LabelTask):
         for name, examples in (("train", train), ("dev", dev)):
             if not examples:
                 raise InputError(f"data.{name}: no documents found (data.held_out is {config.held_out:g})")
+        names = label_names(train)
+        if config.dev is not None:
+            (path,) = cls.files(config, "dev")
+            if place := task.find_unknown(dev, names, 1):
+                raise InputError(f"{path}: most labels do not occur in the training data. {place}")
         src = Vocabulary.build((words(e.text) for e in train), config.min_count)
-        vocabularies = Vocabularies(src, Vocabulary(label_names(train)))
+        vocabularies = Vocabularies(src, Vocabulary(names))
         return task, Data(task.encode(train, vocabularies).corpus, task.encode(dev, vocabularies), vocabularies)
 
     @classmethod
@@ -183,16 +188,28 @@ class Classification(LabelTask):
         Raises:
             InputError: If most labels are unknown to the run.
         """
-        examples = super().parse_lines(lines, name, run, gold, first, **options)
         labels: Any = run.tgt_vocab
-        unknown = [(number, e) for number, e in examples if gold and e.label not in labels]
-        if len(examples) >= FEWEST and 2 * len(unknown) > len(examples):
-            number, example = unknown[0]
-            raise InputError(
-                f"{name}:{first + number + 1}: most labels are unknown to the run. This line is read as label "
-                f"{describe(example.label)}, text {describe(example.text)}; expected lines {self.formats[True]}"
-            )
+        lines = lines if gold else ((number, self._without_label(line, labels)) for number, line in lines)
+        examples = super().parse_lines(lines, name, run, gold, first, **options)
+        if gold and (fault := self.find_unknown([e for _, e in examples], labels, FEWEST)):
+            number = next(number for number, e in examples if e.label not in labels)
+            raise InputError(f"{name}:{first + number + 1}: most labels are unknown to the run. {fault}")
         return examples
+
+    def find_unknown(self, examples: Sequence[LabelledText], labels: Collection[str], fewest: int) -> str:
+        """Describe the first example with an unknown label if most labels of `fewest` or more examples are unknown."""
+        unknown = [e for e in examples if e.label not in labels]
+        if len(examples) < fewest or 2 * len(unknown) <= len(examples):
+            return ""
+        label, text = describe(unknown[0].label), describe(unknown[0].text)
+        return f"A line is read as label {label}, text {text}; expected lines {self.formats[True]}"
+
+    def _without_label(self, line: str, labels: Collection[str]) -> str:
+        """Return the text of a line that also has a label."""
+        fields, (label, text) = line.split("\t"), (self.columns.label, self.columns.text)
+        if len(fields) < max(label + (text == -1), text) or fields[label - 1].strip() not in labels:
+            return line
+        return fields[text - (text > 0)].strip()
 
     def holds_symbols(self, example: LabelledText) -> bool:
         return bool(words(example.text))

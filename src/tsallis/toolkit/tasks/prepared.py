@@ -63,7 +63,7 @@ class PreparedRun:
             return None
         try:
             if not isinstance(model.output, OutputLayer):
-                raise InputError(f"expected a model that writes symbols, found {type(model).__name__}")
+                raise InputError(f"runs of the task {self.task.name} can't be students: they predict labels")
             vocabulary = self.data.vocabularies.tgt.fingerprint()
             teacher = read_teacher(Path(section.folder), self.data.train, vocabulary, section.weight)
         except InputError as error:

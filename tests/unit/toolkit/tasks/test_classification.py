@@ -9,18 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from task_runs import untrained_run
 from tsallis.errors import InputError
 from tsallis.symbols import EOS, FIRST, UNK
 from tsallis.toolkit.data.ragged import RaggedRows
 from tsallis.toolkit.data.vocabulary import Vocabulary
 from tsallis.toolkit.tasks.classification import (
     Classification,
+    ClassificationData,
     LabelledText,
     find_split,
     label_names,
     read_labelled,
     words,
 )
+from tsallis.toolkit.tasks.registry import task_of_run
 from tsallis.toolkit.tasks.types import Vocabularies
 
 LINES = "1\t8\tpos/3_8\tA fine film .\n0\t2\tneg/4_2\tIt hurts\u0085 truly .\n"
@@ -83,3 +86,23 @@ def test_documents_in_numbers() -> None:
     corpus = Classification().encode(others, vocabularies).corpus
     assert corpus.batch([0, 1]).tgt_out[:, 0].tolist() == [UNK, EOS] and list(corpus.src[1]) == [UNK]
     assert [list(row) for row in corpus.tgt] == [[UNK], []]
+
+
+@pytest.mark.parametrize("lines", ["foo\tthe film\n", "film\tneg\nplot\tpos\nneg\tthe\n" * 9])
+def test_labels_of_dev_must_occur_in_train(tmp_path: Path, lines: str) -> None:
+    (tmp_path / "train").write_text("pos\tgood film\nneg\tbad film\n" * 3)
+    (tmp_path / "dev").write_text(lines)
+    config = ClassificationData(task="classification", folder=str(tmp_path), train="train", dev="dev")
+    with pytest.raises(InputError, match="dev: most labels do not occur in the training data"):
+        Classification.load(config)
+    (tmp_path / "dev").write_text("pos\tfilm\nnew\tfilm\n")
+    assert len(Classification.load(config)[1].dev.corpus) == 2
+
+
+def test_a_known_label_is_not_read_as_text(tmp_path: Path) -> None:
+    (tmp_path / "train").write_text("pos\tgood film\nneg\tbad film\n" * 3)
+    data = {"task": "classification", "train": "train", "dev": "train"}
+    run = untrained_run(tmp_path, data, {"architecture": "classifier", "d_model": 4})
+    task = task_of_run(run)
+    lines = ["pos\tgood film", "good\tfilm", "good film"]
+    assert task.read(lines, "x", run, gold=False).titles == ["good film", "good\tfilm", "good film"]
