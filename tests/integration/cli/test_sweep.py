@@ -80,6 +80,7 @@ def test_sigterm_ends_the_runs_and_the_same_command_goes_on(tmp_path: Path, tsal
         (["model.dropout=[0.1,0.2]", "model.dropout=[0.3]"], "another list sets the same setting"),
         (["model.dropout=[0.1,7]"], "model.dropout: .*less than 1"),
         (["model.nothing=[1,2]"], "model.nothing: unknown key"),
+        (["run_dir=[a,b]"], "run_dir can't have several values"),
     ],
 )
 def test_wrong_settings_end_the_command_before_the_first_run(

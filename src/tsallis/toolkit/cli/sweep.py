@@ -161,6 +161,8 @@ def _check(config: Path, fixed: Sequence[str], runs: Mapping[str, Mapping[str, A
     from tsallis.toolkit.tasks.data_file import is_data_file
     from tsallis.toolkit.tasks.registry import config_of_file, load_config
 
+    if any("run_dir" in values for values in runs.values()):
+        raise InputError("run_dir can't have several values: each run has a folder of its own, in --run-dir")
     load = config_of_file if is_data_file(config) else load_config
     for values in runs.values():
         overrides = [*fixed, *map(_override, values.items())]

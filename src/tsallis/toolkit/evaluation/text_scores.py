@@ -136,6 +136,11 @@ class CorpusScore:
         value: Value of the score: BLEU and chrF from 0 to 100, TER in percent.
         signature: Signature of sacrebleu; empty for other scores.
         lines: Source of confidence intervals; None if the score has no intervals.
+
+    Example:
+        >>> score = CorpusScore.mean("accuracy", [1.0, 0.0, 1.0, 1.0])
+        >>> score.value, score.lines.interval()
+        (0.75, (0.25, 1.0))
     """
 
     name: str
