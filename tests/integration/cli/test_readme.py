@@ -61,6 +61,7 @@ SMALLER = {
     "tsallis train recipes/tiny/long-copy": " training.updates=3 training.warmup=1 model.d_model=16",
     "tsallis train recipes/tiny/language": " training.updates=3 training.warmup=1 training.validate_updates=3",
     "tsallis train recipes/multi30k/language": " training.updates=3 training.warmup=1 data.subwords.size=150",
+    "tsallis train recipes/multi30k/de-en-lstm": " training.updates=3 data.subwords.size=150 model.d_model=8",
     "tsallis train recipes/multi30k": MINUTE,
     "tsallis train recipes/tatoeba": MINUTE,
     "tsallis train recipes/kftt": MINUTE,

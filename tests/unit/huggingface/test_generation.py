@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("transformers")  # before what imports it
 
 import torch
-from transformers import EncoderDecoderCache
+from transformers import DynamicCache, EncoderDecoderCache
 
 import tsallis
 from tiny_transformers import BY_NAME, VOCABULARY, build, inputs
@@ -200,16 +200,18 @@ def test_a_screened_cache_is_stored() -> None:
 
 
 @pytest.mark.usefixtures("scans")
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral"])
+@torch.no_grad()
 def test_autocast(name: str) -> None:
-    """Rotated keys have another dtype than the values."""
+    """Rotated keys have another dtype than the values; errors are those of a cache that does not scan."""
     model, ids = sparsify(build(name), 1.5), torch.randint(5, VOCABULARY, (2, 9))
+    expected, errors = model(ids).logits[:, -1], []
     with torch.autocast("cpu", torch.bfloat16):
-        outputs = [
-            model.generate(ids, past_key_values=cache, max_new_tokens=4, eos_token_id=None, do_sample=False)
-            for cache in (None, ScreenedCache())
-        ]
-    assert torch.equal(*outputs)
+        for cache in (DynamicCache(), ScreenedCache()):
+            model(ids[:, :8], past_key_values=cache)
+            logits = model(ids[:, 8:], past_key_values=cache).logits[:, -1]
+            errors.append(float((logits - expected).abs().max()))
+    assert errors[1] <= 2 * errors[0] < 1
 
 
 @pytest.mark.usefixtures("scans")
