@@ -548,18 +548,20 @@ def describe_mistake(detail: ErrorDetails) -> tuple[str, str]:
 
 def _hint(path: Sequence[int | str], detail: ErrorDetails, schema: type[Config]) -> str:
     """Return a hint for an unknown key or choice: the architectures that have it, or a similar key."""
-    if detail["type"] not in ("extra_forbidden", "literal_error"):
+    unknown_key = detail["type"] == "extra_forbidden"
+    if not unknown_key and detail["type"] != "literal_error":
         return ""
     *sections, key = map(str, path)
     fields = {name: section.model_fields.get(key) for name, section in schema.models.items() if sections == ["model"]}
-    if detail["type"] == "literal_error":
-        choices = {name: _choices(field.annotation) for name, field in fields.items() if field}
-        fields = {name: fields[name] for name, values in choices.items() if detail["input"] in values}
-    if others := [name for name, field in fields.items() if field]:
+    others = [
+        name
+        for name, field in fields.items()
+        if field and (unknown_key or detail["input"] in _choices(field.annotation))
+    ]
+    if others:
         return f" (it belongs to {' or '.join(f'architecture: {name}' for name in others)})"
-    if detail["type"] == "literal_error":
-        return ""
-    close = difflib.get_close_matches(key[:LONGEST_KEY], _section(schema, sections).model_fields, 1)
+    known = _section(schema, sections).model_fields if unknown_key else ()
+    close = difflib.get_close_matches(key[:LONGEST_KEY], known, 1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 

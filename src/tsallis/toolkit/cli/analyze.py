@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,11 +81,10 @@ def analyze(
     Beam size and end rule default to those of the first run's configuration.
     """
     from tsallis.toolkit.cli.report_parts import Report, read_sweep
-    from tsallis.toolkit.tasks.registry import files_of_run
 
     if text and split is not None:
         raise InputError(f"use either --split or --text, not both: got {split} and {input_name(text)}")
-    check_writable(out, records, inputs=[text, *chain.from_iterable(map(files_of_run, runs))])
+    check_writable(out, records, inputs=[text], runs=runs)
     if sweep:
         names = [x.name for x in context.command.params if x.name and x.name not in OF_SWEEP]
         if flags := typed_flags(context, names):

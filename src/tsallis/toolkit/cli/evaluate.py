@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -100,13 +99,13 @@ def evaluate(
     On several processes: torchrun --nproc-per-node N -m tsallis evaluate RUN
     """
     from tsallis.toolkit.data.io import write_output
-    from tsallis.toolkit.tasks.registry import files_of_run, run_config
+    from tsallis.toolkit.tasks.registry import run_config
     from tsallis.toolkit.training.distributed import init_distributed
 
     file, second = _split_inputs(inputs or [])
     if second is not None and (out or manifest):
         raise InputError(f"--out and --manifest support only one run, got {run} and {second}")
-    check_writable(out, manifest, inputs=[file, *chain.from_iterable(map(files_of_run, (run, *(others or ()))))])
+    check_writable(out, manifest, inputs=[file], runs=[run, *(others or ())])
     if file is not None:
         _check_options_of_file(file, split, length, manifest)
     opened = open_run(run, checkpoint, device, others or ())
@@ -232,8 +231,9 @@ def _print_scores(data: _Data, evaluated: Evaluated, run: str, as_json: bool) ->
     else:
         print_fields(data.heading(evaluated))
         print(score_table(evaluated.report))
-        for line in _wrong_outputs(evaluated.opened.task, evaluated.lines, evaluated.texts):
-            print_fields(*line)
+        if evaluated.report.get("accuracy", 1) < 1:  # other tasks would compute their scores twice
+            for line in _wrong_outputs(evaluated.opened.task, evaluated.lines, evaluated.texts):
+                print_fields(*line)
 
 
 def _split_inputs(inputs: Sequence[Path]) -> tuple[Path | None, Path | None]:

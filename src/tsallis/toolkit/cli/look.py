@@ -55,10 +55,8 @@ def look(
     if heads is not None and not weights:
         raise InputError(f"--heads {heads} needs --weights: the page always shows every head")
     if not weights:
-        from tsallis.toolkit.tasks.registry import files_of_run
-
         out = out or Path("look.html")
-        check_writable(out, inputs=[file, *files_of_run(run)])
+        check_writable(out, inputs=[file], runs=[run])
     opened = open_run(run, checkpoint, device)
     opened.check_command("look")
     if heads is not None:

@@ -23,14 +23,19 @@ def print_fields(*fields: str) -> None:
     print("\t".join(map(without_controls, fields)))
 
 
-def check_writable(*paths: Path | None, inputs: Iterable[Path | None] = ()) -> None:
+def check_writable(*paths: Path | None, inputs: Iterable[Path | None] = (), runs: Iterable[Path] = ()) -> None:
     """Raise if a file can't be written, if two outputs have the same name, or if an output would replace an input.
 
     Args:
         paths: Files to write.
         inputs: Files that the command reads.
+        runs: Run folders that the command reads; their data files are inputs, too.
     """
     read = {os.path.realpath(path) for path in inputs if path is not None}
+    for run in runs:
+        from tsallis.toolkit.tasks.registry import files_of_run
+
+        read.update(map(os.path.realpath, files_of_run(run)))
     seen = set()
     for path in paths:
         if path is None:

@@ -170,11 +170,9 @@ class Classification(LabelTask):
     def parse(self, line: str, origin: str, gold: bool) -> LabelledText:
         if not gold:
             return LabelledText("", line)
-        fields, (label, text) = line.split("\t"), (self.columns.label, self.columns.text)
-        if len(fields) < max(label + (text == -1), text):
+        if (example := self._split(line)) is None:
             found = f"found {count_columns(line)}: {shorten(line)}"
             raise InputError(f"{origin}: expected {self.formats[True]}, {found}")
-        example = LabelledText(fields[label - 1].strip(), fields[text - (text > 0)].strip())
         if not example.label or not example.text:
             missing = "text" if example.label else "label"
             raise InputError(f"{origin}: expected {self.formats[True]}, found an empty {missing}")
@@ -206,10 +204,15 @@ class Classification(LabelTask):
 
     def _without_label(self, line: str, labels: Collection[str]) -> str:
         """Return the text of a line that also has a label."""
+        example = self._split(line)
+        return line if example is None or example.label not in labels else example.text
+
+    def _split(self, line: str) -> LabelledText | None:
+        """Return the label and the text of a line, or None if the line has too few columns."""
         fields, (label, text) = line.split("\t"), (self.columns.label, self.columns.text)
-        if len(fields) < max(label + (text == -1), text) or fields[label - 1].strip() not in labels:
-            return line
-        return fields[text - (text > 0)].strip()
+        if len(fields) < max(label + (text == -1), text):
+            return None
+        return LabelledText(fields[label - 1].strip(), fields[text - (text > 0)].strip())
 
     def holds_symbols(self, example: LabelledText) -> bool:
         return bool(words(example.text))
