@@ -85,7 +85,7 @@ def keep_percent(app: Sphinx, page: nodes.document) -> None:
 
 
 def mend_links(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: nodes.document | None) -> None:
-    """Let source pages link to the paths that the reference has: viewcode keeps one path for all names of a module."""
+    """Link source pages to the paths of the reference: viewcode keeps one path for all names of a module."""
     if page.startswith("_modules/tsallis/"):
         module, documented = page.removeprefix("_modules/").replace("/", "."), app.env.get_domain("py").objects
 

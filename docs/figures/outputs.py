@@ -25,8 +25,8 @@ MOST_WORDS = 5  # of a step
 def output_tree(tree: BeamTree) -> Any:
     """Draw the hypotheses of a search as a tree, with the probability of each branch (Peters et al. 2019, fig. 1).
 
-    Symbols without a choice between them share a branch. The most probable branch is at the top. The probability of
-    each output stands behind it.
+    Symbols without a choice between them share a branch. The most probable branch is at the top. Each output is
+    followed by its probability.
     """
     plan = _TreePlan(tree)
     ax = _canvas(plan.right + MARGIN, plan.rows * LINE + 2 * MARGIN)

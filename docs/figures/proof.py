@@ -73,7 +73,7 @@ def answer(run: Run):
 
 
 def attention(run: Run, target):
-    """Return the symbols that are read, those that are written, and the weights [written, read]."""
+    """Return the source symbols, the target symbols, and the weights [target, source]."""
     source = task_of(run.task).read([LINE], "README", run, gold=False).corpus.src[0]
     corpus = Corpus([source], [list(target)])
     (sentence,) = record(read_model(run.model, run.src_vocab, run.tgt_vocab), [corpus.batch([0])])

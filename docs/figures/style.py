@@ -39,7 +39,7 @@ def save(figure: Figure, path: Path | str) -> None:
 
 
 def lettering(size: float = SIZE, color: str = INK) -> dict[str, Any]:
-    """Return matplotlib's options of a text that is no formula."""
+    """Return matplotlib's options for plain text."""
     return {"fontsize": size, "color": color, "parse_math": False}
 
 

@@ -1,4 +1,4 @@
-"""Draw the chart of README: the time of sparse operations, as a multiple of that of their dense counterparts.
+"""Draw the chart of README: the time of sparse operations divided by the time of dense ones.
 
 python docs/figures/times.py docs/figures/times.svg
 """

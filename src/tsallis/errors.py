@@ -1,4 +1,4 @@
-"""Define errors for invalid input; each message is one line with the value and what is valid."""
+"""Define errors for invalid input; each message is one line with the value and the valid values."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NO_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "not enough 
 class InputError(ValueError):
     """Raised for a file, a setting or an argument that cannot be used.
 
-    The message is one line: the location (file and line, or the path of a setting), what was expected, and what was
-    found. The commands print it without a traceback and exit with status 2.
+    The message is one line: the location (file and line, or the path of a setting), the expected value, and the found
+    value. The commands print it without a traceback and exit with status 2.
 
     >>> raise InputError("verbs.tsv:3: expected source<TAB>target<TAB>features, found 1 column")
     Traceback (most recent call last):

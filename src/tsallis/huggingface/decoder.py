@@ -47,7 +47,7 @@ class TransformersDecoder(nn.Module):
     hypothesis to the tokenizer's ids, :meth:`symbols` does the reverse for `prefixes`, and :meth:`targets` converts
     labels for :func:`tsallis.search.score`.
 
-    The distribution is the one that the model computes for a single source without a cache. `generation_config`
+    The model computes the same distribution for a single source without a cache. `generation_config`
     provides the start, a forced first token, the ends and the tokens that are never generated (`suppress_tokens`,
     `bad_words_ids` of one token). All other settings are ignored, such as temperature, top-k, penalties and lengths. A
     forced token counts as part of the start.

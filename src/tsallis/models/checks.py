@@ -33,7 +33,7 @@ def check_counts(src: Tensor, src_lengths: Tensor, shortest: int = 1) -> Tensor:
 
 
 def check_last_pass(recorded: Sequence[int] | None, decoded: DecoderOutput) -> None:
-    """Raise if the recorded pass is not the one that made `decoded`.
+    """Raise if the recorded pass did not compute `decoded`.
 
     Args:
         recorded: Rows and steps of the model's last pass; None: the pass was compiled, or there was no pass.

@@ -19,7 +19,7 @@ JUMPS = 4  # distances from here on share a score
 
 
 class AlignedSteps(NamedTuple):
-    """What is known about the steps of a target before its symbols are read.
+    """States, scores and log-probabilities of the steps of a target, for every aligned source position.
 
     Args:
         states: Hidden states of each position [batch, tgt, src, d_model].

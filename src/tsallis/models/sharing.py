@@ -35,7 +35,7 @@ SEQUENCE_ROWS = {
 def share_embeddings(
     share: str, src_embedding: nn.Embedding, tgt_embedding: nn.Embedding, output: OutputLayer, known: tuple[str, ...]
 ) -> None:
-    """Let target embedding and output projection share a matrix; with "all", the source embedding shares it too.
+    """Share a matrix between target embedding and output projection; with "all", also with the source embedding.
 
     Raises:
         ValueError: a value of `share` that is not `known`, vocabularies of different sizes with "all".

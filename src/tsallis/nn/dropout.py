@@ -16,7 +16,7 @@ class Dropout(nn.Dropout):
     The compiled kernels compute the mask from a seed.
 
     Args:
-        p: probability of setting a number to zero; the others are scaled up.
+        p: probability of setting a number to zero; the other numbers are scaled up.
 
     Example:
         >>> Dropout(0.5)(torch.ones(1000)).unique()

@@ -99,7 +99,7 @@ class KeyValueCache:
 
         Raises:
             ValueError: The shapes don't match each other or the cache.
-            TypeError: Keys or values are not floating point, or have another dtype than the stored ones.
+            TypeError: Keys or values are not floating point, or their dtype differs from the dtype of the stored ones.
         """
         if keys.dim() != 4 or keys.shape[:3] != values.shape[:3]:
             raise ValueError(

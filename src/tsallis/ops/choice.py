@@ -114,7 +114,7 @@ def request() -> str:
     """Return the name set by the innermost `backend` block, or else by the environment; the default is `auto`.
 
     Raises:
-        InputError: The environment names an unknown backend, or one that can't be used here.
+        InputError: The environment names an unknown or unavailable backend.
     """
     name = _request.get()
     if name is not None:

@@ -57,7 +57,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load all public names at the first use of one of them."""
+    """Load all public names when the first name is used."""
     if name not in __all__:
         raise AttributeError(f"module 'tsallis.search' has no attribute {name!r}")
     import importlib

@@ -1,4 +1,4 @@
-"""Bound the probability that an output matches a pattern, and prove that none does or that all do."""
+"""Bound the probability that an output matches a pattern, and prove that no output or every output matches."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def match(
     max_length: int | None = None,
     stop_early: bool = False,
 ) -> list[list[Match]]:
-    """Bound the probability that an output matches each pattern, and prove that none does or that all do.
+    """Bound the probability that an output matches each pattern, and prove that no output or every output matches.
 
     A best-first search expands prefixes until every pattern is decided for all of them: nothing that follows matches,
     or everything that follows does. All patterns share one search. With exact zeros, the search often ends, and then

@@ -99,7 +99,7 @@ class _Graph:
                 state = self.add(self.sequence(operations, flags, state), end)
         for _ in range(least):
             following, state = state, self.sequence(operations, flags, state)
-            if state == following:  # what is repeated is empty
+            if state == following:  # the repeated part is empty
                 break
         return state
 

@@ -230,7 +230,7 @@ def _solve_budgeted(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
 
 
 def _unsaturated(probs: Tensor) -> Tensor:
-    """Return a mask of the entries that change with their scores: those that are neither 0 nor 1."""
+    """Return a mask of the entries that change with their scores: neither 0 nor 1."""
     return (probs != 0) & (probs != 1)
 
 

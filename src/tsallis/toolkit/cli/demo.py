@@ -84,7 +84,7 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
         config = load_config(path, overrides)
         world = World(device=torch.device(device_kind(device)))
         check_writable(run_dir / "report.html")
-        # Check both folders first: otherwise one training could start although the other is rejected.
+        # Check both folders first: otherwise the first training could start although the second is rejected.
         for folder, settings in ((run_dir, overrides), (softmax_dir, [*overrides, *SOFTMAX])):
             prepare_training(load_config(path, settings), folder, world)
         arguments = [str(path), *overrides, *SOFTMAX, "--run-dir", str(softmax_dir), "--device", device]

@@ -64,8 +64,8 @@ def translate(
     An input line is `source<TAB>features`, a sentence to translate, a document to classify, or `image<TAB>question`.
 
     By default the best output is printed, one per line. With --exact, --all or --n-best above 1, each row has the line
-    number, the output and its probability, separated by tabs. The first row of each line also has the certificate,
-    which states what is proved about the list. If a line has no output, the output in its row is empty.
+    number, the output and its probability, separated by tabs. The first row of each line also has the certificate
+    of the list. If a line has no output, the output in its row is empty.
 
     With --mode sample, each row has the line number, the output and its probability, in the order of the draws.
 

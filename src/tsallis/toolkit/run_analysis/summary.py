@@ -331,7 +331,7 @@ def _choose_example(results: dict[int, Result]) -> int | None:
 
 
 def _answers(run_input: RunInput, results: dict[int, Result]) -> Iterator[SearchedAnswer]:
-    """Yield the best output of each searched row beside its reference."""
+    """Yield the best output of each searched row with its reference."""
     run, corpus, answers = run_input.run, run_input.corpus, run_input.answers
     for row, result in results.items():
         best = result.best

@@ -37,7 +37,7 @@ def sweep(runs: Sequence[SweepRun]) -> Sweep:
     Runs with the same value may differ only in their seeds, which give the spread. Figure 8 of Tezekbayev et al. 2022
     and figure 4 of Peters et al. 2019 are such sweeps. A sweep of alpha can include softmax (:math:`\alpha = 1`) and
     sparsemax (:math:`\alpha = 2`). Attention and output can be swept together, with the same alpha. The scores of a run
-    are those of its best validation. The score that selected the checkpoint determines the best validation.
+    come from its best validation. The score that selected the checkpoint determines the best validation.
 
     Args:
         runs: Runs of the same task, at least two.

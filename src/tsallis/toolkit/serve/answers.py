@@ -128,7 +128,7 @@ class ServedRun:
     ) -> list[Content]:
         """Return the answer to each row of lines. A row with unknown symbols that the run can copy is searched alone.
 
-        So the numbers of its symbols are those of other requests about the same source.
+        So its symbols have the same numbers as in other requests about the source.
         """
         answers: list[Content] = []
         together: list[tuple[int, Any]] = []  # position of an answer, and a row for `_search`

@@ -118,7 +118,7 @@ def describe_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _with_overrides(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Apply overrides to a content and return it. Its section `data` is empty if an override is no section."""
+    """Apply overrides to a content and return it. Its section `data` is empty if an override is not a section."""
     apply_overrides(content, overrides)
     data = content.get("data")
     return {**content, "data": data if isinstance(data, dict) else {}}

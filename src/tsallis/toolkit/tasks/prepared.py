@@ -127,7 +127,7 @@ class PreparedRun:
     def measure(self) -> Measure | None:
         """Return the function that scores search results on the development set.
 
-        The function skips costly scores unless one of them selects the best checkpoint. If the task has no outputs to
+        The function skips costly scores that do not select the best checkpoint. If the task has no outputs to
         search for, return None.
         """
         if not self.task.searched:

@@ -6,7 +6,7 @@ import ctypes
 import os
 
 SWITCH = "TSALLIS_REUSE_MEMORY"
-# Environment variables that configure glibc. If the user has set one of them, nothing is changed.
+# Environment variables that configure glibc. If the user has set any, nothing is changed.
 SETTINGS = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
 TUNABLES = "GLIBC_TUNABLES"
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # constants of malloc.h

@@ -27,7 +27,7 @@ _had_group = False  # whether this process has been in a process group
 
 
 class CommonError(InputError):
-    """Error that all processes raise, so that only one of them needs to print it."""
+    """Error that all processes raise, so that only one process needs to print it."""
 
 
 @dataclass(frozen=True)

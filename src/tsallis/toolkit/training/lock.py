@@ -24,7 +24,7 @@ class Lock:
         """Raise if the folder was moved or removed since it was locked.
 
         Raises:
-            InputError: If the lock file in the folder is not the one that this process holds.
+            InputError: If the folder contains another lock file than the one of this process.
         """
         expected = os.fstat(self.handle)
         try:
