@@ -28,7 +28,7 @@ import torch
 from common import Row, announce, machine, table, verdict, write
 from torch import nn
 
-from tsallis.models import TransformerSeq2Seq
+from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.models.batch import Batch
 from tsallis.search import beam_search
 from tsallis.toolkit.data.batching import BatchPlan
@@ -48,6 +48,13 @@ OURS = {
     "entmax-1.5 output": {"attention": "softmax", "output": "entmax"},
     "alpha-ReLU output": {"attention": "softmax", "output": "alpha_relu", "tau": 0.3},
     "learned attention, entmax-1.5 output": {"attention": "learned", "output": "entmax"},
+}
+# Function and alpha of attention and output. Peters et al. 2019 measured them (figure 6), any alpha by bisection.
+LSTMS = {
+    "LSTM, softmax": ("softmax", 1.0),
+    "LSTM, 1.5-entmax": ("entmax", 1.5),
+    "LSTM, sparsemax": ("sparsemax", 2.0),
+    "LSTM, 1.33-entmax": ("entmax", 1.33),
 }
 COLUMNS = ("operation", "name", "owner", "tokens_per_second", "to_peer", "to_softmax", "agree", "rounds")
 Tokens = list[tuple[int, ...]]
@@ -72,19 +79,16 @@ class Candidate:
 
 def ours(name: str, vocab: int, sizes: argparse.Namespace) -> Candidate:
     torch.manual_seed(sizes.seed)
-    arguments = {"attention_alpha": 1.5, "output_alpha": 1.5, **OURS[name]}
-    model = TransformerSeq2Seq(
-        vocab,
-        vocab,
-        d_model=sizes.d_model,
-        heads=sizes.heads,
-        layers=sizes.layers,
-        d_ff=sizes.d_ff,
-        dropout=sizes.dropout,
-        attention_dropout=sizes.dropout,
-        share="all",
-        **arguments,
-    )
+    same = {"d_model": sizes.d_model, "layers": sizes.layers, "dropout": sizes.dropout}
+    model: RNNSeq2Seq | TransformerSeq2Seq
+    if name in LSTMS:
+        function, alpha = LSTMS[name]
+        maps = {"attention": function, "output": function, "attention_alpha": alpha, "output_alpha": alpha}
+        model = RNNSeq2Seq(vocab, vocab, **same, **maps)
+    else:
+        arguments = {"attention_alpha": 1.5, "output_alpha": 1.5, **OURS[name]}
+        more = {"heads": sizes.heads, "d_ff": sizes.d_ff, "attention_dropout": sizes.dropout, "share": "all"}
+        model = TransformerSeq2Seq(vocab, vocab, **same, **more, **arguments)
     engine = Engine(model, Settings(clip=1.0, label_smoothing=sizes.label_smoothing), World())
 
     def update(batch: Batch) -> None:
@@ -281,6 +285,8 @@ def training(inputs: argparse.Namespace) -> list[Row]:
     batches = [train.batch(plan[i]) for i in range(inputs.updates + 1)]
     measure(candidates, batches, inputs.seed)
     shape = f"d {inputs.d_model}, ff {inputs.d_ff}, {inputs.heads} heads, {inputs.layers} + {inputs.layers} layers"
+    if candidates[0].name in LSTMS:
+        shape = f"LSTM, d {inputs.d_model}, {inputs.layers} + {inputs.layers} layers"
     columns = {"model": shape, "batch": f"{inputs.max_tokens} tokens"}
     return rows("training", candidates, sum(b.tokens for b in batches[1:]), columns)
 
@@ -359,7 +365,7 @@ def main() -> None:
     parser.add_argument("--beam", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--updates", type=int, default=15, help="default: %(default)s")
     parser.add_argument("--translations", type=int, default=5, help="batches (default: %(default)s)")
-    parser.add_argument("--only", nargs="*", metavar="NAME", help=f"of {', '.join(OURS)}")
+    parser.add_argument("--only", nargs="*", metavar="NAME", help=f"of {', '.join((*OURS, *LSTMS))}")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("--no-peer", action="store_true", help="without Joey NMT")

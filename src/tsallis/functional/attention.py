@@ -124,9 +124,10 @@ def entmax_attention(
         valid key returns zeros.
 
     Raises:
-        ValueError: shapes that don't fit together, an alpha below 1 or not finite, a length or a dropout out of range.
+        ValueError: shapes that don't fit together, an alpha below 1 or not finite, a length, a scale or a dropout out
+            of range, gradients of stored keys.
         TypeError: query, key and value of different dtypes (autocast converts half precision and float32 to its own
-            dtype), a mask of integers.
+            dtype), a mask of integers, lengths that are not integers, a value together with stored keys.
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 4, 5, 8).unbind()

@@ -50,8 +50,8 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
         NaN becomes all NaN.
 
     Raises:
-        ValueError: an alpha that is not positive and finite, or of a wrong shape.
-        TypeError: scores that are not floating point, a mask that is not boolean.
+        ValueError: an alpha that is not positive and finite, or of a wrong shape; a mask of a wrong shape.
+        TypeError: scores that are not floating point, an alpha that is not a number, a mask that is not boolean.
 
     Example:
         >>> entmax(torch.tensor([2.0, 1.0, 0.1]))
@@ -244,6 +244,7 @@ def tsallis_entropy(probs: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
         >>> tsallis_entropy(torch.tensor([0.5, 0.5, 0.0]), alpha=2.0)
         tensor(0.2500)
     """
+    check_floating(probs, "probs")
     rows = as_rows(probs, alpha, dim, positive=True)
     alpha = positive_alphas(rows.alpha) if isinstance(rows.alpha, Tensor) else rows.alpha
     if probs.numel() == 0:
@@ -277,7 +278,7 @@ def escort(probs: Tensor, beta: float, dim: int = -1) -> Tensor:
         >>> escort(torch.tensor([0.8, 0.2, 0.0]), beta=0.0)
         tensor([0.5000, 0.5000, 0.0000])
     """
-    check_floating(probs)
+    check_floating(probs, "probs")
     check_dim(dim)
     beta = finite_number("beta", beta)
     wide = upcast(probs)

@@ -41,11 +41,12 @@ def sparsify(
 
     .. math:: p_i = \mathrm{entmax}_{\alpha_h}\big(\mathrm{scale} \cdot Q_i K^\top + \mathrm{mask}_i\big)
 
-    replaces softmax (Correia et al. 2019, eq. 8). At alpha 1 the outputs don't change. Masks, caches and `generate`
-    keep working. `save_pretrained` saves the alphas, and :func:`from_pretrained` loads them. The alphas are the
-    attributes `tsallis_alpha` of the attentions. A second call changes only the attentions that it selects;
-    `sparsify(model, alphas(model))` fixes learned alphas. A warning names attentions that can't be changed; see
-    :func:`find_obstacles`.
+    replaces softmax (Correia et al. 2019, eq. 8). At alpha 1 the outputs don't change, except for padding
+    positions. Masks, caches and `generate` keep working. `save_pretrained` saves the alphas, and
+    :func:`from_pretrained` loads them. The alphas are the attributes `tsallis_alpha` of the attentions. A second call
+    changes only the attentions that it selects; "learned" then creates new parameters, so create the optimizer
+    afterwards. `sparsify(model, alphas(model))` fixes learned alphas. A warning names attentions that can't be
+    changed; see :func:`find_obstacles`.
 
     Args:
         model: Transformers model whose attentions use `AttentionInterface`, also inside PEFT or `torch.compile`. It is
@@ -54,8 +55,8 @@ def sparsify(
             per head, or a mapping from `layers` to any of these.
         layers: Layer numbers from 0 (separately in encoder and decoder), or patterns such as "*.decoder.*"; None: all.
         kind: "self", or "cross" for attention to an encoder's output; None: both.
-        initial: Initial learned alpha, between `low` and `high`; 1.1 is near softmax. None draws a random value, see
-            :class:`tsallis.nn.PerHeadAlpha`.
+        initial: Initial learned alpha, strictly between `low` and `high`; 1.1 is near softmax. None draws a random
+            value, see :class:`tsallis.nn.PerHeadAlpha`.
         low, high: Bounds of learned alphas.
 
     Returns:
@@ -76,6 +77,9 @@ def sparsify(
     base = base_model(model)
     _check_whole(base, "sparsify with the argument layers")
     layers = layers if layers is None or isinstance(layers, int | str) else list(layers)
+    given = alpha.values() if isinstance(alpha, Mapping) else (alpha,)
+    if initial is not None and not any(isinstance(value, str) for value in given):
+        raise ValueError(f"initial applies only to alpha='learned', got initial={initial} with alpha={alpha}")
     modules = {
         name: (attention, _alpha_module(value, name, attention, initial, low, high))
         for value, chosen in _alphas_of_layers(alpha, layers)

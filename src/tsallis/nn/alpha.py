@@ -27,7 +27,8 @@ class PerHeadAlpha(nn.Module):
         num_heads: number of heads.
         low: lower bound, at least 1.
         high: upper bound.
-        initial: initial alpha of all heads; None draws :math:`a` from a normal distribution.
+        initial: initial alpha of all heads, strictly between the bounds; None draws :math:`a` from a normal
+            distribution.
         device: device of the parameter.
         dtype: dtype of the parameter.
 

@@ -142,7 +142,7 @@ class KeyValueCache:
 
 
 class ScreenedKeys(KeyValueCache, KeyStore):
-    """Keys and values for exact attention of single queries that reads few of them.
+    """Keys and values for exact attention of up to three queries that reads few of them.
 
     Entmax gives weight to few keys. :func:`tsallis.entmax_attention` first scans a copy of the keys in 8 bits, with
     proved bounds of the scores. It then reads only the keys and values that may have a weight. The result is exact up

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any, Literal, NamedTuple
 
@@ -68,9 +69,9 @@ class MultiheadAttention(ConstantBuffers):
     .. math:: \mathrm{head}_h = \mathrm{entmax}_{\alpha_h}\big(Q_h K_h^\top / \sqrt{d}\big) V_h
 
     (Correia et al. 2019, eq. 8). It replaces PyTorch's module: arguments, parameter names, shapes and masks are the
-    same, and state dicts can be loaded. As in PyTorch, True in a boolean mask hides a key. A query without a visible
-    key returns the output's bias, where PyTorch returns NaN. Weights are stored and returned only with
-    `need_weights`; they do not include dropout.
+    same, and state dicts can be loaded unless `alpha` is a tensor or `length_scale` is set. As in PyTorch, True in a
+    boolean mask hides a key. A query without a visible key returns the output's bias, where PyTorch returns NaN.
+    Weights are stored and returned only with `need_weights`; they do not include dropout.
 
     Args:
         embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn: as in `torch.nn.MultiheadAttention`.
@@ -86,7 +87,8 @@ class MultiheadAttention(ConstantBuffers):
             With "nape", only heads without a slope are scaled.
 
     Raises:
-        ValueError: sizes that don't match, a bad alpha.
+        ValueError: sizes that don't match, a bad alpha or dropout, unknown `positions` or `length_scale`.
+        TypeError: alphas in a list.
 
     Example:
         >>> attention = MultiheadAttention(8, 2, batch_first=True, alpha="learned")
@@ -407,7 +409,7 @@ class MultiheadAttention(ConstantBuffers):
         In self-attention, padding queries are skipped.
 
         Raises:
-            RuntimeError: There was no forward pass yet.
+            RuntimeError: There was no forward pass yet, or it was compiled.
         """
         attended, seen, queries = self.count_attended()
         density, mean = (attended / seen.clamp(min=1)).float(), (attended / queries.clamp(min=1)).float()
@@ -420,7 +422,7 @@ class MultiheadAttention(ConstantBuffers):
             active: Mask of the queries that count [batch, queries]. Padding queries of self-attention never count.
 
         Raises:
-            RuntimeError: There was no forward pass yet.
+            RuntimeError: There was no forward pass yet, or it was compiled.
         """
         last = self._last_pass()
         support = count_support(last.support)
@@ -439,6 +441,9 @@ class MultiheadAttention(ConstantBuffers):
         Args:
             factor: Positive number; above 1, the weights become sparser.
 
+        Raises:
+            ValueError: The factor is not positive and finite.
+
         Example:
             >>> attention, x = MultiheadAttention(8, 2, batch_first=True), torch.randn(3, 50, 8)
             >>> before = attention(x, x, x) and attention.stats().support
@@ -447,6 +452,8 @@ class MultiheadAttention(ConstantBuffers):
             >>> (after < before).tolist()
             [True, True]
         """
+        if not 0 < factor < math.inf:
+            raise ValueError(f"factor must be positive and finite, got {factor}")
         for parameter in (self._weights()[0], self._biases()[0]):
             if parameter is not None:
                 parameter.mul_(factor)

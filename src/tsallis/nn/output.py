@@ -53,7 +53,8 @@ class OutputLayer(ConstantBuffers):
         alpha: alpha of "entmax" and "alpha_relu".
         tau: threshold of "alpha_relu", see :func:`tsallis.estimate_tau`.
         bias: whether the projection has a bias.
-        forbidden: symbols that never get a probability (padding, start): their scores are -inf.
+        forbidden: symbols that never get a probability (padding, start): their scores are -inf. The loss of such a
+            target is infinite, unless `ignore_index` excludes it.
 
     Raises:
         ValueError: an unknown transform, a bad alpha, a forbidden symbol outside the vocabulary, a vocabulary in which
@@ -357,7 +358,7 @@ class OutputLayer(ConstantBuffers):
     def loss_of_scores(
         self, scores: Tensor, target: Tensor | SparseRows, ignore_index: int = -100, reduction: str = "mean"
     ) -> Tensor:
-        """Compute the loss from scores."""
+        """Compute the loss from scores, as :meth:`loss` without label smoothing does from states."""
         options = {"ignore_index": ignore_index, "reduction": reduction}
         if self.transform == "alpha_relu":
             return functional.alpha_relu_loss(scores, target, self.alpha, self.tau, **options)  # type: ignore[arg-type]

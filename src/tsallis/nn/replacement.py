@@ -42,20 +42,21 @@ def sparsify_module(
     stay the same, but PyTorch's fast path for encoders is switched off, because it computes softmax. At alpha 1 the
     outputs are the same, with two exceptions: PyTorch returns NaN for queries without a key, and its fast path returns
     zeros for padding. Hooks and added attributes move to the new attention. An attention that is sparse already gets
-    the new alpha. :func:`densify_module` undoes the replacement.
+    the new alpha; a second "learned" creates new parameters, which an optimizer has to be told. :func:`densify_module`
+    undoes the replacement.
 
     Args:
         module: module to change in place, or an attention to replace.
         alpha: at least 1: a number, or "learned" for a learned alpha per head.
         names: patterns of the names of attentions, such as "encoder.*"; None: all.
-        initial: initial learned alpha, such as 1.1, which is near softmax; None draws it at random for each head
-            (:class:`PerHeadAlpha`).
+        initial: initial learned alpha, strictly between 1 and 2, such as 1.1, which is near softmax; None draws it at
+            random for each head (:class:`PerHeadAlpha`).
 
     Returns:
         The module, or its replacement if the module is an attention.
 
     Raises:
-        ValueError: no attention to replace, a bad alpha.
+        ValueError: no attention to replace, a bad alpha, an initial alpha together with a fixed alpha.
         TypeError: a subclass of PyTorch's attention or an attention with a replaced `forward`, because that code would
             be lost; parameters that are computed by pruning or a parametrization; an added attribute that can't be
             moved.
@@ -70,6 +71,8 @@ def sparsify_module(
     """
     if isinstance(alpha, str) and alpha != "learned":
         raise ValueError(f"alpha must be a number or 'learned', got {alpha!r}")
+    if initial is not None and alpha != "learned":
+        raise ValueError(f"initial applies only to alpha='learned', got initial={initial} with alpha={alpha}")
     patterns = _patterns(names)
     attentions = dict(_attentions(module, patterns))
     if not attentions:

@@ -383,7 +383,9 @@ def exact_search(
     mass: float | None = None,
     prefixes: Sequence[Sequence[int]] | None = None,
     text: Text | None = None,
-    **limits: Any,
+    min_length: int = 0,
+    max_length: int | None = None,
+    length_penalty: float = 0.0,
 ) -> list[Result]:
     r"""Find and prove the `n_best` most probable outputs of every source, also for softmax.
 
@@ -399,11 +401,10 @@ def exact_search(
         model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
         src, src_lengths: Symbols of the sources [batch, src], and number of symbols per source [batch].
         n_best: Number of outputs to prove and return.
-        beam_size: Beam size of the beam search, at least `n_best`.
+        beam_size: Beam size of the beam search; smaller values than `n_best` are raised to it.
         budget, mass: Limits of the second search, see :func:`exhaustive`.
         time_limit: Seconds per source. It includes the beam search, which is not interrupted.
-        prefixes, text: see :func:`beam_search`.
-        limits: `min_length`, `max_length` and `length_penalty`, see :func:`beam_search`.
+        prefixes, text, min_length, max_length, length_penalty: see :func:`beam_search`.
 
     Returns:
         One :class:`Result` per source.
@@ -420,6 +421,7 @@ def exact_search(
     """
     check_at_least_one(n_best=n_best, beam_size=beam_size, budget=budget)
     check_goal(mass, model.output.normalized, time_limit=time_limit)
+    limits: Any = {"min_length": min_length, "max_length": max_length, "length_penalty": length_penalty}
     make_limits(check_sources(model, src, src_lengths), prefixes, **limits)
     beam_size, options = max(beam_size, n_best), {"text": text, **limits}
     results: list[Result] = []

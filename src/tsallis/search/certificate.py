@@ -61,7 +61,8 @@ class Certificate:
     - `complete`: no possible output is missing; the hypotheses are the whole distribution.
     - `optimal`: outputs may be missing, but none is more probable than the best hypothesis.
     - `bounded`: no missing output is more probable than `exp(bound)`, which exceeds the best hypothesis.
-    - `none`: nothing is proved, because no output was found, the values are not probabilities, or there is a `reason`.
+    - `none`: nothing is proved, because no output was found, prefixes of an alpha-ReLU model were dropped, or there is
+      a `reason`.
 
     For normalized models, every kind means that no missing output is more probable than `exp(bound)`. If D is the set
     of dropped prefixes,

@@ -54,6 +54,9 @@ def test_scaling_multiplies_the_scores(options: dict[str, int]) -> None:
     attention.scale_scores(0.25)
     after = attention(*inputs, average_attn_weights=False)[1].log()
     torch.testing.assert_close(after.diff(), before.diff() * 0.25)
+    for bad in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="factor must be positive and finite, got"):
+            attention.scale_scores(bad)
 
 
 def test_given_queries_count_only_if_they_are_not_padding() -> None:

@@ -320,15 +320,15 @@ class Elliptical(Density):
                 error depends on the narrowest function and on the widest density. If this needs more than 1024 points,
                 or more than 96 rings of 384 points, a warning gives the bound and the required size. The default for
                 other functions is 128 points, or 32 rings of 64 points. Reading the widest density waits for a GPU; a
-                given size avoids this. Under a compiler, and for a basis without a width, the default assumes that
-                functions are a tenth as wide as the support.
+                given size avoids this. For a basis without a width, the default assumes that functions are a
+                tenth as wide as the support. Compiled graphs need `points` for a basis.
 
         Returns:
             [..., size] for a basis, [..., any...] for a function.
 
         Raises:
             ValueError: If the basis has another number of dimensions.
-            NotImplementedError: If quadrature would need more than two dimensions.
+            NotImplementedError: If quadrature would need more than two dimensions, or a compiled graph needs `points`.
         """
         with torch.autocast(self._mean.device.type, enabled=False):
             return self._expect(function, points).to(self.dtype)

@@ -79,7 +79,8 @@ class BetaGaussian(Quadratic):
         mean: Mean, [...] on the line, [..., n] in n dimensions.
         cov: Variance [...], or covariance [..., n, n].
         alpha: Number >= 1, or a tensor that broadcasts to the batch shape and may require a gradient.
-        dims: Number of dimensions n. Expectations by quadrature support 1 and 2.
+        dims: Number of dimensions n; 2 for a covariance matrix in the plane. Expectations by
+            quadrature support 1 and 2.
         validate_args: Whether to check the arguments, as in `torch.distributions`.
 
     Raises:
@@ -122,7 +123,7 @@ class Gaussian(Quadratic):
     Args:
         mean: Mean, [...] on the line, [..., n] in n dimensions.
         cov: Variance [...], or covariance [..., n, n].
-        dims: Number of dimensions n.
+        dims: Number of dimensions n; 2 for a covariance matrix in the plane.
         validate_args: Whether to check the arguments, as in `torch.distributions`.
 
     Raises:
@@ -190,7 +191,7 @@ class TruncatedParaboloid(Quadratic):
     Args:
         mean: Mean [..., n].
         cov: Covariance [..., n, n]; :meth:`from_scale` takes :math:`\Sigma` instead.
-        dims: Number of dimensions n.
+        dims: Number of dimensions n; 2 for a covariance matrix in the plane.
         validate_args: Whether to check the arguments, as in `torch.distributions`.
 
     Raises:
