@@ -164,7 +164,7 @@ def alpha_modules(model: nn.Module) -> Iterator[tuple[str, FixedAlpha | LearnedA
     for name, module in model.named_modules():
         alpha: Any = getattr(module, ALPHA, None)
         if hasattr(alpha, "modules_to_save"):  # PEFT trains a copy of the module
-            alpha = alpha.modules_to_save[alpha.active_adapter]
+            alpha = alpha.original_module if alpha.disable_adapters else alpha.modules_to_save[alpha.active_adapter]
         if alpha is not None:
             yield name, alpha
 

@@ -33,8 +33,8 @@ def calibrate_attended(model: nn.Module, batches: Iterable[Mapping[str, Any]], a
         The mean that was reached, usually within 1 % of `attended`. A warning is given if it differs by 10 %.
 
     Raises:
-        ValueError: `attended` is below 1 or above the mean number of visible keys, the model is not sparsified, or an
-            alpha is learned, differs between heads, or is 1.
+        ValueError: `attended` is below 1 or above the mean number of visible keys, the model is not sparsified or has
+            an adapter of PEFT, or an alpha is learned, differs between heads, or is 1.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -45,6 +45,8 @@ def calibrate_attended(model: nn.Module, batches: Iterable[Mapping[str, Any]], a
         3
     """
     attended = check_real("attended", attended, 1)
+    if hasattr(model, "get_base_model"):
+        raise ValueError("the factor can't be saved with an adapter: call merge_and_unload() of the model first")
     DensityMeter(model)  # raise if the model is not sparsified
     modules = {}
     for name, alpha in alpha_modules(model):

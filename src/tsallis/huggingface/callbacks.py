@@ -84,8 +84,9 @@ class AttentionLog(TrainerCallback):
         self._last_step = 0  # last logged step
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Reset the state of an earlier training."""
+        """Reset the state of an earlier training, also of an interrupted one."""
         self._last_step = 0
+        self._stop()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start measuring if this step will be logged."""
@@ -95,15 +96,20 @@ class AttentionLog(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop measuring, and log if the Trainer logs."""
-        meter, self._meter = self._meter, None
-        if meter is not None:
-            meter.__exit__(None, None, None)
+        if (meter := self._stop()) is not None:
             self._densities = meter.densities()
         self._log(state, control, kwargs["model"])
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log if the Trainer logs."""
         self._log(state, control, kwargs["model"])
+
+    def _stop(self) -> DensityMeter | None:
+        """Stop measuring, and return the meter if it ran."""
+        meter, self._meter = self._meter, None
+        if meter is not None:
+            meter.__exit__(None, None, None)
+        return meter
 
     def _log(self, state: Any, control: Any, model: nn.Module) -> None:
         if not control.should_log or state.global_step == self._last_step:  # log once per step, as Trainer does

@@ -29,6 +29,8 @@ NEUTRAL = {
     "TypicalLogitsWarper": "typical_p=1.0",
     "EpsilonLogitsWarper": "epsilon_cutoff=0.0",
     "EtaLogitsWarper": "eta_cutoff=0.0",
+    "WatermarkLogitsProcessor": "watermarking_config=None",
+    "SynthIDTextWatermarkLogitsProcessor": "watermarking_config=None",
 }
 
 

@@ -79,7 +79,11 @@ def switch_attention(model: Any, owner: nn.Module, attentions: Mapping[str, nn.M
         model.set_attn_implementation(implementation_name(model))
         others = [name for name, attention in attentions.items() if not calls_ours(attention, model)]
         if others:
-            raise ValueError(f"Transformers does not support replacing the attention function of {', '.join(others)}")
+            reason = _function_obstacle(model, attentions[others[0]])
+            raise ValueError(
+                f"Transformers does not support replacing the attention function of {', '.join(others)}"
+                f"{f', which {reason}' if reason else ''}"
+            )
     except Exception:
         _replace_configurations(owner, {id(new): old for old, new in copies.values()})
         raise
@@ -179,7 +183,11 @@ def _function_obstacle(base: Any, attention: nn.Module) -> str:
     part = next((part for part in model_parts(base) if part.config is config), None)
     if part is None:
         is_inner = any(x is config for x in configurations(base))
-        return "" if is_inner else "has a configuration outside the model's configuration"
+        return (
+            ""
+            if is_inner
+            else "has a configuration outside the model's configuration: save the model and load it again"
+        )
     if part._can_set_attn_implementation():
         return ""
     return f"belongs to {type(part).__name__}, whose attention function Transformers can't replace"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -47,8 +48,10 @@ def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
         tensor([1.1000, 1.1000])
     """
     config = options.pop("config", None)
-    if config is None:
-        config = AutoConfig.from_pretrained(path, **{name: options[name] for name in LOCATION if name in options})
+    if config is None or isinstance(config, str | os.PathLike):
+        config = AutoConfig.from_pretrained(
+            config or path, **{name: options[name] for name in LOCATION if name in options}
+        )
         for name in [name for name in options if hasattr(config, name) and name not in NOT_OF_CONFIG]:
             setattr(config, name, options.pop(name))  # such as num_labels
     settings = getattr(config, SETTINGS, None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from tsallis.functional import SparseRows, entmax_loss, linear_entmax_loss
@@ -33,7 +34,8 @@ def trainer_loss(
     .. math:: L(z, y) = \max_p \big(p^\top z + H_\alpha(p)\big) - z_y
 
     (Peters et al. 2019, eq. 10). The result is the mean over all labels except -100. For predictions, use
-    :func:`tsallis.entmax` with the same alpha.
+    :func:`tsallis.entmax` with the same alpha. Trainer removes the labels before it calls the model, so batches of an
+    encoder-decoder need `decoder_input_ids`: use `DataCollatorForSeq2Seq(tokenizer, model=model)`.
 
     Args:
         alpha: Alpha, at least 1; 1 is cross-entropy.
@@ -57,7 +59,9 @@ def trainer_loss(
     if teacher is not None and label_smoothing:
         raise ValueError(f"label_smoothing must be 0 with a teacher, got {label_smoothing:g}")
 
-    def compute(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+    def compute(outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        if labels is None:
+            raise ValueError("batches must have labels, got none")
         logits = outputs["logits"]
         if shift:
             logits, labels = logits[..., :-1, :], labels[..., 1:]
@@ -92,7 +96,7 @@ def lm_loss(
 
     Args:
         model: Transformers model with a language modelling head, such as `LlamaForCausalLM`, `BertForMaskedLM` or
-            `T5ForConditionalGeneration`.
+            `T5ForConditionalGeneration`, also in PEFT or `DistributedDataParallel`.
         inputs: Inputs of the model, with `labels` [batch, length]; -100 is ignored. Missing decoder inputs of an
             encoder-decoder are computed from the labels.
         alpha: Alpha, at least 1; 1 is cross-entropy.
@@ -106,7 +110,7 @@ def lm_loss(
     Raises:
         ValueError: There are no labels, the model has no linear output layer, or it changes the logits afterwards. Or
             the numbers of labels and of projected positions differ, or it is unknown whether the model shifts labels.
-        TypeError: The model is not a Transformers model.
+        TypeError: The model is not a Transformers model, or has another wrapper.
 
     Example:
         >>> import torch
@@ -119,34 +123,48 @@ def lm_loss(
     """
     if inputs.get("labels") is None:
         raise ValueError(f"inputs must have labels, got {', '.join(inputs)}")
-    lm, head = _language_model(model)
+    outer, lm, head = _language_model(model)
     shift = shifts(lm) if shift is None else shift
     rest = {name: x for name, x in inputs.items() if name != "labels"}
     labels: Tensor = inputs["labels"]
     add_decoder_inputs(lm, rest, labels)
-    hidden = _run_to_head(lm, head, rest)
-    if hidden.shape[:-1] != labels.shape:
-        raise ValueError(
-            f"labels must have shape {list(hidden.shape[:-1])}, one label per position of {type(lm).__name__}, "
-            f"got {list(labels.shape)}"
-        )
-    labels = (torch.nn.functional.pad(labels, (0, 1), value=-100)[..., 1:] if shift else labels).to(hidden.device)
-    reduction = "mean" if num_items_in_batch is None else "sum"
-    target = _target(labels, teacher)
-    loss = linear_entmax_loss(hidden, head.weight.to(hidden.dtype), target, alpha, bias=head.bias, reduction=reduction)
-    return loss if num_items_in_batch is None else loss / num_items_in_batch
+    prompt = getattr(getattr(outer, "active_peft_config", None), "num_virtual_tokens", None) or 0
+
+    def loss(hidden: Tensor, routers: Tensor | None) -> Tensor:
+        target, shape = labels, hidden.shape[:-1]
+        if shape[1] == labels.shape[1] + prompt:  # the prompt of PEFT has no labels
+            target = nn.functional.pad(labels, (prompt, 0), value=-100)
+        if shape != target.shape:
+            name = type(lm).__name__
+            raise ValueError(
+                f"labels must have shape {list(shape)}, one label per position of {name}, got {list(labels.shape)}"
+            )
+        target = (nn.functional.pad(target, (0, 1), value=-100)[..., 1:] if shift else target).to(hidden.device)
+        reduction = "mean" if num_items_in_batch is None else "sum"
+        weight, rows = head.weight.to(hidden.dtype), _target(target, teacher)
+        value = linear_entmax_loss(hidden, weight, rows, alpha, bias=head.bias, reduction=reduction)
+        value = value if num_items_in_batch is None else value / num_items_in_batch
+        return value if routers is None else value + lm.router_aux_loss_coef * routers.to(value.device)
+
+    return _loss_at_head(outer, lm, head, rest, loss)
 
 
-def _language_model(model: Any) -> tuple[Any, nn.Linear]:
-    """Return the Transformers model inside PEFT or torch.compile, and its head."""
-    lm = model.get_base_model() if hasattr(model, "get_base_model") else model  # unwrap PEFT
+def _language_model(model: Any) -> tuple[Any, Any, nn.Linear]:
+    """Return a model without its compiler, the Transformers model inside PEFT or DDP, and its head."""
+    outer = lm = getattr(model, COMPILED, model)
+    lm = lm.module if isinstance(lm, DistributedDataParallel) else lm
+    lm = lm.get_base_model() if hasattr(lm, "get_base_model") else lm  # unwrap PEFT
     lm = getattr(lm, COMPILED, lm)
-    if not isinstance(lm, PreTrainedModel):  # such as DistributedDataParallel, which must be called itself
-        raise TypeError(f"model must be a Transformers model, got {type(lm).__name__}")
+    if not isinstance(lm, PreTrainedModel):
+        wrappers = "a Transformers model, also in PEFT or DistributedDataParallel"
+        raise TypeError(f"model must be {wrappers}, got {type(lm).__name__}")
     head = lm.get_output_embeddings()
     if not isinstance(head, nn.Linear):
-        raise ValueError(f"{type(lm).__name__} must have an output layer of type nn.Linear, got {type(head).__name__}")
-    return lm, head
+        kind = f"{type(head).__module__}.{type(head).__name__}"
+        raise ValueError(
+            f"the output layer of {type(lm).__name__} must be a torch.nn.Linear without adapters, got {kind}"
+        )
+    return outer, lm, head
 
 
 def shifts(lm: Any) -> bool:
@@ -165,17 +183,21 @@ def shifts(lm: Any) -> bool:
 
 
 @untraced  # compiled code does not notice temporary hooks
-def _run_to_head(lm: Any, head: nn.Linear, inputs: dict[str, Any]) -> Tensor:
-    """Run a model and return the input of its head [batch, length, size].
+def _loss_at_head(
+    outer: Any, lm: Any, head: nn.Linear, inputs: dict[str, Any], loss: Callable[[Tensor, Tensor | None], Tensor]
+) -> Tensor:
+    """Run a model with its wrappers and return a loss of the head's input [batch, length, size] and the routers' loss.
 
     During the run, the head returns made-up logits for the first position. If the model returns these logits unchanged,
-    it does nothing after the projection.
+    it does nothing after the projection. The loss replaces the output of the model, because DistributedDataParallel
+    looks for unused parameters in the graph of the output.
 
     Raises:
         ValueError: The model changes the logits, or does not call the head exactly once.
     """
     states: list[Tensor] = []
     probes: list[Tensor] = []
+    losses: list[Tensor] = []
 
     def shorten(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         states.append(args[0])
@@ -186,20 +208,26 @@ def _run_to_head(lm: Any, head: nn.Linear, inputs: dict[str, Any]) -> Tensor:
         probes.append(probe)
         return probe.expand(output.shape).clone()
 
+    def finish(_: nn.Module, args: tuple[Any, ...], outputs: Any) -> Tensor:
+        if len(states) != 1:
+            calls = f"{type(lm).__name__} calls its output layer {len(states)} times per pass"
+            raise ValueError(f"{calls}, but must call it exactly once")
+        logits = outputs.logits if hasattr(outputs, "logits") else outputs[0]
+        if logits.shape[-1:] != probes[0].shape or not (logits == probes[0]).all():
+            config = lm.config.get_text_config()
+            settings = {name: getattr(config, name, neutral) for name, neutral in SCALINGS.items()}
+            reasons = [f"{name} = {x}" for name, x in settings.items() if x not in (None, SCALINGS[name])]
+            how = f"by {', '.join(reasons)}" if reasons else "after the projection"
+            raise ValueError(f"{type(lm).__name__} changes its logits {how}, which is not supported")
+        losses.append(loss(states[0], getattr(outputs, "aux_loss", None)))
+        return losses[0]
+
     hooks = [head.register_forward_pre_hook(shorten), head.register_forward_hook(replace)]
-    forward = lm if getattr(lm, "_compiled_call_impl", None) is None else lm.forward
+    hooks.append(lm.register_forward_hook(finish))
+    is_compiled = getattr(outer, "_compiled_call_impl", None) is not None
     try:
-        logits = forward(**inputs)[0]
+        outputs = outer.forward(**inputs) if is_compiled else outer(**inputs)
     finally:
         for hook in hooks:
             hook.remove()
-    if len(states) != 1:
-        calls = f"{type(lm).__name__} calls its output layer {len(states)} times per pass"
-        raise ValueError(f"{calls}, but must call it exactly once")
-    if logits.shape[-1:] != probes[0].shape or not (logits == probes[0]).all():
-        config = lm.config.get_text_config()
-        settings = {name: getattr(config, name, neutral) for name, neutral in SCALINGS.items()}
-        reasons = [f"{name} = {x}" for name, x in settings.items() if x not in (None, SCALINGS[name])]
-        how = f"by {', '.join(reasons)}" if reasons else "after the projection"
-        raise ValueError(f"{type(lm).__name__} changes its logits {how}, which is not supported")
-    return states[0]
+    return losses[0] if losses else finish(lm, (), outputs)

@@ -49,8 +49,8 @@ def summarize_texts(
         The summary, for `tsallis.report.build_page`.
 
     Raises:
-        InputError: There are no texts, the number of targets differs, targets are missing, or the model reads no
-            texts.
+        InputError: There are no texts, `texts` is a string, the number of targets differs, targets are missing, or the
+            model reads no texts.
         ValueError: The model has no sparse attention.
 
     Example:
@@ -58,6 +58,8 @@ def summarize_texts(
         >>> def report(model, tokenizer, texts):
         ...     return build_page([summarize_texts(model, tokenizer, texts)])
     """
+    if isinstance(texts, str):
+        raise InputError(f"texts must be a list, got the string {texts!r}")
     reader = TransformersReader(model, tokenizer)
     if reader.seq2seq != (targets is not None) or len(texts) != len(texts if targets is None else targets):
         needs = f"{len(texts)} targets" if reader.seq2seq else "no targets"

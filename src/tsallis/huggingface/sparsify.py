@@ -77,6 +77,9 @@ def sparsify(
     base = base_model(model)
     _check_whole(base, "sparsify with the argument layers")
     layers = layers if layers is None or isinstance(layers, int | str) else list(layers)
+    if isinstance(alpha, Mapping):  # the names that `alphas` returns start with those of wrappers
+        wrapper = next(f"{name}." if name else "" for name, part in model.named_modules() if part is base)
+        alpha = {x.removeprefix(wrapper) if isinstance(x, str) else x: value for x, value in alpha.items()}
     given = alpha.values() if isinstance(alpha, Mapping) else (alpha,)
     if initial is not None and not any(isinstance(value, str) for value in given):
         raise ValueError(f"initial applies only to alpha='learned', got initial={initial} with alpha={alpha}")

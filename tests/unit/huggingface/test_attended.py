@@ -90,6 +90,10 @@ def test_impossible_settings_are_rejected() -> None:
             calibrate_attended(sparsify(build("bert"), alpha), [], 2)
     with pytest.raises(ValueError, match="sparsify first"):
         calibrate_attended(build("bert"), [], 2)
+    peft = pytest.importorskip("peft")
+    adapter = peft.get_peft_model(sparsify(build("bert")), peft.LoraConfig(r=2, target_modules=["query"]))
+    with pytest.raises(ValueError, match=r"can't be saved with an adapter: call merge_and_unload\(\)"):
+        calibrate_attended(adapter, [], 2)
     model, batch = sparsify(build("bert")), inputs(BY_NAME["bert"])
     settings = model.config.to_dict()
     with pytest.raises(ValueError, match=r"at most [0-9.]+, the mean number of visible keys, got 7"):

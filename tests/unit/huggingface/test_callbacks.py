@@ -128,6 +128,23 @@ def test_attention_is_logged_where_the_trainer_logs(
         assert [entry["step"] for entry in history if "density" in entry] == steps
 
 
+def test_a_new_training_ends_the_measurement_of_an_interrupted_one(tmp_path: Path) -> None:
+    class Interrupted(tf.Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            raise KeyboardInterrupt
+
+    run = trainer(sparsify(build("bert"), 1.5), tmp_path, arguments={"logging_steps": 1, "save_strategy": "no"})
+    run.add_callback(callback := AttentionLog(run))
+    torch.compile(lambda x: x, backend="eager")(torch.ones(1))  # so that there is a compiler to switch off
+    broken = Interrupted(run.model, run.args, train_dataset=ROWS, callbacks=[callback])
+    with pytest.raises(KeyboardInterrupt):
+        broken.train()
+    run.train()
+    graphs: list[Any] = []
+    torch.compile(lambda x: x + 1, backend=lambda graph, _: graphs.append(graph) or graph.forward)(torch.ones(1))
+    assert len(graphs) == 1
+
+
 def test_a_stream_is_logged_without_densities_where_its_end_is_not_known(tmp_path: Path) -> None:
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self) -> Iterator[Any]:
@@ -171,6 +188,8 @@ def test_adapters_of_peft_learn_and_keep_alphas(tmp_path: Path) -> None:
     model(**batch).logits.square().mean().backward()
     optimizer.step()
     learned = list(alphas(model).values())
+    with model.disable_adapter():
+        assert all((x == 1.5).all() for x in alphas(model).values())
     assert all((x - 1.5).abs().min() > 1e-3 for x in learned)
     model.save_pretrained(tmp_path)
     loaded = peft.PeftModel.from_pretrained(sparsify(build("llama"), "learned", initial=1.5), tmp_path)

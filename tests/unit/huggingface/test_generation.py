@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("transformers")  # before what imports it
 
 import torch
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import DynamicCache, EncoderDecoderCache, WatermarkingConfig
 
 import tsallis
 from tiny_transformers import BY_NAME, VOCABULARY, build, inputs
@@ -95,6 +95,13 @@ def test_a_temperature_that_acts_after_entmax_is_undone(place: str) -> None:
     shares = torch.bincount(drawn, minlength=VOCABULARY) / len(prompts)
     cold = expected ** (1 / 0.3)
     assert (shares - expected).abs().sum() / 2 < 0.05 < (cold / cold.sum() - expected).abs().sum() / 4
+
+
+def test_watermarks_are_refused() -> None:
+    model, marks = build("llama"), WatermarkingConfig(bias=5.0)
+    call = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 1, "watermarking_config": marks}
+    with pytest.raises(ValueError, match="pass watermarking_config=None to generate"):
+        model.generate(torch.full((1, 3), 5), **call, logits_processor=[EntmaxLogitsProcessor(1.5)])
 
 
 def test_settings_that_change_nothing_are_accepted() -> None:

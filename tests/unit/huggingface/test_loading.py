@@ -50,6 +50,7 @@ def test_plain_loading_reports_fixed_alphas_and_a_dense_model_is_not_loaded_as_s
     with pytest.raises(ValueError, match=rf"has no weights for {FIRST}\.tsallis_alpha\.value"):
         from_pretrained(tf.BertForMaskedLM, tmp_path / "dense")
     build("bert").save_pretrained(tmp_path / "other")
+    assert alphas(from_pretrained(tf.BertForMaskedLM, tmp_path / "sparse", config=str(tmp_path / "sparse")))
     with pytest.raises(ValueError, match="was saved without the settings of sparsify"):
         from_pretrained(tf.AutoModel, tmp_path / "other")
 

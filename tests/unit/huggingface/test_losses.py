@@ -96,6 +96,31 @@ def test_masked_models_and_encoder_decoders_do_not_shift_labels(name: str) -> No
     )
 
 
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
+def test_prompts_of_peft_count(kind: str) -> None:
+    peft = pytest.importorskip("peft")
+    batch = inputs(BY_NAME["llama"])
+    config = getattr(peft, kind)(num_virtual_tokens=4, task_type="CAUSAL_LM")
+    model = peft.get_peft_model(build("llama"), config)
+    prompts = [x for name, x in model.named_parameters() if "prompt" in name]
+    with torch.no_grad():
+        for prompt in prompts:
+            prompt.normal_()
+    items = {**batch, "labels": batch["input_ids"]}
+    gradients = []
+    for loss in (model(**items).loss, lm_loss(model, items, 1.0)):
+        gradients.append([loss, *torch.autograd.grad(loss, prompts)])
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_the_loss_of_routers_counts() -> None:
+    sizes = {"num_local_experts": 3, "router_aux_loss_coef": 0.5}
+    model = fill(lambda: tf.MixtralForCausalLM(tf.MixtralConfig(**GROUPED, **sizes, output_router_logits=True)))
+    batch = inputs(BY_NAME["llama"])
+    items = {**batch, "labels": batch["input_ids"]}
+    torch.testing.assert_close(lm_loss(model, items, 1.0), model(**items).loss, rtol=1e-5, atol=1e-5)
+
+
 def test_decoder_inputs_of_the_users_own_count() -> None:
     batch, model = inputs(BY_NAME["t5"]), build("t5")
     items = {**batch, "labels": batch["decoder_input_ids"]}
@@ -113,8 +138,9 @@ def test_labels_are_shifted_as_the_user_says() -> None:
     torch.testing.assert_close(lm_loss(model, items, 1.0, shift=False), output.loss, rtol=1e-5, atol=1e-5)
     shifted = trainer_loss(1.0, shift=True)(output, items["labels"])
     torch.testing.assert_close(lm_loss(model, items, 1.0, shift=True), shifted, rtol=1e-5, atol=1e-5)
-    with pytest.raises(TypeError, match="model must be a Transformers model, got Linear"):
-        lm_loss(torch.nn.Linear(2, 2), items)
+    for wrong in (torch.nn.Linear(2, 2), torch.nn.DataParallel(torch.nn.Linear(2, 2))):
+        with pytest.raises(TypeError, match=f"model must be a Transformers model, also .*, got {type(wrong).__name__}"):
+            lm_loss(wrong, items)
 
 
 def test_a_sum_is_divided_by_the_number_of_items() -> None:
@@ -131,6 +157,8 @@ def test_a_loss_of_classes() -> None:
     logits, labels = torch.randn(4, 3), torch.tensor([0, 2, 1, -100])
     smooth = trainer_loss(2.0, label_smoothing=0.1)({"logits": logits}, labels)
     torch.testing.assert_close(smooth, tsallis.entmax_loss(logits, labels, 2.0, label_smoothing=0.1))
+    with pytest.raises(ValueError, match="batches must have labels, got none"):
+        trainer_loss()({"logits": logits}, None)
 
 
 def test_the_head_projects_one_position() -> None:
@@ -180,7 +208,7 @@ def test_what_changes_logits_is_refused(change: Callable[[Tensor], Tensor]) -> N
     ("model", "labels", "message"),
     [
         (lambda: build("llama"), None, "inputs must have labels, got input_ids, attention_mask"),
-        (lambda: build("llama").model, True, "LlamaModel must have an output layer"),
+        (lambda: build("llama").model, True, "the output layer of LlamaModel must be a torch.nn.Linear"),
         (
             lambda: tf.Gemma2ForCausalLM(tf.Gemma2Config(**GROUPED, head_dim=4)),
             True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -61,3 +62,12 @@ def test_changed_scores_and_other_models_are_told(monkeypatch: pytest.MonkeyPatc
     assert reasons == {"belongs to BertForMaskedLM, whose attention function Transformers can't replace"}
     with pytest.raises(TypeError, match="must be a Transformers model, got Linear"):
         find_obstacles(nn.Linear(2, 2))
+
+
+def test_a_configuration_outside_the_models_is_told(tmp_path: Path) -> None:
+    tf.BertModel(tf.BertConfig(**SMALL, **TEXT)).save_pretrained(tmp_path / "bert")
+    model = tf.EncoderDecoderModel.from_encoder_decoder_pretrained(*[str(tmp_path / "bert")] * 2)
+    with pytest.raises(ValueError, match="outside the model's configuration: save the model and load it again"):
+        sparsify(model, 1.5)
+    model.save_pretrained(tmp_path / "both")
+    sparsify(tf.EncoderDecoderModel.from_pretrained(tmp_path / "both"), 1.5)

@@ -141,3 +141,5 @@ def test_texts_and_targets_that_do_not_fit_are_refused() -> None:
         summarize_texts(sparsify(build("marian")), tokenizer(), TEXTS, TEXTS[:2])
     with pytest.raises(InputError, match="the texts must contain at least one sentence"):
         summarize_texts(sparsify(build("bert")), tokenizer(), [])
+    with pytest.raises(InputError, match="texts must be a list, got the string 'a b'"):
+        summarize_texts(sparsify(build("bert")), tokenizer(), "a b")

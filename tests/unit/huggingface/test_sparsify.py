@@ -139,7 +139,8 @@ def compiled(model: nn.Module) -> Any:
 
 @pytest.mark.parametrize("wrap", [compiled, Wrapper, lambda model: Wrapper(compiled(Wrapper(model)))])
 def test_alphas_of_a_wrapped_model_are_saved_by_their_own_names(wrap: Any, tmp_path: Path) -> None:
-    model = sparsify(build("bert"), 1.0)
+    model = sparsify(build("bert"), "learned")
+    sparsify(wrap(model), {name: torch.tensor(1.5) for name in alphas(wrap(model))})
     set_alpha(wrap(model), 2.0)
     model.save_pretrained(tmp_path)
     loaded = from_pretrained(tf.BertForMaskedLM, tmp_path)
