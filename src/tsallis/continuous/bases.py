@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from tsallis.continuous.densities.base import check_symmetric
+from tsallis.continuous.densities.base import check_positive, check_symmetric
 from tsallis.continuous.gaussian_products import bells, peaks, plane_sum
+from tsallis.functional.rows import check_floating
 from tsallis.ops.transforms import forward_mode, traced, without_numbers
 
 
@@ -80,6 +81,7 @@ class GaussianBasis(Basis):
 
     Raises:
         ValueError: If shapes don't fit, or a variance is not positive.
+        TypeError: If the centres are not floating point.
 
     Example:
         >>> basis = GaussianBasis(torch.linspace(0, 1, 4), 0.01)
@@ -92,6 +94,7 @@ class GaussianBasis(Basis):
 
     def __init__(self, centres: Tensor, variance: float | Tensor) -> None:
         super().__init__()
+        check_floating(centres, "centres")
         self.dims = 1 if centres.dim() == 1 else centres.shape[-1]
         if centres.dim() not in (1, 2) or centres.shape[0] == 0 or self.dims not in (1, 2) or centres.shape[1:] == (1,):
             raise ValueError(f"centres must have shape [size] or [size, 2], got {tuple(centres.shape)}")
@@ -255,7 +258,7 @@ def gaussian_grid(size: int, widths: float | Sequence[float]) -> GaussianBasis:
         A basis of `size` functions on the line, grouped by width in the order of `widths`.
 
     Raises:
-        ValueError: If `size` is not a multiple of the number of widths.
+        ValueError: If `size` is not a multiple of the number of widths, or a width is not positive.
 
     Example:
         >>> gaussian_grid(6, [0.1, 0.5]).centres
@@ -266,7 +269,9 @@ def gaussian_grid(size: int, widths: float | Sequence[float]) -> GaussianBasis:
         raise ValueError(f"size must be a multiple of the number of widths, got size {size} and {len(widths)} widths")
     each = size // len(widths)
     centres = torch.linspace(0, 1, each, dtype=torch.float64, device="cpu").repeat(len(widths))
-    variance = torch.tensor(widths, dtype=torch.float64, device="cpu").square().repeat_interleave(each)
+    deviations = torch.tensor(widths, dtype=torch.float64, device="cpu")
+    check_positive(deviations, "widths")
+    variance = deviations.square().repeat_interleave(each)
     dtype = torch.get_default_dtype()
     return GaussianBasis(centres.to(dtype), variance.to(dtype))
 
@@ -333,6 +338,7 @@ def image_basis(side: int = 10, variance: float = 0.01) -> ProductBasis:
         >>> image_basis().size
         100
     """
+    check_positive(torch.tensor(variance, device="cpu"), "variance")
     return ProductBasis(gaussian_grid(side, math.sqrt(variance)))
 
 

@@ -9,14 +9,15 @@ from torch import Tensor
 
 from tsallis.continuous import quadrature_sizes
 from tsallis.continuous.densities.beta_gaussian import BetaGaussian
-from tsallis.continuous.densities.elliptical import Elliptical
+from tsallis.continuous.densities.elliptical import Density, Elliptical
+from tsallis.continuous.densities.mixture import Mixture
 from tsallis.continuous.interval_masses import POINTS, standard_masses, substitution
 from tsallis.continuous.quadrature import gauss_legendre
 
 FAR = 7.5  # standard deviations; the mass of a Gaussian beyond them is 6e-13
 
 
-def grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
+def grid_masses(density: Density, height: int, width: int) -> Tensor:
     r"""Return the masses of a density in the cells of a grid over the unit square.
 
     .. math:: m_{ij} = \int_{x_j}^{x_{j+1}} \int_{y_i}^{y_{i+1}} p(x, y)\, dy\, dx
@@ -53,7 +54,19 @@ def grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
     if height < 1 or width < 1:
         raise ValueError(f"height and width must be at least 1, got {height} and {width}")
     with torch.no_grad(), torch.autocast(density.mean.device.type, enabled=False):
-        return _grid_masses(density, height, width).to(density.dtype)
+        return _of_grid(density, height, width).to(density.dtype)
+
+
+def _of_grid(density: Density, height: int, width: int) -> Tensor:
+    if isinstance(density, Mixture):
+        if density.stacked:
+            masses = _of_grid(density.parts[0], height, width)  # [..., components, height, width]
+        else:
+            masses = torch.stack([_of_grid(part, height, width) for part in density.parts], -3)
+        return (density.weights[..., None, None] * masses).sum(-3)
+    if not isinstance(density, Elliptical):
+        raise TypeError(f"density must be an Elliptical or a Mixture of them, got {type(density).__name__}")
+    return _grid_masses(density, height, width)
 
 
 def _grid_masses(density: Elliptical, height: int, width: int) -> Tensor:

@@ -107,6 +107,8 @@ def match_moments(
         raise ValueError(f"floor must be at least 0, got {floor:g}")
     if dims is None:
         dims = kind.default_dims
+    elif dims != kind.default_dims and not kind.any_dims:
+        raise ValueError(f"dims must be {kind.default_dims} for {kind.__name__}, got {dims}")
     mean, cov = moments(weights, positions, dims)
     cov = cov + floor if dims == 1 else cov + floor * torch.eye(dims, dtype=cov.dtype, device=cov.device)
     mean = mean.to(weights.dtype)

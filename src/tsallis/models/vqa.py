@@ -349,23 +349,29 @@ class ImageGrid(nn.Module):
             ValueError: a wrong shape, or pictures that are too small for the number of stages.
             TypeError: a wrong dtype.
         """
-        if images.dim() != 4 or images.shape[-1] != self.d_image:
-            raise ValueError(f"images must have shape [batch, height, width, {self.d_image}], got {list(images.shape)}")
+        self.check(images)
         dtype = next(self.parameters()).dtype
         if self.kind == "features":
-            if not images.is_floating_point():
-                raise TypeError(f"features must be floating point, got {images.dtype}")
             grid: Tensor = self.layers(images.to(dtype))
         else:
-            if images.dtype != torch.uint8 and not images.is_floating_point():
-                raise TypeError(f"pictures must be uint8 or floating point, got {images.dtype}")
-            if min(images.shape[1:3]) < self.halved:
-                raise ValueError(
-                    f"pictures must have at least {self.halved} pixels per side, got {list(images.shape[1:3])}"
-                )
             x = images.to(dtype) / 255 if images.dtype == torch.uint8 else images.to(dtype)
             grid = self.layers((2 * x - 1).movedim(-1, 1)).movedim(1, -1)  # [batch, rows, columns, d_model]
         return grid if self.positions is None else grid + self._places(grid)
+
+    def check(self, images: Tensor) -> None:
+        """Raise unless images have a shape and a dtype that :meth:`forward` encodes."""
+        if images.dim() != 4 or images.shape[-1] != self.d_image:
+            raise ValueError(f"images must have shape [batch, height, width, {self.d_image}], got {list(images.shape)}")
+        if self.kind == "features":
+            if not images.is_floating_point():
+                raise TypeError(f"features must be floating point, got {images.dtype}")
+            return
+        if images.dtype != torch.uint8 and not images.is_floating_point():
+            raise TypeError(f"pictures must be uint8 or floating point, got {images.dtype}")
+        if min(images.shape[1:3]) < self.halved:
+            raise ValueError(
+                f"pictures must have at least {self.halved} pixels per side, got {list(images.shape[1:3])}"
+            )
 
     def _places(self, grid: Tensor) -> Tensor:
         """Return encodings [rows, columns, d_model]: the first half encodes the row, the second half the column."""

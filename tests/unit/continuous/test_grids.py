@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tsallis.continuous import BetaGaussian, Gaussian, TruncatedParaboloid, grid_centres, grid_masses
+from tsallis.continuous import BetaGaussian, Gaussian, Mixture, TruncatedParaboloid, grid_centres, grid_masses
 
 COV = [[0.03, 0.012], [0.012, 0.02]]
 
@@ -40,6 +40,15 @@ def test_masses_of_cells(family: Any) -> None:
     only = torch.zeros(5, 7).double()
     only[1, 4] = 1
     torch.testing.assert_close(grid_masses(small, 5, 7), only, atol=2e-6, rtol=0)
+
+
+def test_masses_of_mixtures() -> None:
+    means, weights = torch.tensor([[0.4, 0.5], [0.6, 0.2]]), torch.tensor([0.25, 0.75])
+    covs = torch.stack([torch.tensor(COV), 0.01 * torch.eye(2)])
+    parts = [TruncatedParaboloid(mean, cov) for mean, cov in zip(means, covs, strict=True)]
+    expected = sum(weight * grid_masses(part, 3, 4) for weight, part in zip(weights, parts, strict=True))
+    for mixture in (Mixture(weights, TruncatedParaboloid(means, covs)), Mixture(weights, parts)):
+        torch.testing.assert_close(grid_masses(mixture, 3, 4), expected)
 
 
 def test_cells_outside_an_ellipse_have_no_mass() -> None:

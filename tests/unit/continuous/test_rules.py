@@ -22,6 +22,7 @@ from tsallis.continuous import (
     TruncatedParaboloid,
     gaussian_grid,
     image_basis,
+    match_moments,
 )
 from tsallis.continuous import quadrature as rules
 from tsallis.continuous.gaussian_products import bells, plane_sum
@@ -162,9 +163,17 @@ def test_sums_of_products_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch)
 def test_bases_that_are_none_are_refused() -> None:
     for make, message in (
         (lambda: GaussianBasis(torch.zeros(3), 0.0), "variance must be positive"),
+        (lambda: Gaussian(0.0, -1.0), "variance must be positive and finite, got -1"),
+        (lambda: TruncatedParabola.from_scale(0.0, -1.0), "scale must be positive and finite, got -1"),
+        (
+            lambda: match_moments(TruncatedParabola, torch.ones(1), torch.zeros(1, 2), dims=2),
+            "dims must be 1 for TruncatedParabola, got 2",
+        ),
         (lambda: GaussianBasis(torch.zeros(3, 2), -torch.eye(2).expand(3, 2, 2)), "positive"),
         (lambda: GaussianBasis(torch.zeros(3, 3), 0.1), "centres must have shape"),
         (lambda: GaussianBasis(torch.zeros(0), 0.1), "centres must have shape"),
+        (lambda: gaussian_grid(4, [0.1, -0.1]), "widths must be positive and finite, got -0.1"),
+        (lambda: image_basis(2, -1.0), "variance must be positive and finite, got -1"),
         (lambda: GaussianBasis(torch.zeros(3), torch.ones(2, 2)), r"variance must be a number, or have shape \(3,\)"),
         (lambda: ProductBasis(image_basis()), "must have 1 dimension, got 2"),
         (lambda: gaussian_grid(7, [0.1, 0.2]), "multiple of the number of widths, got size 7 and 2"),
@@ -183,6 +192,8 @@ def test_bases_that_are_none_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             make()
+    with pytest.raises(TypeError, match=r"centres must be floating point, got torch\.int64"):
+        GaussianBasis(torch.arange(3), 1.7)
 
 
 def disk_expectation(alpha: float, basis: Sequence[tuple[float, float, float, float]]) -> list[float]:

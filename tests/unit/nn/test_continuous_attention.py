@@ -308,6 +308,13 @@ def test_bad_inputs() -> None:
     inputs = ContinuousAttention1d(SIZE, moments="scores")
     with pytest.raises(ValueError, match=r"scores must have shape \[2, 5\]"):
         inputs(torch.randn(2, 3, 4), values)
+    with pytest.raises(ValueError, match=r"scores must have shape .*2 or 1, queries, 5\], got \(2, 3, 1, 5\)"):
+        ContinuousAttention1d(SIZE, 2, moments="scores")(torch.randn(2, 3, 1, 5), values)
+    for name in ("num_heads", "components", "d_query", "d_values"):
+        with pytest.raises(ValueError, match=f"{name} must be at least 1, got -1"):
+            ContinuousAttention1d(SIZE, **{name: -1})
+        with pytest.raises(TypeError, match=f"{name} must be a whole number, got 2.0"):
+            ContinuousAttention1d(SIZE, **{name: 2.0})
     with pytest.raises(ValueError, match="query must be None"):
         ContinuousAttention1d(SIZE, moments="pooled")(query, values)
     plane = ContinuousAttention2d(SIZE)
@@ -315,6 +322,7 @@ def test_bad_inputs() -> None:
         ({}, "grid or positions, got none"),
         ({"grid": (1, 5), "positions": torch.rand(5, 2)}, "grid or positions, got both"),
         ({"grid": (2, 2)}, "grid must have one cell per value, 5, got 2 x 2"),
+        ({"grid": (-1, -5)}, "grid must have one cell per value, 5, got -1 x -5"),
         ({"grid": (1, 5), "mask": mask.float()}, "mask must be boolean"),
         ({"positions": torch.rand(2, 5)}, r"positions must have shape \[\.\.\., 5, 2\]"),
     ):

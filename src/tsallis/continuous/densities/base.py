@@ -86,6 +86,14 @@ def cholesky(cov: Tensor, dims: int) -> Tensor:
 
 
 @outside_tracers()
+def check_positive(numbers: Tensor, name: str) -> None:
+    """Raise if a number is not positive and finite."""
+    numbers = physical(numbers)
+    if not bool((valid := (numbers > 0) & (numbers < math.inf)).all()):
+        raise ValueError(f"{name} must be positive and finite, got {numbers[~valid][0].item():g}")
+
+
+@outside_tracers()
 def check_symmetric(cov: Tensor, name: str = "covariance") -> None:
     """Raise if matrices [..., n, n] are not symmetric up to rounding; non-finite entries are not checked."""
     cov = physical(cov)

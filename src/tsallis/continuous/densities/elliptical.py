@@ -13,7 +13,15 @@ from torch.distributions import Distribution, constraints
 from tsallis.continuous import fourier
 from tsallis.continuous import quadrature as rules
 from tsallis.continuous.bases import Basis
-from tsallis.continuous.densities.base import Family, broadcast_batch, check_symmetric, cholesky, log_det, tensors
+from tsallis.continuous.densities.base import (
+    Family,
+    broadcast_batch,
+    check_positive,
+    check_symmetric,
+    cholesky,
+    log_det,
+    tensors,
+)
 from tsallis.continuous.densities.beta_gaussian import NEARLY_GAUSSIAN, BetaGaussian
 from tsallis.continuous.quadrature import Rule
 from tsallis.continuous.supports import Ellipse, Interval, WholeSpace
@@ -182,14 +190,19 @@ class Elliptical(Density):
         """Return the mean as a tensor, and the factor of a variance or covariance."""
         mean, cov = tensors(mean, cov)
         factor = cholesky(upcast(cov), family.dims)
-        cls._check_symmetric(cov, family, validate_args)
+        cls._check_spread(cov, family, validate_args, "variance")
         return mean, factor
 
     @classmethod
-    def _check_symmetric(cls, cov: Tensor, family: Family, validate_args: bool | None) -> None:
+    def _check_spread(cls, cov: Tensor, family: Family, validate_args: bool | None, variance: str | None) -> None:
+        """Raise if a matrix is not symmetric, or if a variance of this name is not positive and finite."""
         validate = Distribution._validate_args if validate_args is None else validate_args
-        if validate and family.dims > 1 and not torch.compiler.is_compiling():
+        if not validate or torch.compiler.is_compiling():
+            return
+        if family.dims > 1:
             check_symmetric(cov)
+        elif variance is not None:
+            check_positive(cov, variance)
 
     @classmethod
     def from_factor(
@@ -211,7 +224,7 @@ class Elliptical(Density):
         family = cls._family(**shape)
         mean, scale = tensors(mean, scale)
         factor = family.factor(upcast(scale))
-        cls._check_symmetric(scale, family, validate_args)
+        cls._check_spread(scale, family, validate_args, "scale")
         return cls._make(mean, factor, family, validate_args)
 
     @property

@@ -51,7 +51,7 @@ class Quadratic(Elliptical):
         else:
             precision = -2 * wide[..., n:].unflatten(-1, (n, n))
             root = cholesky(precision, n)
-            cls._check_symmetric(precision, family, validate_args)
+            cls._check_spread(precision, family, validate_args, None)
             mean = torch.cholesky_solve(wide[..., :n].unsqueeze(-1), root).squeeze(-1)
             scale = torch.cholesky_inverse(root)
         return cls._make(mean.to(theta.dtype), family.factor(scale), family, validate_args)

@@ -135,11 +135,14 @@ class ContinuousAttention(nn.Module):
         basis = self.defaults.basis if basis is None else basis
         filter_width = self.defaults.filter_width if filter_width is None else filter_width
         d_query, d_values = d_query or d_model, d_values or d_model
-        if d_model < 1 or num_heads < 1 or d_model % num_heads:
+        sizes = {"d_model": d_model, "num_heads": num_heads, "components": components}
+        for name, size in {**sizes, "d_query": d_query, "d_values": d_values}.items():
+            check_whole(name, size, 1)
+        if d_model % num_heads:
             raise ValueError(f"d_model must be a multiple of num_heads, got {d_model} and {num_heads}")
         check_one_of("moments", moments, MOMENTS)
-        if components < 1 or (moments == "scores" and components > 1):
-            raise ValueError(f"components must be at least 1, and exactly 1 with moments='scores', got {components}")
+        if moments == "scores" and components > 1:
+            raise ValueError(f"components must be 1 with moments='scores', got {components}")
         if combine and moments not in ("discrete", "scores"):
             raise ValueError(f"moments must be 'discrete' or 'scores' with combine=True, got {moments!r}")
         check_sizes("filters", filters)
@@ -251,10 +254,12 @@ class ContinuousAttention(nn.Module):
         """Expand scores [batch, length] or [batch, queries, length] to [batch, heads, queries, length]."""
         check_floating(scores, "scores")
         shape = (values.shape[0], values.shape[1])
-        if scores.dim() not in (2, 3, 4) or (scores.shape[0], scores.shape[-1]) != shape:
+        heads = scores.shape[1] if scores.dim() == 4 else 1
+        fits = scores.dim() in (2, 3, 4) and (scores.shape[0], scores.shape[-1]) == shape
+        if not fits or heads not in (1, self.num_heads):
             raise ValueError(
                 f"scores must have shape [{shape[0]}, {shape[1]}], [{shape[0]}, queries, {shape[1]}] or "
-                f"[{shape[0]}, heads, queries, {shape[1]}], got {tuple(scores.shape)}"
+                f"[{shape[0]}, {self.num_heads} or 1, queries, {shape[1]}], got {tuple(scores.shape)}"
             )
         scores = scores.unsqueeze(1) if scores.dim() == 2 else scores
         scores = scores.unsqueeze(1) if scores.dim() == 3 else scores

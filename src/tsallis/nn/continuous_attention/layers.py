@@ -212,7 +212,7 @@ class ContinuousAttention2d(ContinuousAttention):
         if mask is not None:
             fit["mask"] = mask
         if grid is not None:
-            if grid[0] * grid[1] != values.shape[1]:
+            if min(grid) < 1 or grid[0] * grid[1] != values.shape[1]:
                 raise ValueError(f"grid must have one cell per value, {values.shape[1]}, got {grid[0]} x {grid[1]}")
             positions = grid_centres(*grid).to(upcast(values))
         assert positions is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -15,6 +15,9 @@ from tsallis.toolkit.data.images import Pictures, open_pictures
 class ImageStore:
     """Store of images from any number of files. All images have the same size, and each image has a number.
 
+    Args:
+        check: Function that raises a ValueError or TypeError if a model can't read images.
+
     Example:
         >>> import numpy as np
         >>> from tsallis.toolkit.data.images import ArrayPictures
@@ -26,7 +29,8 @@ class ImageStore:
         torch.Size([4, 4, 5, 3])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, check: Callable[[Tensor], object] | None = None) -> None:
+        self._check = check
         self._numbers: dict[tuple[int, str], int] = {}
         self._images: list[tuple[Pictures, str]] = []
         self._opened: dict[tuple[str, tuple[int, int] | None], Pictures] = {}
@@ -45,13 +49,19 @@ class ImageStore:
         """Add images and return their numbers. A new image gets the next number; a stored image keeps its number.
 
         Raises:
-            InputError: If an image differs in size from the images in the store.
+            InputError: If an image differs in size from the images in the store, or the model can't read it.
         """
         return [self._number(pictures, name) for pictures, name in images]
 
     def _number(self, pictures: Pictures, name: str) -> int:
         key = (id(pictures), name)  # the store keeps pictures alive, so their ids stay unique
         if key not in self._numbers:
+            if self._check is not None and not self._images:
+                image = pictures.batch([name])
+                try:
+                    self._check(image)
+                except (TypeError, ValueError) as error:
+                    raise InputError(f"{pictures.source}: {error}") from error
             shape = self._images[0][0].shape if self._images else pictures.shape
             if pictures.shape != shape:
                 raise InputError(

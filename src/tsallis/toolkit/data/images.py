@@ -114,7 +114,12 @@ class ArrayPictures:
                 raise InputError(f"{self.source}: expected an image number from 0 to {last}, found {describe(name)}")
             rows.append(row)
         images = self.array[rows]  # a copy, even if the file is mapped into memory
-        return torch.from_numpy(images if images.dtype == np.uint8 else images.astype(np.float32, copy=False))
+        if images.dtype == np.uint8:
+            return torch.from_numpy(images)
+        images = images.astype(np.float32, copy=False)
+        if not (finite := np.isfinite(images).all((1, 2, 3))).all():
+            raise InputError(f"{self.source}: image {names[int(finite.argmin())]} contains NaN or infinity")
+        return torch.from_numpy(images)
 
 
 class Photos:

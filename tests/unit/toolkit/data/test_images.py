@@ -52,6 +52,10 @@ def test_arrays_of_features(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.asfortranarray(features))
     result = open_pictures(tmp_path / "a.npy").batch(["1"])
     assert result.dtype == torch.float32 and (result[0].numpy() == features[1].astype(np.float32)).all()
+    features[1, 2, 0, 3] = np.nan
+    np.save(tmp_path / "a.npy", features)
+    with pytest.raises(InputError, match=r"a\.npy: image 1 contains NaN or infinity"):
+        open_pictures(tmp_path / "a.npy").batch(["0", "1"])
 
 
 @pytest.mark.parametrize(

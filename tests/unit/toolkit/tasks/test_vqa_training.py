@@ -99,6 +99,10 @@ def test_lines_name_images(folder: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=message):
             read_lines(run_of, [text], "in", gold=False, **options)
+    np.save(tmp_path / "small.npy", np.zeros((4, 2, 4, 3), np.uint8))
+    run_of.model.image_store = None
+    with pytest.raises(InputError, match=r"small\.npy: pictures must have at least 4 pixels .* got \[2, 4\]"):
+        read_lines(run_of, ["3\tred?"], "in", gold=False, images=tmp_path / "small.npy")
 
 
 def _vocabularies(prepared: Any) -> tuple[Any, Any]:
@@ -126,6 +130,7 @@ class _Untrained:
         ({"held_out": 0.001}, {}, "too few images"),
         ({"task": "classification"}, {}, "unknown key"),
         ({}, {"density": 2.0, "attention": "discrete"}, "density: 2.0 applies only to attention: continuous"),
+        ({}, {"stages": 5}, "model.stages must be at most 4 for the size of the images, 16 x 16, got 5"),
         ({}, {"num_basis": 17}, "num_basis must be a square number, got 17"),
         ({}, {"transform": "hardmax"}, "model.transform"),
     ],
