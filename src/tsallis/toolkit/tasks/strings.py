@@ -376,9 +376,10 @@ class Strings(SequenceTask):
                 raise InputError(f"{origin}: {found}{self._example(run, line.strip())}")
             example = self.parse(line, origin, gold, **options)
             others = split_features(example.target or "", self.feature_separator)
-            known = [any(f"{FEATURE}{feature}>" in src for feature in each) for each in (example.features, others)]
+            parts = re.split(r"[\s,;|+]+", " ".join(example.features))  # another separator than that of the run
+            known, *hints = (any(f"{FEATURE}{x}>" in src for x in each) for each in (example.features, others, parts))
             looks_like_word = similarity(example.source, ";".join(example.features)) > SIMILAR
-            if example.features and not known[0] and (known[1] or looks_like_word):
+            if example.features and not known and (any(hints) or looks_like_word):
                 raise InputError(
                     f"{origin}: all features of this line are unknown to the run: "
                     f"{self.describe_columns(example)}; expected "

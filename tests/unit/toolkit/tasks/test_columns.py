@@ -188,6 +188,9 @@ def test_swapped_columns_of_a_file_stop_a_command(tmp_path: Path) -> None:
         InputError, match=r"in:1: all features of this line are unknown .* source 'walk', features 'walked'"
     ):
         task.read(["walk\twalked"], "in", run, gold=False)
+    for separator in " ,|":  # that of the run is a semicolon
+        with pytest.raises(InputError, match=r"in:1: all features of this line are unknown .*write ';' between feat"):
+            task.read([f"walk\tV{separator}PST"], "in", run, gold=False)
     greek = [f"walk\tπερπάτησα\tV;PST{end}" for end in ("", ";SG", ";3", ";PRS", ";NFIN")]
     with pytest.raises(InputError, match="in:1: most target symbols are unknown to the run"):
         task.read(greek, "in", run, gold=True)
