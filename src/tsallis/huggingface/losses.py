@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -198,7 +199,7 @@ def _loss_at_head(
     """
     states: list[Tensor] = []
     probes: list[Tensor] = []
-    losses: list[Tensor] = []
+    forward = lm.forward
 
     def shorten(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         states.append(args[0])
@@ -209,7 +210,9 @@ def _loss_at_head(
         probes.append(probe)
         return probe.expand(output.shape).clone()
 
-    def finish(_: nn.Module, args: tuple[Any, ...], outputs: Any) -> Tensor:
+    @functools.wraps(forward)
+    def forward_to_loss(*args: Any, **options: Any) -> Tensor:
+        outputs = forward(*args, **options)
         if len(states) != 1:
             calls = f"{type(lm).__name__} calls its output layer {len(states)} times per pass"
             raise ValueError(f"{calls}, but must call it exactly once")
@@ -220,15 +223,19 @@ def _loss_at_head(
             reasons = [f"{name} = {x}" for name, x in settings.items() if x not in (None, SCALINGS[name])]
             how = f"by {', '.join(reasons)}" if reasons else "after the projection"
             raise ValueError(f"{type(lm).__name__} changes its logits {how}, which is not supported")
-        losses.append(loss(states[0], getattr(outputs, "aux_loss", None)))
-        return losses[0]
+        return loss(states[0], getattr(outputs, "aux_loss", None))
 
     hooks = [head.register_forward_pre_hook(shorten), head.register_forward_hook(replace)]
-    hooks.append(lm.register_forward_hook(finish))
+    replaced = vars(lm).get("forward")  # for example by accelerate
+    lm.forward = forward_to_loss  # not a hook: PEFT calls `forward` itself
     is_compiled = getattr(outer, "_compiled_call_impl", None) is not None
     try:
-        outputs = outer.forward(**inputs) if is_compiled else outer(**inputs)
+        result: Tensor = outer.forward(**inputs) if is_compiled else outer(**inputs)
     finally:
         for hook in hooks:
             hook.remove()
-    return losses[0] if losses else finish(lm, (), outputs)
+        if replaced is None:
+            del lm.forward
+        else:
+            lm.forward = replaced
+    return result

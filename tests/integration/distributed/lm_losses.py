@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+from typing import Any
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,18 +18,38 @@ LABELS = IDS.masked_fill(torch.arange(7) < torch.tensor([[0], [2], [5], [3]]), -
 COUNT = int((LABELS[:, 1:] != -100).sum())
 
 
+KINDS = ("whole", *(["adapter"] if importlib.util.find_spec("peft") else []))
+
+
+def build_model(kind: str) -> Any:
+    model = build("llama")
+    if kind == "whole":
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(1)
+    return get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+
+
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    return {name: x.grad for name, x in model.named_parameters() if x.requires_grad}
+
+
 def main() -> None:
     request = arguments()
     torch.set_num_threads(1)
     with init_distributed("cpu") as world:
-        model = build("llama")
-        # As the Trainer of Transformers wraps a model.
-        wrapped = DistributedDataParallel(model, find_unused_parameters=True)
         rows = slice(2 * world.rank, 2 * world.rank + 2)
         batch = {"input_ids": IDS[rows], "labels": LABELS[rows]}
-        (lm_loss(wrapped, batch, 1.5, num_items_in_batch=COUNT) * world.size).backward()
+        results = {}
+        for kind in KINDS:
+            model = build_model(kind)
+            # As the Trainer of Transformers wraps a model.
+            wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+            (lm_loss(wrapped, batch, 1.5, num_items_in_batch=COUNT) * world.size).backward()
+            results[kind] = gradients(model)
         if world.main:
-            torch.save(plain({name: x.grad for name, x in model.named_parameters()}), request["out"])
+            torch.save(plain(results), request["out"])
     exit_process(0)
 
 
