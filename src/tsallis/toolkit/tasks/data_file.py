@@ -39,6 +39,7 @@ NAMES = {
     "features": ("features", "feature", "feats", "tags", "tag", "msd", "morphology", "pos"),
 }
 FEATURE_SEPARATORS = ";,|"
+MANY = 20  # minimum number of lines to recognise an unusual header
 PEEKED = 100  # maximum number of lines that are searched for a tab
 LONGEST_SYMBOL = 4  # parts between spaces are words if their mean length is at least half of this number
 
@@ -113,6 +114,9 @@ def describe_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         text = re.sub(r"\([^()]*\)", "", " ".join(row[column - 1] for row in rows for column in features))
         separator = max(FEATURE_SEPARATORS, key=text.count)
         data |= {"feature_separator": separator} if separator != FEATURE_SEPARATORS[0] else {}
+        if "header" not in chosen["data"] and _looks_like_header(rows, features, separator):
+            hint = f"{path}: line 1 is read as an example; if it is a header, set data.header=true"
+            warnings.warn(hint, IgnoredInputWarning, stacklevel=2)
     words = not features and 100 * sum(n > LONGEST_WORD for n in lengths) <= len(lengths)
     return {"version": 1, "data": data, **settings_for(len(lines), words, chosen.get("model"))}
 
@@ -155,6 +159,14 @@ def _named_columns(header: Sequence[str]) -> dict[str, Any] | None:
     if len(cells) == 3 and 3 not in columns.values():
         columns["features"] = 3  # whatever its name, as without a header
     return columns
+
+
+def _looks_like_header(rows: Sequence[Sequence[str]], features: Sequence[int], separator: str) -> bool:
+    """Return whether the first of many lines is the only one whose features all occur in no other line."""
+    names = [{x.strip() for column in features for x in row[column - 1].split(separator)} for row in rows]
+    counts = Counter(name for each in names for name in each)
+    alone = [all(counts[name] == 1 for name in each) for each in names]
+    return len(rows) >= MANY and alone[0] and sum(alone) == 1
 
 
 def _has_symbols_between_spaces(texts: Sequence[str]) -> bool:

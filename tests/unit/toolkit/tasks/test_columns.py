@@ -210,6 +210,12 @@ def test_a_file_becomes_a_configuration(tmp_path: Path) -> None:
     }
     named = write(tmp_path / "named.tsv", ["Word\tTranscription", "ship\tʃ ɪ p"])
     assert describe_file(named)["data"]["header"]
+    unusual = write(tmp_path / "unusual.tsv", ["Wort\tForm\tMerkmale", *(f"w{i}\tf{i}\tV;{i % 3}" for i in range(30))])
+    with pytest.warns(IgnoredInputWarning, match=r"line 1 is read as an example; if .* set data\.header=true"):
+        assert "header" not in describe_file(unusual)["data"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        describe_file(unusual, ["data.header=true"])
     for third in ("tag", "Whatever"):  # the third of three columns contains features, as without a header
         three = write(tmp_path / "three.tsv", [f"Lemma\tInflected\t{third}", "go\twent\tV;PST"])
         assert describe_file(three)["data"]["columns"] == {"source": 1, "target": 2, "features": 3}
