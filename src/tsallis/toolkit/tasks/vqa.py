@@ -162,7 +162,8 @@ class Visual(LabelTask):
 
     def vocabularies(self, run: Run) -> Vocabularies:
         if run.model.image_store is None:
-            run.model.image_store = ImageStore(run.model.classifier.answerer.grid.check)
+            member = getattr(run.model, "models", [run.model])[0]  # all members of an ensemble read the same images
+            run.model.image_store = ImageStore(member.classifier.answerer.grid.check)
         return Vocabularies(run.src_vocab, run.tgt_vocab, run.model.image_store)
 
     def parse(self, line: str, origin: str, gold: bool) -> Question:
