@@ -51,10 +51,10 @@ OURS = {
 }
 # Function and alpha of attention and output. Peters et al. 2019 measured them (figure 6), any alpha by bisection.
 LSTMS = {
-    "LSTM, softmax": ("softmax", 1.0),
-    "LSTM, 1.5-entmax": ("entmax", 1.5),
-    "LSTM, sparsemax": ("sparsemax", 2.0),
-    "LSTM, 1.33-entmax": ("entmax", 1.33),
+    "LSTM softmax": ("softmax", 1.0),
+    "LSTM 1.5-entmax": ("entmax", 1.5),
+    "LSTM sparsemax": ("sparsemax", 2.0),
+    "LSTM 1.33-entmax": ("entmax", 1.33),
 }
 COLUMNS = ("operation", "name", "owner", "tokens_per_second", "to_peer", "to_softmax", "agree", "rounds")
 Tokens = list[tuple[int, ...]]
