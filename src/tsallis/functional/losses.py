@@ -47,8 +47,7 @@ def entmax_loss(
 
     (Peters et al. 2019, eq. 11 and 12). For a class target, the loss is exactly zero if the target's score exceeds all
     other scores by at least :math:`1/(\alpha - 1)`. The loss is computed from score differences, so adding a constant
-    to all scores does not change the loss. It stays finite if the target's probability is zero but its score
-    is finite.
+    to all scores does not change the loss. It is finite if the score of the target is finite.
 
     Args:
         scores: [..., classes], any floating dtype; a class with a score of -inf is excluded.

@@ -49,9 +49,7 @@ def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
     """
     config = options.pop("config", None)
     if config is None or isinstance(config, str | os.PathLike):
-        config = AutoConfig.from_pretrained(
-            config or path, **{name: options[name] for name in LOCATION if name in options}
-        )
+        config = AutoConfig.from_pretrained(config or path, **{x: options[x] for x in LOCATION if x in options})
         for name in [name for name in options if hasattr(config, name) and name not in NOT_OF_CONFIG]:
             setattr(config, name, options.pop(name))  # such as num_labels
     settings = getattr(config, SETTINGS, None)

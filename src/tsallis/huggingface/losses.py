@@ -133,14 +133,7 @@ def lm_loss(
     prompt = getattr(getattr(outer, "active_peft_config", None), "num_virtual_tokens", None) or 0
 
     def loss(hidden: Tensor, routers: Tensor | None) -> Tensor:
-        target, shape = labels, hidden.shape[:-1]
-        if shape[1] == labels.shape[1] + prompt:  # the prompt of PEFT has no labels
-            target = nn.functional.pad(labels, (prompt, 0), value=-100)
-        if shape != target.shape:
-            name = type(lm).__name__
-            raise ValueError(
-                f"labels must have shape {list(shape)}, one label per position of {name}, got {list(labels.shape)}"
-            )
+        target = _fit(labels, hidden.shape[:-1], prompt, type(lm).__name__)
         target = (nn.functional.pad(target, (0, 1), value=-100)[..., 1:] if shift else target).to(hidden.device)
         reduction = "mean" if num_items_in_batch is None else "sum"
         weight, rows = head.weight.to(hidden.dtype), _target(target, teacher)
@@ -149,6 +142,17 @@ def lm_loss(
         return value if routers is None else value + lm.router_aux_loss_coef * routers.to(value.device)
 
     return _loss_at_head(outer, lm, head, rest, loss)
+
+
+def _fit(labels: Tensor, shape: torch.Size, prompt: int, name: str) -> Tensor:
+    """Return one label per position of a model; the positions of PEFT's prompt have none."""
+    if shape[1] == labels.shape[1] + prompt:
+        return nn.functional.pad(labels, (prompt, 0), value=-100)
+    if shape != labels.shape:
+        raise ValueError(
+            f"labels must have shape {list(shape)}, one label per position of {name}, got {list(labels.shape)}"
+        )
+    return labels
 
 
 def _language_model(model: Any) -> tuple[Any, Any, nn.Linear]:

@@ -77,12 +77,8 @@ def sparsify(
     base = base_model(model)
     _check_whole(base, "sparsify with the argument layers")
     layers = layers if layers is None or isinstance(layers, int | str) else list(layers)
-    if isinstance(alpha, Mapping):  # the names that `alphas` returns start with those of wrappers
-        wrapper = next(f"{name}." if name else "" for name, part in model.named_modules() if part is base)
-        alpha = {x.removeprefix(wrapper) if isinstance(x, str) else x: value for x, value in alpha.items()}
-    given = alpha.values() if isinstance(alpha, Mapping) else (alpha,)
-    if initial is not None and not any(isinstance(value, str) for value in given):
-        raise ValueError(f"initial applies only to alpha='learned', got initial={initial} with alpha={alpha}")
+    alpha = _without_wrappers(alpha, model, base) if isinstance(alpha, Mapping) else alpha
+    _check_initial(alpha, initial)
     modules = {
         name: (attention, _alpha_module(value, name, attention, initial, low, high))
         for value, chosen in _alphas_of_layers(alpha, layers)
@@ -91,6 +87,18 @@ def sparsify(
     install_alphas(model, modules)
     warn_of_others(base, list(alpha) if isinstance(alpha, Mapping) else layers, kind)
     return model
+
+
+def _without_wrappers(alphas: Mapping[Layer, Alpha], model: nn.Module, base: nn.Module) -> dict[Layer, Alpha]:
+    """Remove the names of wrappers, with which the names start that :func:`~tsallis.huggingface.alphas` returns."""
+    wrapper = next(f"{name}." if name else "" for name, part in model.named_modules() if part is base)
+    return {x.removeprefix(wrapper) if isinstance(x, str) else x: alpha for x, alpha in alphas.items()}
+
+
+def _check_initial(alpha: Alpha | Mapping[Layer, Alpha], initial: float | None) -> None:
+    given = alpha.values() if isinstance(alpha, Mapping) else (alpha,)
+    if initial is not None and not any(isinstance(value, str) for value in given):
+        raise ValueError(f"initial applies only to alpha='learned', got initial={initial} with alpha={alpha}")
 
 
 def _alphas_of_layers(alpha: Alpha | Mapping[Layer, Alpha], layers: Layers) -> list[tuple[Alpha, Layers]]:

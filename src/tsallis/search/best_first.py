@@ -391,9 +391,7 @@ def exact_search(
 
     A beam search runs first. If its certificate does not prove the outputs, a second search expands the prefixes that
     could beat them (Stahlberg and Byrne 2019), most probable first (Peters et al. 2019, sec. 4.1). With a normalized
-    model, the second search ends when no prefix is more probable than the best output
-
-    .. math:: \hat y = \arg\max_y \, p(y \mid x)
+    model, it ends when no prefix is more probable than the best output :math:`\hat y = \arg\max_y \, p(y \mid x)`.
 
     If the search ends early, it returns its best outputs, their bound, and the reason in :attr:`Result.stopped_by`.
 
@@ -421,9 +419,9 @@ def exact_search(
     """
     check_at_least_one(n_best=n_best, beam_size=beam_size, budget=budget)
     check_goal(mass, model.output.normalized, time_limit=time_limit)
-    limits: Any = {"min_length": min_length, "max_length": max_length, "length_penalty": length_penalty}
-    make_limits(check_sources(model, src, src_lengths), prefixes, **limits)
-    beam_size, options = max(beam_size, n_best), {"text": text, **limits}
+    make_limits(check_sources(model, src, src_lengths), prefixes, min_length, max_length, length_penalty)
+    options: Any = {"min_length": min_length, "max_length": max_length, "length_penalty": length_penalty, "text": text}
+    beam_size = max(beam_size, n_best)
     results: list[Result] = []
     width = max(len(src), 1) if time_limit is None else 1  # with a time limit, search one source at a time
     for rows in (slice(first, first + width) for first in range(0, len(src), width)):

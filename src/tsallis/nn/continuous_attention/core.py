@@ -74,6 +74,11 @@ def check_sizes(name: str, sizes: Points) -> None:
         check_whole(name, size, 1)
 
 
+def _check_whole(**sizes: int) -> None:
+    for name, size in sizes.items():
+        check_whole(name, size, 1)
+
+
 def basis_of(basis: str | int | Basis, dims: int) -> Basis:
     """Return `basis` itself, or create one from a name, a size (:func:`text_basis`) or a side (:func:`image_basis`)."""
     if isinstance(basis, str):
@@ -135,9 +140,7 @@ class ContinuousAttention(nn.Module):
         basis = self.defaults.basis if basis is None else basis
         filter_width = self.defaults.filter_width if filter_width is None else filter_width
         d_query, d_values = d_query or d_model, d_values or d_model
-        sizes = {"d_model": d_model, "num_heads": num_heads, "components": components}
-        for name, size in {**sizes, "d_query": d_query, "d_values": d_values}.items():
-            check_whole(name, size, 1)
+        _check_whole(d_model=d_model, num_heads=num_heads, components=components, d_query=d_query, d_values=d_values)
         if d_model % num_heads:
             raise ValueError(f"d_model must be a multiple of num_heads, got {d_model} and {num_heads}")
         check_one_of("moments", moments, MOMENTS)
