@@ -56,7 +56,7 @@ def sparsify(
         layers: Layer numbers from 0 (separately in encoder and decoder), or patterns such as "*.decoder.*"; None: all.
         kind: "self", or "cross" for attention to an encoder's output; None: both.
         initial: Initial learned alpha, strictly between `low` and `high`; 1.1 is near softmax. None draws a random
-            value, see :class:`tsallis.nn.PerHeadAlpha`.
+            value, see :class:`tsallis.nn.PerHeadAlpha`. No effect on fixed alphas.
         low, high: Bounds of learned alphas.
 
     Returns:
@@ -78,7 +78,6 @@ def sparsify(
     _check_whole(base, "sparsify with the argument layers")
     layers = layers if layers is None or isinstance(layers, int | str) else list(layers)
     alpha = _without_wrappers(alpha, model, base) if isinstance(alpha, Mapping) else alpha
-    _check_initial(alpha, initial)
     modules = {
         name: (attention, _alpha_module(value, name, attention, initial, low, high))
         for value, chosen in _alphas_of_layers(alpha, layers)
@@ -93,12 +92,6 @@ def _without_wrappers(alphas: Mapping[Layer, Alpha], model: nn.Module, base: nn.
     """Remove the names of wrappers, with which the names start that :func:`~tsallis.huggingface.alphas` returns."""
     wrapper = next(f"{name}." if name else "" for name, part in model.named_modules() if part is base)
     return {x.removeprefix(wrapper) if isinstance(x, str) else x: alpha for x, alpha in alphas.items()}
-
-
-def _check_initial(alpha: Alpha | Mapping[Layer, Alpha], initial: float | None) -> None:
-    given = alpha.values() if isinstance(alpha, Mapping) else (alpha,)
-    if initial is not None and not any(isinstance(value, str) for value in given):
-        raise ValueError(f"initial applies only to alpha='learned', got initial={initial} with alpha={alpha}")
 
 
 def _alphas_of_layers(alpha: Alpha | Mapping[Layer, Alpha], layers: Layers) -> list[tuple[Alpha, Layers]]:

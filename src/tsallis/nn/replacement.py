@@ -50,13 +50,13 @@ def sparsify_module(
         alpha: at least 1: a number, or "learned" for a learned alpha per head.
         names: patterns of the names of attentions, such as "encoder.*"; None: all.
         initial: initial learned alpha, strictly between 1 and 2, such as 1.1, which is near softmax; None draws it at
-            random for each head (:class:`PerHeadAlpha`).
+            random for each head (:class:`PerHeadAlpha`). No effect on a fixed alpha.
 
     Returns:
         The module, or its replacement if the module is an attention.
 
     Raises:
-        ValueError: no attention to replace, a bad alpha, an initial alpha together with a fixed alpha.
+        ValueError: no attention to replace, a bad alpha.
         TypeError: a subclass of PyTorch's attention or an attention with a replaced `forward`, because that code would
             be lost; parameters that are computed by pruning or a parametrization; an added attribute that can't be
             moved.
@@ -71,8 +71,6 @@ def sparsify_module(
     """
     if isinstance(alpha, str) and alpha != "learned":
         raise ValueError(f"alpha must be a number or 'learned', got {alpha!r}")
-    if initial is not None and alpha != "learned":
-        raise ValueError(f"initial applies only to alpha='learned', got initial={initial} with alpha={alpha}")
     patterns = _patterns(names)
     attentions = dict(_attentions(module, patterns))
     if not attentions:

@@ -45,7 +45,6 @@ def test_a_second_call_changes_what_it_chooses() -> None:
         (0.5, {}, "alpha must be finite and at least 1, got 0.5"),
         ("learnt", {}, "alpha must be a number or 'learned', got 'learnt'"),
         ("learned", {"initial": 1.0}, "initial must be above 1 and below 2, got 1"),
-        ({0: 1.5}, {"initial": 1.1}, "initial applies only to alpha='learned', got initial=1.1 with alpha={0: 1.5}"),
         ({0: 1.5}, {"layers": 0}, "pass either layers or a mapping"),
         ({5: 1.5}, {}, "layers must match .*, got 5"),
         ({}, {}, "alpha must name at least one layer, got {}"),

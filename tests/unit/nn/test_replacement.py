@@ -246,8 +246,6 @@ def test_what_cannot_be_replaced_is_named() -> None:
         sparsify_module(transformer(), names="head.*")
     with pytest.raises(ValueError, match="alpha must be a number or 'learned', got 'learnt'"):
         sparsify_module(transformer(), "learnt")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"initial applies only to alpha='learned', got initial=1\.1 with alpha=1\.5"):
-        sparsify_module(transformer(), 1.5, initial=1.1)
 
 
 def test_computed_parameters_are_refused_by_name() -> None:
