@@ -59,11 +59,7 @@ def grid_masses(density: Density, height: int, width: int) -> Tensor:
 
 def _of_grid(density: Density, height: int, width: int) -> Tensor:
     if isinstance(density, Mixture):
-        if density.stacked:
-            masses = _of_grid(density.parts[0], height, width)  # [..., components, height, width]
-        else:
-            masses = torch.stack([_of_grid(part, height, width) for part in density.parts], -3)
-        return (density.weights[..., None, None] * masses).sum(-3)
+        return density.mix([_of_grid(part, height, width) for part in density.parts], 2)
     if not isinstance(density, Elliptical):
         raise TypeError(f"density must be an Elliptical or a Mixture of them, got {type(density).__name__}")
     return _grid_masses(density, height, width)

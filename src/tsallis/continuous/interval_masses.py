@@ -67,11 +67,8 @@ def cell_masses(density: Density, edges: Tensor) -> Tensor:
 
 def _masses(density: Density, edges: Tensor) -> Tensor:
     if isinstance(density, Mixture):
-        if density.stacked:
-            masses = _masses(density.parts[0], edges.unsqueeze(-2))  # [..., components, cells]
-        else:
-            masses = torch.stack([_masses(part, edges) for part in density.parts], -2)
-        return (density.weights.unsqueeze(-1) * masses).sum(-2).to(density.dtype)
+        edges = edges.unsqueeze(-2) if density.stacked else edges
+        return density.mix([_masses(part, edges) for part in density.parts], 1).to(density.dtype)
     if not isinstance(density, Elliptical):
         raise TypeError(f"density must be an Elliptical or a Mixture of them, got {type(density).__name__}")
     mean, std = density.mean, density.factor

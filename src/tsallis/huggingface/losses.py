@@ -133,7 +133,7 @@ def lm_loss(
     prompt = getattr(getattr(outer, "active_peft_config", None), "num_virtual_tokens", None) or 0
 
     def loss(hidden: Tensor, routers: Tensor | None) -> Tensor:
-        target = _fit(labels, hidden.shape[:-1], prompt, type(lm).__name__)
+        target = _labels_of_positions(labels, hidden.shape[:-1], prompt, type(lm).__name__)
         target = (nn.functional.pad(target, (0, 1), value=-100)[..., 1:] if shift else target).to(hidden.device)
         reduction = "mean" if num_items_in_batch is None else "sum"
         weight, rows = head.weight.to(hidden.dtype), _target(target, teacher)
@@ -144,7 +144,7 @@ def lm_loss(
     return _loss_at_head(outer, lm, head, rest, loss)
 
 
-def _fit(labels: Tensor, shape: torch.Size, prompt: int, name: str) -> Tensor:
+def _labels_of_positions(labels: Tensor, shape: torch.Size, prompt: int, name: str) -> Tensor:
     """Return one label per position of a model; the positions of PEFT's prompt have none."""
     if shape[1] == labels.shape[1] + prompt:
         return nn.functional.pad(labels, (prompt, 0), value=-100)

@@ -42,8 +42,8 @@ def sparsify_module(
     stay the same, but PyTorch's fast path for encoders is switched off, because it computes softmax. At alpha 1 the
     outputs are the same, with two exceptions: PyTorch returns NaN for queries without a key, and its fast path returns
     zeros for padding. Hooks and added attributes move to the new attention. An attention that is sparse already gets
-    the new alpha; a second "learned" creates new parameters, which an optimizer has to be told. :func:`densify_module`
-    undoes the replacement.
+    the new alpha; a second "learned" creates new parameters, so create the optimizer afterwards.
+    :func:`densify_module` undoes the replacement.
 
     Args:
         module: module to change in place, or an attention to replace.

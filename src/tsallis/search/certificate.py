@@ -1,4 +1,4 @@
-"""Define the results of a search: hypotheses, and a certificate of what is proved about them."""
+"""Define the results of a search: hypotheses and their certificate."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Result:
 
     Args:
         hypotheses: Outputs, best first.
-        certificate: What is proved about the outputs.
+        certificate: Proved claim about the outputs.
         length_penalty: Exponent of the length in the scores that rank outputs; 0 ranks by probability.
         stopped_by: Why an exhaustive search ended without the requested proof: "budget", "time", "mass" or "length";
             None: the proof was found, or the search was not exhaustive.

@@ -68,15 +68,11 @@ def map_alpha(transform: str | float) -> float:
     return transform_alpha(transform, 1.5)
 
 
-def check_sizes(name: str, sizes: Points) -> None:
+def check_sizes(**sizes: Points) -> None:
     """Raise unless sizes are integers of at least 1, or None."""
-    for size in sizes if isinstance(sizes, tuple) else () if sizes is None else (sizes,):
-        check_whole(name, size, 1)
-
-
-def _check_whole(**sizes: int) -> None:
-    for name, size in sizes.items():
-        check_whole(name, size, 1)
+    for name, given in sizes.items():
+        for size in given if isinstance(given, tuple) else () if given is None else (given,):
+            check_whole(name, size, 1)
 
 
 def basis_of(basis: str | int | Basis, dims: int) -> Basis:
@@ -140,7 +136,7 @@ class ContinuousAttention(nn.Module):
         basis = self.defaults.basis if basis is None else basis
         filter_width = self.defaults.filter_width if filter_width is None else filter_width
         d_query, d_values = d_query or d_model, d_values or d_model
-        _check_whole(d_model=d_model, num_heads=num_heads, components=components, d_query=d_query, d_values=d_values)
+        check_sizes(d_model=d_model, num_heads=num_heads, components=components, d_query=d_query, d_values=d_values)
         if d_model % num_heads:
             raise ValueError(f"d_model must be a multiple of num_heads, got {d_model} and {num_heads}")
         check_one_of("moments", moments, MOMENTS)
@@ -148,8 +144,7 @@ class ContinuousAttention(nn.Module):
             raise ValueError(f"components must be 1 with moments='scores', got {components}")
         if combine and moments not in ("discrete", "scores"):
             raise ValueError(f"moments must be 'discrete' or 'scores' with combine=True, got {moments!r}")
-        check_sizes("filters", filters)
-        check_sizes("points", points)
+        check_sizes(filters=filters, points=points)
         if not project and d_values != d_model:
             raise ValueError(f"d_values must be equal to d_model, {d_model}, with project=False, got {d_values}")
         self.d_model = d_model

@@ -13,6 +13,7 @@ from typing import Any
 from tsallis.errors import IgnoredInputWarning, InputError, shorten
 from tsallis.toolkit.config import apply_overrides
 from tsallis.toolkit.data.io import read_lines
+from tsallis.toolkit.tasks.strings import split_features
 
 EXPECTED = "source<TAB>target or source<TAB>target<TAB>features"
 READ = 10_000  # maximum number of lines that are examined
@@ -163,7 +164,7 @@ def _named_columns(header: Sequence[str]) -> dict[str, Any] | None:
 
 def _looks_like_header(rows: Sequence[Sequence[str]], features: Sequence[int], separator: str) -> bool:
     """Return whether the first of many lines is the only one whose features all occur in no other line."""
-    names = [{x.strip() for column in features for x in row[column - 1].split(separator)} for row in rows]
+    names = [{x for column in features for x in split_features(row[column - 1], separator)} for row in rows]
     counts = Counter(name for each in names for name in each)
     alone = [all(counts[name] == 1 for name in each) for each in names]
     return len(rows) >= MANY and alone[0] and sum(alone) == 1

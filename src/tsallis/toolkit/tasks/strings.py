@@ -376,7 +376,7 @@ class Strings(SequenceTask):
                 raise InputError(f"{origin}: {found}{self._example(run, line.strip())}")
             example = self.parse(line, origin, gold, **options)
             others = split_features(example.target or "", self.feature_separator)
-            parts = re.split(r"[\s,;|+]+", " ".join(example.features))  # another separator than that of the run
+            parts = re.split(r"[\s,;|+]+", " ".join(example.features))  # as if the separator were different
             known, *hints = (any(f"{FEATURE}{x}>" in src for x in each) for each in (example.features, others, parts))
             looks_like_word = similarity(example.source, ";".join(example.features)) > SIMILAR
             if example.features and not known and (any(hints) or looks_like_word):
