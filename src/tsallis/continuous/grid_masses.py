@@ -59,7 +59,7 @@ def grid_masses(density: Density, height: int, width: int) -> Tensor:
 
 def _of_grid(density: Density, height: int, width: int) -> Tensor:
     if isinstance(density, Mixture):
-        return density.mix([_of_grid(part, height, width) for part in density.parts], 2)
+        return density._mix([_of_grid(part, height, width) for part in density.parts], 2)
     if not isinstance(density, Elliptical):
         raise TypeError(f"density must be an Elliptical or a Mixture of them, got {type(density).__name__}")
     return _grid_masses(density, height, width)

@@ -68,7 +68,7 @@ def cell_masses(density: Density, edges: Tensor) -> Tensor:
 def _masses(density: Density, edges: Tensor) -> Tensor:
     if isinstance(density, Mixture):
         edges = edges.unsqueeze(-2) if density.stacked else edges
-        return density.mix([_masses(part, edges) for part in density.parts], 1).to(density.dtype)
+        return density._mix([_masses(part, edges) for part in density.parts], 1).to(density.dtype)
     if not isinstance(density, Elliptical):
         raise TypeError(f"density must be an Elliptical or a Mixture of them, got {type(density).__name__}")
     mean, std = density.mean, density.factor

@@ -83,7 +83,7 @@ class Mixture(Density):
         """Stack values of the parts to [..., K, *trailing], with `trailing` dimensions after the component."""
         return values[0] if self.stacked else torch.stack(list(values), values[0].dim() - trailing)
 
-    def mix(self, values: Sequence[Tensor], trailing: int) -> Tensor:
+    def _mix(self, values: Sequence[Tensor], trailing: int) -> Tensor:
         """Return the weighted mean of values of the parts, which have `trailing` dimensions after the component."""
         stacked = self._gather(values, trailing)
         weights = self.weights.reshape(self.weights.shape + (1,) * trailing)
@@ -95,17 +95,17 @@ class Mixture(Density):
 
     @property
     def mean(self) -> Tensor:
-        return self.mix([part.mean for part in self.parts], len(self.event_shape))
+        return self._mix([part.mean for part in self.parts], len(self.event_shape))
 
     @property
     def covariance(self) -> Tensor:
         """Return the mean of the components' covariances plus the covariance of their means."""
         event = len(self.event_shape)
-        within = self.mix([part.covariance for part in self.parts], 2 * event)
+        within = self._mix([part.covariance for part in self.parts], 2 * event)
         means = self._gather([part.mean for part in self.parts], event)
         apart = means - self.mean.unsqueeze(-1 - event)
         outer = apart.square() if not event else apart.unsqueeze(-1) * apart.unsqueeze(-2)
-        return within + self.mix([outer] if self.stacked else outer.unbind(-1 - 2 * event), 2 * event)
+        return within + self._mix([outer] if self.stacked else outer.unbind(-1 - 2 * event), 2 * event)
 
     @property
     def variance(self) -> Tensor:
@@ -120,7 +120,7 @@ class Mixture(Density):
     def pdf(self, t: Tensor) -> Tensor:
         self._check_points(t)
         points = self._spread_out(t)
-        return self.mix([part.pdf(points) for part in self.parts], 0).to(self.dtype)
+        return self._mix([part.pdf(points) for part in self.parts], 0).to(self.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the logarithm of the density; -inf, with gradient zero, outside the support."""
@@ -140,7 +140,7 @@ class Mixture(Density):
         """Return expectations; each component uses its own quadrature rule."""
         values = [part.expect(function, points) for part in self.parts]
         batch = len(self.batch_shape) + self.stacked
-        return self.mix(values, values[0].dim() - batch).to(self.dtype)
+        return self._mix(values, values[0].dim() - batch).to(self.dtype)
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
