@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import tsallis
+from tsallis.errors import InputError
 from tsallis.ops.cpu.build import BuildError, find_compiler, source_hash
 
 pytestmark = pytest.mark.process
@@ -41,6 +42,22 @@ def test_data_files_are_found_through_the_package() -> None:
     assert package.joinpath("py.typed").is_file()
     assert package.joinpath("toolkit/datasets/english-verbs.tsv.xz").is_file()
     assert package.joinpath("toolkit/recipes/demo.yaml").is_file()
+
+
+def test_recipes_are_found_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tsallis.toolkit.tasks import load_config
+
+    monkeypatch.chdir(tmp_path)
+    assert (
+        load_config("recipes/tiny/strings.yaml").model.d_model
+        == load_config(ROOT / "recipes/tiny/strings.yaml").model.d_model
+    )
+    (tmp_path / "recipes/tiny").mkdir(parents=True)
+    own = (ROOT / "recipes/tiny/strings.yaml").read_text(encoding="utf-8").replace("run_dir: ", "run_dir: own/")
+    (tmp_path / "recipes/tiny/strings.yaml").write_text(own, encoding="utf-8")
+    assert str(load_config("recipes/tiny/strings.yaml").run_dir).startswith("own/")
+    with pytest.raises(InputError, match="recipes/tiny/nothing.yaml"):
+        load_config("recipes/tiny/nothing.yaml")
 
 
 def test_ignored_paths_leave_the_package_whole() -> None:
@@ -113,7 +130,7 @@ def test_a_wheel_from_the_sdist_has_the_kernel_and_is_for_this_platform(tree: Pa
     _build(tree, "wheel", tree / "dist", TSALLIS_KERNEL="1")
     (wheel,) = (tree / "dist").iterdir()
     assert re.fullmatch(r"tsallis-.+-py3-none-(?!any)\w+\.whl", wheel.name)
-    assert KERNEL in _names(wheel)
+    assert {KERNEL, "tsallis/toolkit/recipes/tiny/strings.yaml"} <= set(_names(wheel))
     assert not (tree / "src" / KERNEL).exists()
     with zipfile.ZipFile(wheel) as packed:
         # What runs when the library is loaded must not be of an instruction set that the machine may lack.

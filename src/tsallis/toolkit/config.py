@@ -23,6 +23,7 @@ from tsallis.toolkit.data.batching import BatchPlan
 from tsallis.toolkit.data.io import read_text
 from tsallis.toolkit.data.yaml_text import LARGEST_FILE, LONGEST_KEY, parse_yaml
 from tsallis.toolkit.old_names import with_new_names
+from tsallis.toolkit.recipes import find_recipe
 
 # A setting in this table has an effect only if a setting of the same section that is listed here has one of the listed
 # values. None stands for all values except None.
@@ -332,7 +333,7 @@ def make_schema(
 
 
 def read_content(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Read a YAML file and apply overrides, see :func:`apply_overrides`.
+    """Read a YAML file, also a recipe of this package, and apply overrides, see :func:`apply_overrides`.
 
     Returns:
         The content. It is not yet checked against a schema.
@@ -340,7 +341,7 @@ def read_content(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, A
     Raises:
         InputError: If the file cannot be read or contains no settings, or an override is malformed.
     """
-    path = Path(path)
+    path = find_recipe(Path(path))
     try:
         content = with_new_names(parse_yaml(read_text(path, LARGEST_FILE), str(path)))
         if not isinstance(content, dict):
