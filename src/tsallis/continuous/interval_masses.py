@@ -17,7 +17,7 @@ from tsallis.continuous.densities.mixture import Mixture
 from tsallis.continuous.quadrature import gauss_legendre
 from tsallis.continuous.quadrature_sizes import SPAN
 from tsallis.functional.rows import check_floating
-from tsallis.ops.dtypes import upcast
+from tsallis.ops.dtypes import upcast, without_autocast
 
 POINTS = 40  # points of the rule in an interval without a closed form
 FEW = 32  # points if the support is short
@@ -61,7 +61,7 @@ def cell_masses(density: Density, edges: Tensor) -> Tensor:
             f"edges must have shape [..., cells + 1], and [...] must fit the batch shape {tuple(density.batch_shape)}, "
             f"got {tuple(edges.shape)}"
         ) from error
-    with torch.autocast(edges.device.type, enabled=False):
+    with without_autocast(edges.device.type):
         return _masses(density, upcast(edges))
 
 

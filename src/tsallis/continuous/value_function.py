@@ -16,7 +16,7 @@ from tsallis.continuous.densities.elliptical import Density, Points
 from tsallis.continuous.quadrature import ridge_regression
 from tsallis.errors import check_whole
 from tsallis.functional.rows import check_floating, result_dtype
-from tsallis.ops.dtypes import upcast
+from tsallis.ops.dtypes import upcast, without_autocast
 from tsallis.ops.transforms import traced
 
 CACHE_SIZE = 128  # largest number of regressions that a value function caches
@@ -176,7 +176,7 @@ class _RegressionSignal(Signal):
     @property
     def coefficients(self) -> Tensor:
         if self._computed is None:  # the compiler doesn't support `cached_property`
-            with torch.autocast(self.observations.device.type, enabled=False):
+            with without_autocast(self.observations.device.type):
                 self._computed = (self.solver.mT @ self.observations).to(self.dtype)
         return self._computed
 
@@ -192,7 +192,7 @@ class _RegressionSignal(Signal):
         few = rows * length * (functions + d) < functions * d * (length + rows)
         if not few or self._computed is not None:
             return super()._combine(expectations)
-        with torch.autocast(expectations.device.type, enabled=False):
+        with without_autocast(expectations.device.type):
             shares = expectations.to(self.solver.dtype) @ self.solver.mT  # [batch..., any, length]
             context: Tensor = (shares @ self.observations).to(self.dtype)
         return context

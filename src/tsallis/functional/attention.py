@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from tsallis.functional.rows import (
     alpha_number,
-    autocast_enabled,
     check_dense,
     check_floating,
     check_integers,
@@ -25,7 +23,7 @@ from tsallis.ops.alphas import Alpha, bounds
 from tsallis.ops.arguments import AttentionArgs
 from tsallis.ops.autograd import attention
 from tsallis.ops.choice import choose_attention
-from tsallis.ops.dtypes import compute_dtype, upcast
+from tsallis.ops.dtypes import autocast_enabled, compute_dtype, upcast, without_autocast
 from tsallis.ops.registry import capabilities, load_file
 from tsallis.ops.transforms import (
     as_input,
@@ -254,7 +252,7 @@ def _compute(
     # Autocast must not change the dtypes of `args`. Skip the context manager if autocast is off: each extra step is
     # measurable on small tensors.
     device = args.query.device.type
-    with torch.autocast(device, enabled=False) if autocast_enabled(device) else contextlib.nullcontext():
+    with without_autocast(device):
         return attention.compute(args, backend, dense)
 
 

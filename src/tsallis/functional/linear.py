@@ -9,7 +9,6 @@ from tsallis.functional.alpha_relu import relu_alpha
 from tsallis.functional.losses import anchors, check_reduction, class_rows, not_negative, reduce
 from tsallis.functional.rows import (
     alpha_along,
-    autocast_enabled,
     check_dense,
     check_floating,
     finite_number,
@@ -18,7 +17,7 @@ from tsallis.functional.rows import (
 from tsallis.functional.sparse_rows import SparseRows
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.autograd.linear import Layer, linear_loss
-from tsallis.ops.dtypes import upcast
+from tsallis.ops.dtypes import autocast_enabled, upcast
 from tsallis.ops.transforms import savable
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tsallis.ops.alphas import Alpha, check_alpha
 from tsallis.ops.choice import choose_direct
-from tsallis.ops.dtypes import compute_dtype, contiguous, upcast
+from tsallis.ops.dtypes import autocast_enabled, compute_dtype, contiguous, upcast
 from tsallis.ops.protocol import Backend
 from tsallis.ops.transforms import (
     as_input,
@@ -210,11 +210,6 @@ def result_dtype(scores: Tensor) -> torch.dtype:
     if scores.dtype in (torch.float16, torch.bfloat16) and autocast_enabled(scores.device.type):
         return torch.float32
     return scores.dtype
-
-
-def autocast_enabled(device: str) -> bool:
-    """Return whether autocast is on for a type of device; False for the device "meta"."""
-    return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def number(name: str, value: Any) -> float:

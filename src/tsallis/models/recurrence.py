@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tsallis.errors import check_one_of
 from tsallis.nn.dropout import dropout_mask
 from tsallis.ops.autograd.lstm_layer import fused_layer
-from tsallis.ops.dtypes import autocast_dtype
+from tsallis.ops.dtypes import autocast_dtype, without_autocast
 from tsallis.ops.eager.lstm_cell import cell_step
 
 CELLS: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
@@ -75,7 +75,7 @@ def run_layers(module: nn.LSTM | nn.GRU, x: Tensor, state: Any = None) -> Any:
     dtype = autocast_dtype(x.device)
     if x.device.type != "cpu" or dtype is None or _has_dtype(dtype):
         return module(x, state)
-    with torch.autocast("cpu", enabled=False):
+    with without_autocast("cpu"):
         own: torch.dtype = module.all_weights[0][0].dtype
         if state is not None:
             state = tuple(part.to(own) for part in state) if isinstance(state, tuple) else state.to(own)

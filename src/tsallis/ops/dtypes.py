@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import Tensor
 
@@ -28,7 +30,17 @@ def exact_products() -> bool:
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """Return the current dtype of autocast, or None without autocast."""
-    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    return torch.get_autocast_dtype(device.type) if autocast_enabled(device.type) else None
+
+
+def autocast_enabled(device: str) -> bool:
+    """Return whether autocast is on for a type of device; False for the device "meta"."""
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
+def without_autocast(device: str) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which autocast is off. It costs nothing if autocast is already off."""
+    return torch.autocast(device, enabled=False) if autocast_enabled(device) else contextlib.nullcontext()
 
 
 def contiguous(x: Tensor) -> Tensor:

@@ -328,3 +328,18 @@ def test_bad_inputs() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             plane(query, values, **more)
+
+
+@pytest.mark.parametrize("density", [*DENSITIES, "truncated_paraboloid"])
+def test_meta_tensors_have_the_shapes(density: Any) -> None:
+    """A model is built and checked on the meta device before its parameters are loaded."""
+    query, values = (torch.randn(2, length, SIZE, device="meta", requires_grad=True) for length in (3, 12))
+    layers = [ContinuousAttention1d] * (density != "truncated_paraboloid") + [ContinuousAttention2d] * (
+        density in PLANE
+    )
+    for layer in layers:
+        attention = layer(SIZE, 2, density=density).to("meta")
+        grid = {"grid": (3, 4)} if layer is ContinuousAttention2d else {}
+        out, _ = attention(query, values, **grid)
+        assert (out.device.type, out.shape) == ("meta", query.shape)
+        assert torch.autograd.grad(out.sum(), values)[0].shape == values.shape

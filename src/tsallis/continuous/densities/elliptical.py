@@ -26,7 +26,7 @@ from tsallis.continuous.densities.beta_gaussian import NEARLY_GAUSSIAN, BetaGaus
 from tsallis.continuous.quadrature import Rule
 from tsallis.continuous.supports import Ellipse, Interval, WholeSpace
 from tsallis.functional.rows import check_floating, result_dtype
-from tsallis.ops.dtypes import upcast
+from tsallis.ops.dtypes import upcast, without_autocast
 from tsallis.ops.transforms import (
     forward_mode,
     graph_outlives_values,
@@ -343,7 +343,7 @@ class Elliptical(Density):
             ValueError: If the basis has another number of dimensions.
             NotImplementedError: If quadrature would need more than two dimensions, or a compiled graph needs `points`.
         """
-        with torch.autocast(self._mean.device.type, enabled=False):
+        with without_autocast(self._mean.device.type):
             return self._expect(function, points).to(self.dtype)
 
     def _expect(self, function: Function, points: Points) -> Tensor:
@@ -421,7 +421,7 @@ class Elliptical(Density):
         family = self.family
         if self.dims != 2 or not isinstance(family, BetaGaussian) or not self._mean.numel():
             return None
-        if traced() or forward_mode():
+        if traced() or forward_mode() or without_numbers(self._mean):
             return None
         if family.number is None or family.number < NEARLY_GAUSSIAN or not basis.fixed_gaussians:
             return None

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tsallis.functional.attention import KeyStore
-from tsallis.functional.rows import autocast_enabled
+from tsallis.ops.dtypes import autocast_enabled
 
 ROOM = 8  # smallest number of tokens by which buffers grow
 

@@ -24,7 +24,7 @@ from tsallis.continuous import (
 from tsallis.continuous.moments import Matching
 from tsallis.functional.rows import alpha_number
 from tsallis.nn.alpha import PerHeadAlpha
-from tsallis.ops.dtypes import upcast
+from tsallis.ops.dtypes import upcast, without_autocast
 
 KINDS: dict[int, dict[str, type[Elliptical]]] = {
     1: {"gaussian": Gaussian, "truncated_parabola": TruncatedParabola, "laplace": Laplace, "triangular": Triangular},
@@ -36,7 +36,7 @@ UNIFORM = math.sqrt(1 / 12)  # the standard deviation of the uniform density on 
 
 def linear(features: Tensor, layer: nn.Linear) -> Tensor:
     """Apply a linear layer in at least float32, also under autocast, because densities need the precision."""
-    with torch.autocast(features.device.type, enabled=False):
+    with without_autocast(features.device.type):
         dtype = torch.promote_types(upcast(features).dtype, upcast(layer.weight).dtype)
         bias = None if layer.bias is None else layer.bias.to(dtype)
         return F.linear(features.to(dtype), layer.weight.to(dtype), bias)

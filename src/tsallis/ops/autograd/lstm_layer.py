@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from tsallis.ops.autograd.recompute import recompute_saved_gradients
-from tsallis.ops.dtypes import autocast_dtype, compute_dtype
+from tsallis.ops.dtypes import autocast_dtype, compute_dtype, without_autocast
 from tsallis.ops.eager.lstm_cell import cell_backward, cell_forward, cell_step
 from tsallis.ops.transforms import differentiable
 
@@ -74,7 +74,7 @@ class _Layer(Function):
             gates.new_zeros(directions, src + 1, *shape[2:], dtype=exact),
             torch.empty_like(states),
         )
-        with torch.autocast(gates.device.type, enabled=False):
+        with without_autocast(gates.device.type):
             weight = recurrent.to(products).mT
             for t in range(src):
                 own = torch.add(record.hidden[:, t] @ weight, gates[:, t], out=record.gates[:, t])
@@ -98,7 +98,7 @@ class _Layer(Function):
         if grad_ends is not None:
             cells_grad = torch.zeros_like(record.tanh_cells)
             cells_grad[:, last, torch.arange(batch, device=last.device)] = grad_ends.to(cells_grad.dtype)
-        with torch.autocast(some.device.type, enabled=False):
+        with without_autocast(some.device.type):
             weight = recurrent.to(record.hidden.dtype)
             state_grad = cell_grad = torch.zeros_like(record.tanh_cells[:, 0])
             for t in reversed(range(src)):

@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from tsallis.ops.autograd.maps import entmax
 from tsallis.ops.autograd.recompute import recompute_saved_gradients
 from tsallis.ops.choice import choose_direct
-from tsallis.ops.dtypes import autocast_dtype, upcast
+from tsallis.ops.dtypes import autocast_dtype, upcast, without_autocast
 from tsallis.ops.eager.lstm_cell import cell_backward, cell_forward, cell_step
 from tsallis.ops.transforms import differentiable
 
@@ -136,7 +136,7 @@ class _Steps(Function):
         ctx.autocast = autocast_dtype(steps.memory.device)
         ctx.alpha, ctx.count = alpha, count
         ctx.save_for_backward(*tensors)
-        with torch.autocast(steps.memory.device.type, enabled=False):
+        with without_autocast(steps.memory.device.type):
             ctx.record, states = _forward(steps, ctx.autocast or steps.combine.dtype)
         ctx.set_materialize_grads(False)
         dtype = states.dtype if ctx.autocast is not None else steps.memory.dtype
@@ -154,7 +154,7 @@ class _Steps(Function):
                 return plain_steps(_steps_of(ctx.alpha, ctx.count, tensors))
 
             return None, None, *recompute_saved_gradients(plain, ctx, grads)
-        with torch.autocast(some.device.type, enabled=False):
+        with without_autocast(some.device.type):
             return None, None, *_backward(steps, ctx.record, ctx.autocast or steps.combine.dtype, *grads)
 
 
