@@ -56,7 +56,7 @@ def test_recipes_are_found_from_every_folder(tmp_path: Path, monkeypatch: pytest
     own = (ROOT / "recipes/tiny/strings.yaml").read_text(encoding="utf-8").replace("run_dir: ", "run_dir: own/")
     (tmp_path / "recipes/tiny/strings.yaml").write_text(own, encoding="utf-8")
     assert str(load_config("recipes/tiny/strings.yaml").run_dir).startswith("own/")
-    with pytest.raises(InputError, match="recipes/tiny/nothing.yaml"):
+    with pytest.raises(InputError, match="nothing"):
         load_config("recipes/tiny/nothing.yaml")
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from tsallis.functional.rows import (
     alpha_number,
     check_dense,
+    check_flag,
     check_floating,
     check_integers,
     check_real,
@@ -169,6 +170,8 @@ def attend(
     key_norms: Tensor | None = None,
 ) -> AttentionOutput:
     """Compute :func:`entmax_attention`; also return the record that :func:`count_support` reads."""
+    check_flag("is_causal", is_causal)
+    check_flag("enable_gqa", enable_gqa)
     store, dtype = (key, query.dtype) if isinstance(key, KeyStore) else (None, None)
     if store is None:
         query, key, value = _one_dtype(query, key, value)  # type: ignore[arg-type]
@@ -399,13 +402,17 @@ def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int]) -> Tensor | None:
 def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
     """Return alpha as a checked number, or as an unchecked tensor [1 or batch, heads] in the compute dtype."""
     if not isinstance(alpha, Tensor):
+        if alpha is None:
+            raise TypeError("alpha must be a number or a tensor, got None; did you mean attn_mask=None?")
         alpha = alpha_number(alpha)
         if not varies(alpha):
             return alpha
         alpha = as_input(alpha, q)
     if alpha.dtype == torch.bool:
         raise TypeError("alpha must contain numbers, got torch.bool; did you mean attn_mask=?")
-    return _per_head("alpha", alpha, q, outer, "; did you mean attn_mask=?" if alpha.dim() >= 2 else "")
+    return _per_head(
+        "alpha", alpha, q, outer, "; did you mean attn_mask=?" if alpha.dim() >= 2 and alpha.numel() > 1 else ""
+    )
 
 
 def _per_head(name: str, x: Tensor, q: Tensor, outer: Sequence[int], hint: str = "") -> Tensor:
@@ -420,7 +427,8 @@ def _per_head(name: str, x: Tensor, q: Tensor, outer: Sequence[int], hint: str =
     elif shape == tuple(outer):
         x = x.reshape(batch, heads)
     else:
-        raise ValueError(f"{name} must have shape ({heads},) or {tuple(outer)}, one per head, got {shape}{hint}")
+        expected = f"({heads},) or {tuple(outer)}, one per head, or (1,)"
+        raise ValueError(f"{name} must have shape {expected}, got {shape}{hint}")
     return x.resolve_neg().to(device=q.device, dtype=compute_dtype(q.dtype))
 
 

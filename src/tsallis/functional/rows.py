@@ -249,6 +249,12 @@ def _readable(x: Tensor) -> bool:
     return not (x.requires_grad or forward_mode() or traced() or without_numbers(x)) and x.numel() == 1
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Raise a TypeError unless a value is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
 def alpha_number(alpha: float, positive: bool = False) -> float:
     """Check alpha and return it as a float."""
     alpha = number("alpha", alpha)

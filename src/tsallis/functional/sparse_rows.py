@@ -131,22 +131,27 @@ class SparseRows:
         if self.largest >= classes:
             raise ValueError(f"indices must be classes from 0 to {classes - 1}, got {self.largest}")
 
-    def to(self, device: torch.device | str) -> SparseRows:
-        """Return the rows on a device."""
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> SparseRows:
+        """Return the rows on a device; `non_blocking` is as in `Tensor.to`."""
         if isinstance(device, torch.dtype):
             raise TypeError(f"device must be a device, got {device}; probabilities are always in float32")
-        tail = None if self.tail is None else self.tail.to(device)
-        return self._with(self.indices.to(device), self.probs.to(device), self.offsets.to(device), tail)
+        parts = (self.indices, self.probs, self.offsets, self.tail)
+        return self._with(*(x if x is None else x.to(device, non_blocking=non_blocking) for x in parts))  # type: ignore
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def __getitem__(self, rows: slice | Tensor) -> SparseRows:
-        """Return a slice of the rows, or the rows of these numbers [n]; a negative number returns an empty row."""
+        """Return a slice of the rows, the rows of these numbers [n], or the rows where a mask [rows] is True.
+
+        A negative number returns an empty row.
+        """
         if isinstance(rows, slice):
             rows = torch.arange(len(self), device=self.offsets.device)[rows]
         if not isinstance(rows, Tensor):
             raise TypeError(f"rows must be a slice or a tensor of integers [n], got {type(rows).__name__}")
+        if rows.dtype == torch.bool and rows.shape == (len(self),):
+            rows = rows.nonzero().squeeze(1)
         check_integers(rows, "rows")
         if rows.dim() != 1:
             raise ValueError(f"rows must have the shape [n], got {tuple(rows.shape)}; use rows[n : n + 1] for one row")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tsallis.errors import check_whole
-from tsallis.functional.rows import alpha_number
+from tsallis.functional.rows import alpha_number, number
 
 
 class PerHeadAlpha(nn.Module):
@@ -53,6 +53,7 @@ class PerHeadAlpha(nn.Module):
         self.low, self.high = alpha_number(low), alpha_number(high)
         if not self.low < self.high:
             raise ValueError(f"low must be below high, got {low:g} and {high:g}")
+        initial = None if initial is None else number("initial", initial)
         if initial is not None and not self.low < initial < self.high:
             raise ValueError(f"initial must be above {low:g} and below {high:g}, got {initial:g}")
         num_heads = check_whole("num_heads", num_heads, 1)
@@ -78,15 +79,25 @@ class PerHeadAlpha(nn.Module):
         return f"{len(self.bias)}, low={self.low:g}, high={self.high:g}"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PerHeadAlpha:
-        def keep_precision(x: Tensor) -> Tensor:
-            moved = fn(x)
-            half = moved.dtype.itemsize < 4 <= x.dtype.itemsize
-            return x.to(moved.device, torch.float32) if half else moved
-
-        super()._apply(keep_precision, recurse)
+        super()._apply(keep_precision(fn, self.bias), recurse)
         return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         if f"{prefix}bias" not in state_dict:
             state_dict[f"{prefix}bias"] = self.bias.detach().clone()
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def keep_precision(fn: Callable[[Tensor], Tensor], alpha: Any) -> Callable[[Tensor], Tensor]:
+    """Return a function for `Module._apply` that never converts the tensor `alpha` to half precision.
+
+    Half precision would round 1.001 to 1, and cancel small steps of an optimizer.
+    """
+    kept = (alpha, alpha.grad) if isinstance(alpha, Tensor) else ()
+
+    def convert(x: Tensor) -> Tensor:
+        moved = fn(x)
+        half = moved.dtype.itemsize < 4 <= x.dtype.itemsize and any(x is tensor for tensor in kept)
+        return x.to(moved.device, torch.float32) if half else moved
+
+    return convert

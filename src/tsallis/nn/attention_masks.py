@@ -9,27 +9,28 @@ from torch import Tensor
 
 from tsallis.functional.rows import check_dense
 from tsallis.ops.eager.attention import TILE, future_mask, length_mask
-from tsallis.ops.transforms import traced
+from tsallis.ops.transforms import traced, without_numbers
 
 
-def convert_mask(mask: Tensor | None, batch: int, heads: int) -> Tensor | None:
+def convert_mask(mask: Tensor | None, batch: int, heads: int, queries: int, keys: int) -> Tensor | None:
     """Convert PyTorch's mask, where True hides a key, to the kernels' mask, where True shows the key."""
     if mask is None:
         return None
     check_dense(mask, "attn_mask")
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(f"attn_mask must be boolean or floating point, got {mask.dtype}")
-    if mask.dim() == 3:
-        if mask.shape[0] != batch * heads:
+    shape = tuple(mask.shape)
+    if mask.dim() == 4:
+        if any(size not in (1, whole) for size, whole in zip(shape, (batch, heads, queries, keys), strict=True)):
             raise ValueError(
-                f"attn_mask must have shape [queries, keys] or [{batch * heads}, queries, keys], "
-                f"got {tuple(mask.shape)}"
+                f"attn_mask must have shape ({batch} or 1, {heads} or 1, {queries} or 1, {keys} or 1), got {shape}"
             )
-        mask = mask.view(batch, heads, *mask.shape[1:])
-    elif mask.dim() == 4 and (mask.shape[0] not in (1, batch) or mask.shape[1] not in (1, heads)):
+    elif shape not in ((queries, keys), (batch * heads, queries, keys)):
         raise ValueError(
-            f"attn_mask must have shape [{batch} or 1, {heads} or 1, queries, keys], got {tuple(mask.shape)}"
+            f"attn_mask must have shape {(queries, keys)} or {(batch * heads, queries, keys)}, got {shape}"
         )
+    elif mask.dim() == 3:
+        mask = mask.view(batch, heads, queries, keys)
     return ~mask if mask.dtype == torch.bool else mask
 
 
@@ -37,13 +38,13 @@ def split_padding(padding: Tensor | None, batch: int, keys: int, plain: bool) ->
     """Convert padding to a mask [batch, 1, 1, keys], or to lengths if all padding is at the end."""
     if padding is None:
         return None, None
-    check_dense(padding, "key_padding_mask")
     padding = padding.unsqueeze(0) if padding.dim() == 1 else padding
     if padding.shape != (batch, keys):
         raise ValueError(f"key_padding_mask must have shape {(batch, keys)}, got {tuple(padding.shape)}")
     if padding.dtype != torch.bool and not padding.is_floating_point():
         raise TypeError(f"key_padding_mask must be boolean or floating point, got {padding.dtype}")
-    readable = plain and not traced() and not padding.is_cuda  # reading a mask on a GPU would wait for the GPU
+    # Reading a mask on a GPU would wait for the GPU.
+    readable = plain and not (traced() or padding.is_cuda or without_numbers(padding))
     if padding.dtype != torch.bool:
         active = padding == 0
         if not readable or not torch.equal(active, padding != -torch.inf):

@@ -37,8 +37,8 @@ class Cache(Protocol):
 class KeyValueCache:
     """Cache of keys and values for decoding with :class:`tsallis.nn.MultiheadAttention`.
 
-    The storage doubles when it is full. Attention without a `key` argument reads only the cache, so that the encoder's
-    output is projected once.
+    The storage doubles when it is full. The tensors passed to it are copied. Attention without a `key` argument reads
+    only the cache, so that the encoder's output is projected once.
 
     Example:
         >>> from tsallis.nn import MultiheadAttention
@@ -54,6 +54,7 @@ class KeyValueCache:
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
         self._length = 0
+        self._saved = False  # whether autograd may have saved what `read` returned
         self._norms: Tensor | None = None  # largest norm per head of the first `_measured` keys
         self._measured = 0  # number of keys that `_norms` includes
 
@@ -85,6 +86,7 @@ class KeyValueCache:
         """
         if self._keys is None or self._values is None:
             raise ValueError("the cache is empty: pass a key and a value in the first call")
+        self._saved = self._saved or torch.is_grad_enabled()
         return self._keys[:, :, : self._length], self._values[:, :, : self._length]
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,6 +118,7 @@ class KeyValueCache:
                 )
         self._keys = self._append(self._keys, keys)
         self._values = self._append(self._values, values)
+        self._saved = False
         self._length += keys.shape[2]
         return self.read()
 
@@ -127,13 +130,14 @@ class KeyValueCache:
 
     def _append(self, memory: Tensor | None, new: Tensor) -> Tensor:
         if memory is None:
-            return new
+            return new.clone(memory_format=torch.contiguous_format)
         length, total = self._length, self._length + new.shape[2]
         if torch.is_grad_enabled():  # backward may need the old tensor unchanged
             return torch.cat([memory[:, :, :length], new], 2)
         # PyTorch forbids writing to inference tensors outside inference mode.
-        must_copy = memory.is_inference() and not torch.is_inference_mode_enabled()
-        if memory.shape[2] < total or must_copy:
+        compiling = torch.compiler.is_compiling()  # a graph can't ask
+        forbidden = not compiling and memory.is_inference() and not torch.is_inference_mode_enabled()
+        if memory.shape[2] < total or self._saved or forbidden:
             larger = memory.new_empty(*memory.shape[:2], max(total, 2 * length), memory.shape[3])
             larger[:, :, :length] = memory[:, :, :length]
             memory = larger
@@ -189,15 +193,13 @@ class ScreenedKeys(KeyValueCache, KeyStore):
         if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
             raise ValueError("stored keys support no gradients: append keys and values inside torch.no_grad()")
         with torch.no_grad():
-            first, dtype = self._keys is None, keys.dtype
+            dtype = keys.dtype
             for name, x in (("keys", keys), ("values", values)):
                 check_floating(x, name)
-                if x.dtype != (expected := dtype if first else self.dtype):
+                if x.dtype != (expected := dtype if self._keys is None else self.dtype):
                     raise TypeError(f"{name} must have the dtype of the stored keys, {expected}, got {x.dtype}")
-            # Copy the first ones: the caller may change them later.
-            keys, values = (x.contiguous().clone() if first else x for x in (upcast(keys), upcast(values)))
             self._views = None
-            result = super().append(keys, values)
+            result = super().append(upcast(keys), upcast(values))
             self.dtype = dtype
             return result
 

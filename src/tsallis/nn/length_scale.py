@@ -87,7 +87,8 @@ class LengthScale(nn.Module):
         if self.kind == "head":
             beta, gamma = self.beta.unsqueeze(1), self.gamma.unsqueeze(1)  # [heads, 1]
         else:
-            beta, gamma = (F.linear(x, weight).transpose(1, 2) for weight in (self.beta, self.gamma))
+            # PyTorch's compiler can't differentiate softplus of a transposed tensor.
+            beta, gamma = (F.linear(x, weight).mT.contiguous() for weight in (self.beta, self.gamma))
         factor = 1 + F.softplus(beta) * (count + 1).log().to(dtype) ** (self.LARGEST_POWER * gamma.tanh())
         return factor.expand(x.shape[0], -1, x.shape[1]).unsqueeze(-1)
 

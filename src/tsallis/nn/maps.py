@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from tsallis import functional
 from tsallis.functional.losses import check_reduction, check_smoothing
 from tsallis.functional.rows import integer, stored_alpha
 from tsallis.functional.sparse_rows import SparseRows
+from tsallis.nn.alpha import keep_precision
 from tsallis.ops.alphas import Alpha
 
 
-class _Alpha(nn.Module):
-    """Base class of modules with an alpha."""
+class AlphaModule(nn.Module):
+    """Base class of modules with an alpha, which stays in float32 if the model is cast to half precision."""
 
     alpha: Alpha
 
@@ -24,11 +27,15 @@ class _Alpha(nn.Module):
         else:
             self.alpha = alpha
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AlphaModule:
+        super()._apply(keep_precision(fn, self.alpha), recurse)
+        return self
+
     def extra_repr(self) -> str:
         return f"alpha: {tuple(self.alpha.shape)}" if isinstance(self.alpha, Tensor) else f"alpha={self.alpha:g}"
 
 
-class Entmax(_Alpha):
+class Entmax(AlphaModule):
     r""":func:`tsallis.entmax` as a module, with a fixed or learned alpha.
 
     .. math:: p = \mathrm{entmax}_\alpha(z)
@@ -86,7 +93,7 @@ class Sparsemax(Entmax):
         super().__init__(2.0, dim)
 
 
-class EntmaxLoss(_Alpha):
+class EntmaxLoss(AlphaModule):
     r""":func:`tsallis.entmax_loss` as a module, with the options of `nn.CrossEntropyLoss`.
 
     .. math:: L_\alpha(z; y) = (p - y)^\top z + H_\alpha(p) - H_\alpha(y), \qquad p = \mathrm{entmax}_\alpha(z)

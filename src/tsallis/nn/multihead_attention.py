@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 
 from tsallis.errors import check_real, check_whole
 from tsallis.functional.attention import KeyStore, attend, count_support
-from tsallis.functional.rows import stored_alpha
-from tsallis.nn.alpha import PerHeadAlpha
+from tsallis.functional.rows import check_dense, check_flag, stored_alpha
+from tsallis.nn.alpha import PerHeadAlpha, keep_precision
 from tsallis.nn.attention_masks import (
     VisibleKeys,
     active_queries,
@@ -56,7 +57,7 @@ class AttentionStats(NamedTuple):
 class _PassRecord(NamedTuple):
     """Data of a forward pass for statistics."""
 
-    support: Tensor  # number of attended keys per query [batch, heads, queries], or instead all weights
+    support: Tensor  # number of attended keys per query [batch, heads, queries]
     visible: VisibleKeys
     alpha: float | Tensor  # one alpha for all heads, or [heads]
     query_lengths: Tensor | None  # [batch]: number of valid queries in self-attention
@@ -169,6 +170,10 @@ class MultiheadAttention(ConstantBuffers):
         """Return the state without the record of the last pass, which can be large."""
         return {**self.__dict__, "_last": None}
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MultiheadAttention:
+        super()._apply(keep_precision(fn, self.alpha), recurse)
+        return self
+
     def set_alpha(self, alpha: Alpha | nn.Module) -> None:
         """Set another alpha; a learned alpha is discarded.
 
@@ -264,7 +269,7 @@ class MultiheadAttention(ConstantBuffers):
         is_causal: bool = False,
         *,
         cache: Cache | None = None,
-        key_lengths: Tensor | None = None,
+        key_lengths: Tensor | Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute attention; return the output, and the weights or None.
 
@@ -287,7 +292,9 @@ class MultiheadAttention(ConstantBuffers):
             ValueError: shapes that don't match, arguments that exclude each other.
             TypeError: a mask that is neither boolean nor floating point.
         """
-        self._check_inputs(query, key, value, cache, key_lengths, key_padding_mask)
+        if key_lengths is not None and not isinstance(key_lengths, Tensor):
+            key_lengths = torch.tensor(key_lengths)
+        self._check_inputs(query, key, value, cache, key_lengths, key_padding_mask, is_causal)
         q, k, v = self._queries_keys_values(query, key, value, cache)
         visible = self._visible_keys(q, k, attn_mask, key_padding_mask, key_lengths, is_causal, cache is not None)
         if not self._plain:
@@ -326,6 +333,7 @@ class MultiheadAttention(ConstantBuffers):
             if isinstance(alpha, Tensor):
                 alpha = alpha.detach().clone()  # an optimizer changes parameters in place
             mask = None if visible.mask is None else visible.mask.detach()
+            support = count_support(support)  # weights of every layer would stay in memory
             self._last = _PassRecord(support, visible._replace(mask=mask), alpha, query_lengths, query_padding)
         elif self._last is not None:
             self._last = None
@@ -341,7 +349,14 @@ class MultiheadAttention(ConstantBuffers):
         return out if self.batch_first else out.transpose(0, 1), weights
 
     def _check_inputs(
-        self, query: Tensor, key: Tensor | None, value: Tensor | None, cache: Cache | None, *padding: Tensor | None
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        cache: Cache | None,
+        key_lengths: Tensor | None,
+        key_padding_mask: Tensor | None,
+        is_causal: bool,
     ) -> None:
         if query.is_nested:
             raise ValueError("query must not be a nested tensor: pad it and pass key_padding_mask")
@@ -352,13 +367,24 @@ class MultiheadAttention(ConstantBuffers):
                 f"{name} {'None' if x is None else 'given'}" for name, x in (("key", key), ("value", value))
             )
             raise ValueError(f"key and value must both be given, or both be None with a cache, got {given}")
+        if key is not None and value is not None and not query.dim() == key.dim() == value.dim():
+            raise ValueError(
+                "query, key and value must all have a batch, or none of them, got shapes "
+                f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
+            )
         if query.shape[-1] != self.embed_dim:
             raise ValueError(f"query must have last size {self.embed_dim}, got {query.shape[-1]}")
         for name, x, size in (("key", key, self.kdim), ("value", value, self.vdim)):
             if x is not None and x.shape[-1] != size:
                 raise ValueError(f"{name} must have last size {size}, got {x.shape[-1]}")
-        if all(x is not None for x in padding):
+        if key_lengths is not None and key_padding_mask is not None:
             raise ValueError("use either key_lengths or key_padding_mask, not both")
+        if key_padding_mask is not None:
+            check_dense(key_padding_mask, "key_padding_mask")
+            if key_padding_mask.dim() != query.dim() - 1:
+                expected = "[keys] without a batch" if query.dim() == 2 else "[batch, keys]"
+                raise ValueError(f"key_padding_mask must have shape {expected}, got {tuple(key_padding_mask.shape)}")
+        check_flag("is_causal", is_causal)
 
     @property
     def _plain(self) -> bool:
@@ -398,7 +424,7 @@ class MultiheadAttention(ConstantBuffers):
         else:
             padding, lengths = split_padding(key_padding_mask, k.shape[0], keys, plain)
         causal = is_causal and plain and past >= 0 and (queries > 1 or not past)
-        mask = combine_masks(convert_mask(attn_mask, q.shape[0], self.num_heads), padding)
+        mask = combine_masks(convert_mask(attn_mask, q.shape[0], self.num_heads, queries, keys), padding)
         if is_causal and not causal and (queries > 1 or not plain):
             mask = combine_masks(mask, torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(past))
         return VisibleKeys(mask, lengths, causal, queries, keys, max(past, 0))
@@ -425,7 +451,7 @@ class MultiheadAttention(ConstantBuffers):
             RuntimeError: There was no forward pass yet, or it was compiled.
         """
         last = self._last_pass()
-        support = count_support(last.support)
+        support = last.support
         visible = last.visible.count_keys(support.device)
         known = active_queries(last.query_lengths, last.query_padding, last.visible.queries, support.device)
         if active is not None:
@@ -469,7 +495,7 @@ class MultiheadAttention(ConstantBuffers):
         Raises:
             RuntimeError: There was no forward pass yet, or it was compiled.
         """
-        return count_support(self._last_pass().support)
+        return self._last_pass().support
 
     def _last_pass(self) -> _PassRecord:
         if self._last is None:

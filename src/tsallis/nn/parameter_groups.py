@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
 from tsallis.nn.alpha import PerHeadAlpha
+from tsallis.nn.maps import AlphaModule
+from tsallis.nn.multihead_attention import MultiheadAttention
 
 
 def parameter_groups(
     module: nn.Module, lr: float, *, alpha_lr_scale: float, weight_decay: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Return three parameter groups for an optimizer: matrices, vectors and learned alphas.
+    """Return three parameter groups for an optimizer: matrices, vectors and learned alphas of the modules here.
 
     Only matrices get weight decay. Alphas are few and have small gradients, so they need a larger learning rate. How
     much larger depends on the length of the training (:doc:`/how-to/own-models`).
@@ -38,7 +41,7 @@ def parameter_groups(
     """
     if not 0 <= alpha_lr_scale < float("inf"):
         raise ValueError(f"alpha_lr_scale must be finite and at least 0, got {alpha_lr_scale}")
-    learned = {id(p) for part in module.modules() if isinstance(part, PerHeadAlpha) for p in part.parameters()}
+    learned = {id(p) for part in module.modules() for p in _learned(part)}
     trained = [p for p in module.parameters() if p.requires_grad]
     alphas = [p for p in trained if id(p) in learned]
     others = [p for p in trained if id(p) not in learned]
@@ -48,3 +51,11 @@ def parameter_groups(
         {"params": alphas, "lr": lr * alpha_lr_scale, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def _learned(part: nn.Module) -> Iterable[nn.Parameter]:
+    """Return the learned alphas of one module."""
+    alpha = part if isinstance(part, PerHeadAlpha) else getattr(part, "alpha", None)
+    if isinstance(alpha, nn.Module) and isinstance(part, PerHeadAlpha | MultiheadAttention):
+        return alpha.parameters()
+    return [alpha] if isinstance(alpha, nn.Parameter) and isinstance(part, AlphaModule | MultiheadAttention) else []

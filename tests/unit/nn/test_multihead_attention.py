@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import tsallis
 from pairs import every_pair
-from tsallis.nn import KeyValueCache, MultiheadAttention, PerHeadAlpha
+from tsallis.nn import Entmax, KeyValueCache, MultiheadAttention, PerHeadAlpha
 
 BATCH, QUERIES, KEYS, EMBED, HEADS = 3, 4, 5, 8, 2
 VARIANTS: list[dict[str, Any]] = [
@@ -248,11 +248,19 @@ def test_bad_alphas_of_some_head_are_named_when_they_are_used() -> None:
         (
             ((3, 4, 8),) * 3,
             {"attn_mask": torch.zeros(5, 4, 4)},
-            r"attn_mask must have shape .*\[6, queries, keys\].*\(5, 4, 4\)",
+            r"attn_mask must have shape .*\(6, 4, 4\), got \(5, 4, 4\)",
         ),
-        (((3, 4, 8),) * 3, {"attn_mask": torch.zeros(4, 5)}, r"attn_mask of shape \(4, 5\)"),
+        *(
+            (((3, 4, 8),) * 3, {"attn_mask": torch.zeros(shape)}, rf"attn_mask must .*\({', '.join(map(str, shape))}")
+            for shape in ((4, 5), (1, 4), (4,), (), (3, 3, 4, 4), (3, 1, 2, 4))
+        ),
+        *(
+            (shapes, {}, "query, key and value must all have a batch, or none of them")
+            for shapes in (((4, 8), (1, 4, 8), (1, 4, 8)), ((1, 4, 8), (4, 8), (4, 8)), ((1, 4, 8), (1, 4, 8), (4, 8)))
+        ),
         (((3, 4, 8),) * 3, {"key_padding_mask": torch.zeros(3, 5)}, r"must have shape \(3, 4\), got \(3, 5\)"),
-        (((3, 4, 8),) * 3, {"key_padding_mask": torch.zeros(4)}, r"must have shape \(3, 4\), got \(1, 4\)"),
+        (((3, 4, 8),) * 3, {"key_padding_mask": torch.zeros(4)}, r"must have shape \[batch, keys\], got \(4,\)"),
+        (((4, 8),) * 3, {"key_padding_mask": torch.zeros(1, 4)}, r"must have shape \[keys\] without a batch"),
     ],
 )
 def test_bad_shapes(shapes: Sequence[tuple[int, ...]], options: dict[str, Any], message: str) -> None:
@@ -749,3 +757,100 @@ def test_stored_modules_contain_no_data_of_the_last_pass() -> None:
     before = len(pickle.dumps(module))
     module(x, x, x, attn_mask=torch.zeros(50, 50))
     assert len(pickle.dumps(module)) == before and module.stats() is not None
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_the_record_of_a_pass_holds_no_weights(need_weights: bool) -> None:
+    attention, x = small(), steps()
+    _, weights = attention(x, x, x, need_weights=True, average_attn_weights=False)
+    attention(x, x, x, need_weights=need_weights)
+    assert attention._last.support.shape == weights.shape[:3]
+    assert torch.equal(attention.support(), (weights > 0).sum(-1))
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_keeps_alphas(dtype: torch.dtype, learned: bool) -> None:
+    """In bfloat16, 1.001 would be 1, and small steps of an optimizer would do nothing."""
+    alpha = torch.tensor([1.001, 1.5])
+    attention = small(nn.Parameter(alpha) if learned else alpha)
+    if learned:
+        attention.alpha.grad = torch.ones(2)
+    attention.to(dtype)
+    assert attention.alpha.dtype == torch.float32 and attention.out_proj.weight.dtype == dtype
+    assert not learned or attention.alpha.grad.dtype == torch.float32
+    assert attention.alphas().tolist() == alpha.tolist()
+    x = steps().to(dtype)
+    assert attention(x, x, x)[0].dtype == dtype
+    entmax = Entmax(nn.Parameter(torch.tensor(1.001)) if learned else torch.tensor(1.001)).to(dtype)
+    assert entmax.alpha.dtype == torch.float32 and entmax(x).dtype == dtype
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.2}])
+def test_meta_tensors_with_padding(options: Any) -> None:
+    x, padding = torch.randn(2, 6, 8, device="meta"), torch.zeros(2, 6, dtype=torch.bool, device="meta")
+    attention = MultiheadAttention(8, 2, batch_first=True, device="meta", **options)
+    out, _ = attention(x, x, x, key_padding_mask=padding, need_weights=False)
+    assert (out.shape, out.device.type) == (x.shape, "meta")
+
+
+@pytest.mark.parametrize("value", ["no", None, 1])
+def test_switches_are_true_or_false(value: Any) -> None:
+    x = steps()
+    with pytest.raises(TypeError, match="is_causal must be True or False"):
+        small()(x, x, x, is_causal=value)
+    for name in ("is_causal", "enable_gqa"):
+        with pytest.raises(TypeError, match=f"{name} must be True or False"):
+            tsallis.entmax_attention(x, x, x, **{name: value})
+    with pytest.raises(TypeError, match=r"did you mean attn_mask=None\?"):
+        tsallis.entmax_attention(x, x, x, None)
+
+
+def test_key_lengths_in_a_list() -> None:
+    attention, x = small().eval(), steps()
+    lengths = [1 + i % KEYS for i in range(len(x))]
+    expected = attention(x, x, x, key_lengths=torch.tensor(lengths))[0]
+    assert torch.equal(attention(x, x, x, key_lengths=lengths)[0], expected)
+
+
+def test_a_cache_copies_the_first_keys() -> None:
+    cache, keys, values = KeyValueCache(), torch.empty(1, 1, 1, 4), torch.empty(1, 1, 1, 4)
+    with torch.no_grad():
+        for i in range(4):
+            cache.append(keys.fill_(i), values.fill_(-i))
+    assert cache.read()[0][0, 0, :, 0].tolist() == [0, 1, 2, 3]
+    assert cache.read()[1][0, 0, :, 0].tolist() == [0, -1, -2, -3]
+
+
+def test_a_step_without_gradients_leaves_what_autograd_saved() -> None:
+    cache = KeyValueCache()
+    cache.append(torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4))
+    with torch.no_grad():
+        for _ in range(2):
+            cache.append(torch.randn(1, 1, 1, 4), torch.randn(1, 1, 1, 4))
+    query = torch.randn(1, 1, 1, 4, requires_grad=True)
+    out = tsallis.entmax_attention(query, *cache.read())
+    expected = torch.autograd.grad(out.sum(), query, retain_graph=True)[0]
+    with torch.no_grad():
+        cache.append(torch.randn(1, 1, 1, 4), torch.randn(1, 1, 1, 4))
+    assert torch.equal(torch.autograd.grad(out.sum(), query)[0], expected) and len(cache) == 6
+
+
+def test_compiled_decoding_has_no_graph_break() -> None:
+    attention, cache, expected = small().eval(), KeyValueCache(), KeyValueCache()
+    compiled = torch.compile(attention, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        for step in torch.randn(4, 2, 1, EMBED, dtype=torch.float64):
+            out, _ = compiled(step, step, step, cache=cache, need_weights=False)
+            torch.testing.assert_close(out, attention(step, step, step, cache=expected, need_weights=False)[0])
+
+
+@pytest.mark.parametrize("kind", ["input", "head", "ssmax"])
+def test_a_length_scale_learns_in_compiled_graphs(kind: Any) -> None:
+    attention, x = MultiheadAttention(EMBED, HEADS, batch_first=True, length_scale=kind).double(), steps()
+    grads = []
+    for call in (attention, torch.compile(attention, backend="aot_eager")):
+        attention.zero_grad()
+        call(x, x, x, need_weights=False)[0].sum().backward()
+        grads.append([p.grad for p in attention.parameters() if p.grad is not None])
+    torch.testing.assert_close(grads[0], grads[1])

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from tsallis.nn import TransformerEncoderLayer, parameter_groups
+from tsallis.nn import (
+    Entmax,
+    EntmaxLoss,
+    MultiheadAttention,
+    PerHeadAlpha,
+    TransformerEncoderLayer,
+    parameter_groups,
+)
 
 
 def test_every_trainable_parameter_is_in_one_group() -> None:
@@ -19,6 +28,24 @@ def test_every_trainable_parameter_is_in_one_group() -> None:
     together = [p for group in (matrices, vectors, alphas) for p in group["params"]]
     assert {id(p) for p in together} == {id(p) for p in shared.parameters()} and len(together) == 13
     torch.optim.AdamW([matrices, vectors, alphas]).step()
+
+
+class Doubled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.raw = nn.Parameter(torch.full((2,), 0.75))
+
+    def forward(self) -> Tensor:
+        return self.raw * 2
+
+
+@pytest.mark.parametrize("alpha", ["learned", nn.Parameter(torch.full((2,), 1.5)), Doubled(), PerHeadAlpha(2)])
+def test_every_form_of_a_learned_alpha_has_its_rate(alpha: Any) -> None:
+    own = nn.Parameter(torch.tensor(1.5))
+    model = nn.ModuleList([MultiheadAttention(8, 2, alpha=alpha), Entmax(own), EntmaxLoss(1.5)])
+    *_, alphas = parameter_groups(model, 0.1, alpha_lr_scale=3)
+    learned = [p for p in model.parameters() if p.shape in ((), (2,))]
+    assert len(learned) == 2 and {id(p) for p in alphas["params"]} == {id(p) for p in learned}
 
 
 def test_a_group_without_parameters_is_left_out() -> None:

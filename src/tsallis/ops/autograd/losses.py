@@ -105,7 +105,7 @@ def _solve(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, Any]:
     classes = scores.shape[-1]
     if target.numel() and int(target.max()) >= classes:
         raise ValueError(
-            f"target must contain classes from 0 to {classes - 1} or ignore_index, got {int(target.max())}"
+            f"target must contain classes from 0 to {classes - 1} or ignore_index, got a negative or larger class"
         )
     backend = choose("losses", alpha, scores)
     alphas = contiguous_alpha(alpha)

@@ -158,6 +158,8 @@ def _drop(weights: Tensor, args: AttentionArgs, number: int, out: Tensor) -> Ten
     keep_prob = 1 - args.dropout
     if keep_prob == 0:
         return out.zero_()
+    if weights.is_meta:
+        return out
     generator = torch.Generator(weights.device).manual_seed(args.seed_value + number)
     return torch.mul(
         weights, torch.empty_like(weights).bernoulli_(keep_prob, generator=generator).div_(keep_prob), out=out
