@@ -366,7 +366,7 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
     keys: list[str] = []
     for override in overrides:
         key, equals, text = override.partition("=")
-        if not equals or not key:
+        if not equals or not all(key.split(".")):
             raise InputError(f"{_name(override)}: expected key=value, such as training.epochs=5")
         if any(f"{other}.".startswith(f"{key}.") for other in keys):
             raise InputError(f"{_name(override)}: another override sets the same setting; keep one of them")
@@ -543,6 +543,7 @@ def describe_mistake(detail: ErrorDetails) -> tuple[str, str]:
     if detail["type"] in ("missing", "extra_forbidden", "unexpected_keyword_argument"):
         return "missing" if detail["type"] == "missing" else "unknown key", ""
     message = detail["msg"].removeprefix("Value error, ")
+    message = "Input should be keys and values" if detail["type"] == "model_type" else message
     found = "" if detail["type"] == "value_error" else f", found {describe(detail['input'])}"
     return message[:1].lower() + message[1:], found
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from integration.cli.conftest import Run
+from tsallis.toolkit.evaluation.text_scores import LineScore
 from tsallis.toolkit.tasks.strings import english_verbs
 
 WORDS = ("word", "map", "pam", "row", "door", "mop", "warm", "room", "prom", "drop")
@@ -160,3 +163,70 @@ def test_inputs_are_not_replaced_by_outputs(words: Path, tsallis: Run) -> None:
     ):
         assert "write to a different file" in tsallis(*command, status=2).stderr, command
     assert before == {path: path.read_bytes() for path in sorted(Path().rglob("*")) if path.is_file()}
+
+
+def test_mistakes_around_a_table(words: Path, tsallis: Run) -> None:
+    Path("other.tsv").write_text("a\tb\n" * 20)
+    for change, message in (
+        ("data.train=other.tsv", "data.train can't be changed for a data file"),
+        ("data.languages=[words,words]", "a language must not be repeated, found 'words'"),
+        (".model=3", "expected key=value"),
+        ("data.columns={source: 1", "input should be keys and values, found"),
+    ):
+        assert message in tsallis("train", words, change, "--dry-run", status=2).stderr
+    assert "the list repeats a value" in tsallis("sweep", words, "model.dropout=[0.1,0.1]", status=2).stderr
+    quoted = "".join('"{}"\t"{}"\n'.format(*line.split("\t")) for line in words.read_text().splitlines())
+    Path("quoted.tsv").write_text(quoted)
+    assert "all columns are in quotation marks" in tsallis("train", "quoted.tsv", "--dry-run").stderr
+    assert "quotation marks" not in tsallis("train", words, "--dry-run").stderr
+
+
+def test_a_wrong_test_file_is_noted_and_can_be_corrected(words: Path, tsallis: Run) -> None:
+    shutil.copy(words, "held-out.tsv")
+    noted = tsallis("train", words, *SMALL, "data.test=nothere.tsv").stderr
+    assert "note: data.test: nothere.tsv: no such file" in noted
+    assert "nothere.tsv" in tsallis("evaluate", "runs/words", status=2).stderr
+    corrected = tsallis("train", words, *SMALL, "data.test=held-out.tsv")
+    assert "data.test: changed from nothere.tsv to held-out.tsv" in corrected.stdout + corrected.stderr
+    assert "note: data.test" not in corrected.stderr
+    assert "on: test split (40 lines)" in tsallis("evaluate", "runs/words").stdout
+
+
+def test_scores_of_one_line_have_wide_intervals() -> None:
+    assert LineScore([1]).interval() == pytest.approx((0.025, 1.0))
+    assert LineScore([0] * 15).interval() == pytest.approx((0.0, 1 - 0.025 ** (1 / 15)))
+    assert LineScore([0, 0], [3, 4]).interval() == (0.0, 0.0)  # edits have no binomial distribution
+
+
+def test_a_run_of_languages_and_another_are_not_compared(words: Path, tsallis: Run) -> None:
+    shutil.copy(words, "first.tsv")
+    tsallis("train", words, *SMALL)
+    Path("several.yaml").write_text(
+        "version: 1\nrun_dir: runs/several\ndata: {train: '{language}.tsv', languages: [first, words], "
+        "columns: {features: null}, tgt_symbols: spaces}\n"
+    )
+    tsallis("train", "several.yaml", *SMALL)
+    message = "can't be used on the data of a run with"
+    assert f"no languages {message} several" in tsallis("evaluate", "runs/several", "runs/words", status=2).stderr
+    assert f"several languages {message} none" in tsallis("evaluate", "runs/words", "runs/several", status=2).stderr
+
+
+def test_unknown_symbols_of_a_split_are_noted(words: Path, tsallis: Run) -> None:
+    Path("dev.tsv").write_text("ωω\tw\nwalk\tw a l k\n", encoding="utf-8")
+    tsallis("train", words, *SMALL, "data.dev=dev.tsv")
+    assert "dev split: 2 source symbols are unknown" in tsallis("evaluate", "runs/words").stderr
+
+
+def test_files_of_other_encodings_are_named(words: Path, tsallis: Run) -> None:
+    tsallis("train", words, *SMALL)
+    text = "walk\nrun\nbake\n"
+    for name, content, message in (
+        ("utf16", text.encode("utf-16-le"), "utf16:1: expected UTF-8 text, found a null character"),
+        ("packed.bz2", bz2.compress(text.encode()), "compressed by bzip2; .gz and .xz are supported"),
+        ("packed.txt", gzip.compress(text.encode()), "compressed by gzip; the name of such a file must end in .gz"),
+    ):
+        Path(name).write_bytes(content)
+        assert message in tsallis("translate", "runs/words", name, status=2).stderr
+    Path("bad.tsv").write_bytes("wωlk\n".encode() * 64 + b"\xff\n")
+    error = tsallis("translate", "runs/words", "bad.tsv", status=2).stderr
+    assert "64 source symbols are unknown" in error and "bad.tsv:65" in error

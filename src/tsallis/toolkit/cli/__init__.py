@@ -157,6 +157,7 @@ def _run(command: Callable[[], object]) -> object:
     try:
         return app(prog_name="tsallis", standalone_mode=False) if command is app else command()
     except typer.Abort:
+        print("tsallis: interrupted", file=sys.stderr)
         return 130
     except SystemExit as leave:
         if isinstance(leave.__context__, BrokenPipeError):  # typer converts a broken pipe to exit status 1

@@ -150,19 +150,24 @@ def line_blocks(
                 columns = task.formats[gold].count("<TAB>") + 1
                 split = _split(block, columns, f"{name}:{{}}: expected {expected}", first, beginnings is None)
                 block, texts = map(list, zip(*split, strict=True))
+                texts = [text.rstrip() for text in texts] if task.searched else texts  # prompts keep their spaces
             own, rows = copy_unknown(task, run, task.read(block, name, run, gold, first, **values))
             answered = Block(first, rows, [texts[number] for number in rows.numbers], own)
             check(answered)
             return answered
 
         first = 0
-        for texts in _blocks(lines, ready):
-            for block in _good_lines(texts, first, read, skip):
-                unknown_symbols.add(block)
-                ignored.ends += block.lines.ignored.ends
-                ignored.answers += gold and sum(len(task.answers(each)) > 1 for each in block.lines.references)
-                yield block
-            first += len(texts)
+        try:
+            for texts in _blocks(lines, ready):
+                for block in _good_lines(texts, first, read, skip):
+                    unknown_symbols.add(block)
+                    ignored.ends += block.lines.ignored.ends
+                    ignored.answers += gold and sum(len(task.answers(each)) > 1 for each in block.lines.references)
+                    yield block
+                first += len(texts)
+        except InputError:
+            unknown_symbols.warn(name)
+            raise
     ignored.warn(name)
     unknown_symbols.warn(name)
     if skipped.count:

@@ -96,8 +96,9 @@ def split_settings(settings: Sequence[str]) -> tuple[list[str], dict[str, list[A
         values = parse_yaml(text, f"override {describe(setting)}") if equals and text.startswith("[") else None
         if not isinstance(values, list):
             fixed.append(setting)
-        elif not values or key in swept:
-            fault = "another list sets the same setting; join the lists" if values else "the list has no values"
+        elif not values or key in swept or any(value in values[:place] for place, value in enumerate(values)):
+            fault = "another list sets the same setting; join the lists" if key in swept else "the list repeats a value"
+            fault = fault if values else "the list has no values"
             raise InputError(f"override {describe(setting)}: {fault}")
         else:
             swept[key] = values

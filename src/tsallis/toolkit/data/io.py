@@ -32,12 +32,16 @@ MOST_BLANK = 100_000  # maximum number of consecutive blank lines
 PLAUSIBLE = 1 << 26  # decompressed size in bytes up to which any compression ratio is accepted
 RATIO = 200  # maximum compression ratio of a text that is larger than PLAUSIBLE
 DAMAGE_ERRORS = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
-# Byte order marks of unsupported encodings. UTF-32 comes first, because its mark begins with the mark of UTF-16.
+# First bytes of unsupported contents. UTF-32 comes first, because its mark begins with the mark of UTF-16.
 MARKS = {
-    codecs.BOM_UTF32_LE: "UTF-32",
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
+    codecs.BOM_UTF32_LE: "a byte order mark of UTF-32",
+    codecs.BOM_UTF32_BE: "a byte order mark of UTF-32",
+    codecs.BOM_UTF16_LE: "a byte order mark of UTF-16",
+    codecs.BOM_UTF16_BE: "a byte order mark of UTF-16",
+    b"BZh": "compressed by bzip2; .gz and .xz are supported",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd; .gz and .xz are supported",
+    b"\x1f\x8b": "compressed by gzip; the name of such a file must end in .gz",
+    b"\xfd7zXZ": "compressed by xz; the name of such a file must end in .xz",
 }
 OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # paths of streams that the process has inherited
 
@@ -282,11 +286,16 @@ def without_mark(blob: bytes) -> bytes:
 
 def _decode(blob: bytes, origin: str, place: str = "") -> str:
     try:
-        return blob.decode("utf-8")
+        text = blob.decode("utf-8")
     except UnicodeDecodeError as error:
-        mark = next((f": a byte order mark of {name}" for mark, name in MARKS.items() if blob.startswith(mark)), "")
+        mark = next((f": {found}" for mark, found in MARKS.items() if blob.startswith(mark)), "")
         culprit = f"byte 0x{blob[error.start]:02x}{place.format(error.start)}{mark}"
         raise InputError(f"{origin}: expected UTF-8 text, found {culprit}") from error
+    if "\0" in text:
+        raise InputError(
+            f"{origin}: expected UTF-8 text, found a null character; if the text is UTF-16, save it as UTF-8"
+        )
+    return text
 
 
 def read_json(path: Path | str) -> dict[str, Any]:

@@ -94,6 +94,13 @@ class LineScore(SampledScore):
         weight = len(self.values) if self.weights is None else sum(self.weights)
         return sum(self.values) / max(weight, 1)
 
+    def interval(self, other: SampledScore | None = None) -> tuple[float, float]:
+        """Return the 95 % interval; if all lines are right or all are wrong, it is exact (Clopper and Pearson 1934)."""
+        if other is None and self.weights is None and self.count and set(self.values) in ({0}, {1}):
+            bound = 0.025 ** (1 / self.count)
+            return (bound, 1.0) if self.values[0] else (0.0, 1 - bound)
+        return super().interval(other)
+
     @cached_property
     def _columns(self) -> NDArray[Any]:
         import numpy as np

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from tsallis.errors import InputError, OptionError, real_fault
@@ -119,8 +119,9 @@ class Rule:
         for line, (one,) in zip(lines, found, strict=True):
             result: Any = {"never": "proved", "possible": "refuted"}.get(one.verdict, "unknown")
             if one.verdict == "always":  # every output breaks the rule; without a witness, this is not shown
-                likely = one.witness is not None and one.witness.prob >= self.at_least
-                result = "refuted" if likely else "unknown"
+                shown = 0.0 if one.witness is None else one.witness.prob
+                result = "refuted" if shown >= self.at_least and one.witness is not None else "unknown"
+                one = replace(one, lower=shown) if result == "unknown" else one  # outputs that never end don't count
             witness = None if one.witness is None else str(run.tgt_vocab.decode(one.witness.tokens))
             proofs.append(Proof(line, result, one, witness))
         return proofs

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from tsallis.errors import InputError, describe, shorten
 from tsallis.models.batch import Batch
-from tsallis.toolkit.config import Alpha, Basis, Count, Density, Depth, FileName, Section, Size
+from tsallis.toolkit.config import ON_RESUME, Alpha, Basis, Count, Density, Depth, FileName, Section, Size
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.io import find_packed
 from tsallis.toolkit.data.ragged import RaggedRows, type_for
@@ -52,7 +52,7 @@ class ClassificationData(Section):
     folder: FileName = "."
     train: FileName
     dev: FileName | None = None
-    test: FileName | None = None
+    test: Annotated[FileName | None, ON_RESUME] = None
     held_out: float = Field(0.1, gt=0, lt=1)  # share of train to hold out as dev, if dev is not set
     columns: LabelColumnsConfig = LabelColumnsConfig()
     header: bool = False  # whether the first line of each file is ignored

@@ -84,6 +84,10 @@ def describe_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         raise InputError(
             f"{path}: data.task={chosen['task']} needs a YAML file; a data file is always of the task strings"
         )
+    if "train" in chosen:
+        raise InputError(
+            f"{path}: data.train can't be changed for a data file; name the other file in place of this one"
+        )
     comment = chosen.get("comment")
     lines = [line for line in read_lines(path, EXPECTED) if line.strip()]
     if isinstance(comment, str) and comment:
@@ -92,6 +96,9 @@ def describe_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     width = Counter(map(len, rows)).most_common(1)[0][0]
     if width < 2:
         raise InputError(f"{path}: expected {EXPECTED} in most lines, found {shorten(lines[0])}")
+    if all(cell[:1] == cell[-1:] == '"' for row in rows for cell in row if cell):
+        hint = f"{path}: all columns are in quotation marks, which are read as part of the text"
+        warnings.warn(hint, IgnoredInputWarning, stacklevel=2)
     data: dict[str, Any] = {"folder": str(path.parent), "train": path.name}
     columns: dict[str, Any] = {"source": 1, "target": 2, "features": 3 if width > 2 else None}
     if named := _named_columns(rows[0]):

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from tsallis.analysis.score_names import OF_TEXT
 from tsallis.errors import InputError
 from tsallis.symbols import UNK
-from tsallis.toolkit.config import Alpha, Count, Depth, FileName, Section, Size
+from tsallis.toolkit.config import ON_RESUME, Alpha, Count, Depth, FileName, Section, Size
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.corpus_cache import cache_folder, cached_subwords
 from tsallis.toolkit.data.io import Ignored, number_lines, stream_lines
@@ -76,7 +76,7 @@ class LanguageData(Section):
     folder: FileName = "."
     train: FileName | None = None
     dev: FileName | None = None
-    test: FileName | None = None
+    test: Annotated[FileName | None, ON_RESUME] = None
     texts: Literal["lines", "paragraphs"] = (
         "lines"  # with "lines", each line is a text; with "paragraphs", blank lines separate texts
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from tsallis.errors import InputError, describe
 from tsallis.toolkit.config import Config, apply_overrides, check_content, make_schema, read_content
+from tsallis.toolkit.data.io import find_packed
 from tsallis.toolkit.tasks.base import Task
 from tsallis.toolkit.tasks.classification import Classification
 from tsallis.toolkit.tasks.data_file import describe_file
@@ -99,6 +100,17 @@ def files_of_run(folder: Path) -> Iterator[Path]:
         for split in SPLITS:
             with contextlib.suppress(InputError):  # no file for this split
                 yield from task_type(config).files(config.data, split)
+
+
+def test_fault(config: Config) -> str | None:
+    """Return why the test data can't be found, or None; training does not need them."""
+    if config.data.test is None:
+        return None
+    try:
+        files = task_type(config).files(config.data, "test")
+    except InputError as error:
+        return f"data.test: {error}"
+    return next((f"data.test: {file}: no such file" for file in files if find_packed(file) is None), None)
 
 
 def task_of_run(run: Run) -> Task:

@@ -16,13 +16,14 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tsallis.errors import InputError, OptionError, describe, shorten
 from tsallis.symbols import FIRST, UNK
-from tsallis.toolkit.config import Count, FileName, Section
+from tsallis.toolkit.config import ON_RESUME, Count, FileName, Section
 from tsallis.toolkit.data.corpus import Corpus, Counts
 from tsallis.toolkit.data.splits import hold_out
 from tsallis.toolkit.data.vocabulary import GRAPHEMES, Vocabulary, split_symbols
 from tsallis.toolkit.datasets.embedded import read_embedded
 from tsallis.toolkit.evaluation.text_scores import CorpusScore, levenshtein
 from tsallis.toolkit.tasks.base import LONGEST, Task, check_split, count_columns, refuse_long, split_name
+from tsallis.toolkit.tasks.copying import copies
 from tsallis.toolkit.tasks.hallucination import hallucinate
 from tsallis.toolkit.tasks.sequences import FEATURE, LANGUAGE, SequenceTask, check_source
 from tsallis.toolkit.tasks.types import Data, Lines, Vocabularies
@@ -88,7 +89,7 @@ class StringsData(Section):
     folder: FileName = "."
     train: FileName | None = None  # file name in the folder; {language} is replaced by each language
     dev: FileName | None = None
-    test: FileName | None = None
+    test: Annotated[FileName | None, ON_RESUME] = None
     held_out: float = Field(0.1, gt=0, lt=1)  # share of the training sources to hold out as dev, if dev is not set
     # One language, a list of languages, or "all" for every language with a training file.
     languages: Annotated[list[FileName], Field(min_length=1)] | Literal["all"] | None = None
@@ -108,6 +109,8 @@ class StringsData(Section):
     @field_validator("languages", mode="before")
     @classmethod
     def _wrap_language(cls, value: Any) -> Any:
+        if isinstance(value, list) and (twice := [x for place, x in enumerate(value) if x in value[:place]]):
+            raise ValueError(f"a language must not be repeated, found {describe(twice[0])}")
         return [value] if isinstance(value, str) and value != "all" else value
 
     @model_validator(mode="after")
@@ -377,19 +380,25 @@ class Strings(SequenceTask):
             example = self.parse(line, origin, gold, **options)
             others = split_features(example.target or "", self.feature_separator)
             parts = re.split(r"[\s,;|+]+", " ".join(example.features))  # as if the separator were different
-            known, *hints = (any(f"{FEATURE}{x}>" in src for x in each) for each in (example.features, others, parts))
+            found_any, *hints = (
+                any(f"{FEATURE}{x}>" in src for x in each) for each in (example.features, others, parts)
+            )
             looks_like_word = similarity(example.source, ";".join(example.features)) > SIMILAR
-            if example.features and not known and (any(hints) or looks_like_word):
+            if example.features and not found_any and (any(hints) or looks_like_word):
                 raise InputError(
                     f"{origin}: all features of this line are unknown to the run: "
                     f"{self.describe_columns(example)}; expected "
                     f"{' or '.join(self.formats)}{self._example(run, example.source)}"
                 )
             examples.append((number, example))
-        targets = [self.first_answer(e.target or "") for _, e in examples] if gold else []
-        symbols = [symbol in tgt for target in targets for symbol in self._symbols(target, self.tgt_symbols)]
-        if len(examples) >= FEWEST and 2 * sum(symbols) < len(symbols):
-            example = examples[0][1]
+        copied = copies(run.model)  # symbols of the source are then no longer unknown
+        known: list[list[bool]] = []  # of each line's target symbols
+        for _, example in examples if gold else ():
+            target = self._symbols(self.first_answer(example.target or ""), self.tgt_symbols)
+            known.append([s in tgt or (copied and s in example.source) for s in target])
+        if len(known) >= FEWEST and 2 * sum(map(sum, known)) < sum(map(len, known)):
+            worst = max(range(len(known)), key=lambda row: known[row].count(False))
+            example = examples[worst][1]
             raise InputError(
                 f"{example.origin}: most target symbols are unknown to the run. This line is read as "
                 f"{self.describe_columns(example)}; expected lines {self.formats[True]}"
@@ -463,6 +472,9 @@ class Strings(SequenceTask):
         return [reference] if separator is None else [answer for answer in reference.split(separator) if answer]
 
     def split(self, run: Run, config: StringsData, split: str, **options: Any) -> Lines:
+        if (config.languages is None) != (self.languages is None):
+            first, second = ("no languages", "several") if self.languages is None else ("several languages", "none")
+            raise InputError(f"{run.folder}: a run with {first} can't be used on the data of a run with {second}")
         if options.get("language") is not None:
             self.check_language(run, options["language"])
         check_split(split)

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from tsallis.errors import InputError
 from tsallis.search import SearchOptions
-from tsallis.toolkit.config import Count, FileName, Section
+from tsallis.toolkit.config import ON_RESUME, Count, FileName, Section
 from tsallis.toolkit.data.corpus import Corpus, SampledCorpus
 from tsallis.toolkit.data.corpus_cache import cache_folder, cached_corpus, cached_subwords, read_parallel
 from tsallis.toolkit.data.io import Ignored, find_packed
@@ -79,7 +79,7 @@ class TranslationData(Section):
     folder: FileName = "."
     train: FileName | None = None
     dev: FileName | None = None
-    test: FileName | None = None
+    test: Annotated[FileName | None, ON_RESUME] = None
     src: FileName = "de"
     tgt: FileName = "en"
     subwords: SubwordsConfig = SubwordsConfig()

@@ -16,7 +16,7 @@ from pydantic import Field
 from tsallis.errors import InputError, OptionError, describe
 from tsallis.models.batch import Batch
 from tsallis.symbols import UNK
-from tsallis.toolkit.config import Alpha, Basis, Count, Depth, FileName, Map, Pixels, Section, Settings, Size
+from tsallis.toolkit.config import ON_RESUME, Alpha, Basis, Count, Depth, FileName, Map, Pixels, Section, Settings, Size
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.image_store import ImageStore
 from tsallis.toolkit.data.images import Pictures, open_pictures
@@ -38,7 +38,7 @@ class SplitImages(Section):
 
     train: FileName
     dev: FileName | None = None
-    test: FileName | None = None
+    test: Annotated[FileName | None, ON_RESUME] = None
 
 
 class VisualData(Section):
@@ -51,7 +51,7 @@ class VisualData(Section):
     folder: FileName = "."
     train: FileName
     dev: FileName | None = None
-    test: FileName | None = None
+    test: Annotated[FileName | None, ON_RESUME] = None
     images: FileName | SplitImages
     size: tuple[Pixels, Pixels] | None = None  # height and width to which photographs are resized
     held_out: float = Field(0.1, gt=0, lt=1)  # share of train's images to hold out as dev, if dev is not set

@@ -253,7 +253,7 @@ def test_the_settings_for_a_file_fit_the_chosen_model(tmp_path: Path) -> None:
     }
     for name, lines in others.items():
         assert config_of_file(write(tmp_path / f"{name}.tsv", lines)).model.monotonic is None
-    with pytest.raises(InputError, match="override 'model=3': model: input should be a valid dictionary"):
+    with pytest.raises(InputError, match="override 'model=3': model: input should be keys and values"):
         config_of_file(words, ["model=3"])
 
 
