@@ -21,7 +21,8 @@ class PerHeadAlpha(nn.Module):
     (Correia et al. 2019, sec. 4, with bounds 1 and 2: from softmax to sparsemax.) The parameter :math:`a` is called
     `bias`, so that optimizers that exclude biases from weight decay also exclude :math:`a`. A state dict without this
     parameter can be loaded, for example from a PyTorch attention; the parameter then keeps its value. The parameter
-    stays in float32 if the model is cast to half precision, because rounding would cancel small optimizer steps.
+    stays in float32 if the model is cast to half precision, because rounding would cancel small optimizer steps. FSDP
+    needs parameters of one dtype: shard the model in float32, and let its mixed-precision policy choose half precision.
 
     Args:
         num_heads: number of heads.

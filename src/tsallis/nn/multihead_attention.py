@@ -72,13 +72,15 @@ class MultiheadAttention(ConstantBuffers):
     (Correia et al. 2019, eq. 8). It replaces PyTorch's module: arguments, parameter names, shapes and masks are the
     same, and state dicts can be loaded unless `alpha` is a tensor or `length_scale` is set. As in PyTorch, True in a
     boolean mask hides a key. A query without a visible key returns the output's bias, where PyTorch returns NaN.
-    Weights are stored and returned only with `need_weights`; they do not include dropout.
+    Weights are computed and returned only with `need_weights`; they do not include dropout. The keys that `add_bias_kv`
+    and `add_zero_attn` add are always visible.
 
     Args:
         embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn: as in `torch.nn.MultiheadAttention`.
         kdim, vdim, batch_first, device, dtype: as in `torch.nn.MultiheadAttention`.
         alpha: at least 1: a number, "learned" (a :class:`PerHeadAlpha`), a fixed tensor or a parameter [heads], or a
-            module whose `forward()` returns a tensor [heads], or [1] for all heads.
+            module whose `forward()` returns a tensor [heads], or [1] for all heads. Alphas stay in float32 if the model
+            is cast to half precision.
         positions: position information for self-attention: "none"; "rope" rotates queries and keys (Su et al. 2021);
             "alibi" subtracts the distance times a slope per head from the scores (Press et al. 2022); "nape" subtracts
             it only in half of the heads (Vasylenko et al. 2026).
