@@ -393,7 +393,8 @@ def _set(content: dict[str, Any], override: str, value: Any) -> None:
             content[section] = {}
         content = content[section]
         if not isinstance(content, dict):
-            raise InputError(f"{_name(override)}: {describe(section)[1:-1]} is not a section")
+            found = f"{describe(section)[1:-1]} is not a section; its value is {describe(content)}"
+            raise InputError(f"{_name(override)}: {found}")
     content[last] = value
 
 

@@ -230,3 +230,48 @@ def test_files_of_other_encodings_are_named(words: Path, tsallis: Run) -> None:
     Path("bad.tsv").write_bytes("wωlk\n".encode() * 64 + b"\xff\n")
     error = tsallis("translate", "runs/words", "bad.tsv", status=2).stderr
     assert "64 source symbols are unknown" in error and "bad.tsv:65" in error
+
+
+def test_two_runs_keep_their_search_settings(words: Path, tsallis: Run) -> None:
+    """The first run's beam would decide both scores, and the order of the runs the result."""
+    for name, settings in (("narrow", ["search.beam_size=1"]), ("long", ["search.beam_size=2", "search.min_length=9"])):
+        tsallis("train", words, *SMALL, *settings, "--run-dir", f"runs/{name}")
+    alone = [
+        json.loads(tsallis("evaluate", f"runs/{name}", "--json").stdout)["symbol_error_rate"]
+        for name in ("narrow", "long")
+    ]
+    assert alone[0] != alone[1]
+    for pair, expected in ((("narrow", "long"), alone), (("long", "narrow"), alone[::-1])):
+        compared = json.loads(tsallis("evaluate", *(f"runs/{name}" for name in pair), "--json").stdout)
+        score = compared["scores"]["symbol_error_rate"]
+        assert [score["first"], score["second"]] == pytest.approx(expected)
+    twice = "this run was given twice"
+    assert twice in tsallis("evaluate", "runs/long", "--with", "runs/long", status=2).stderr
+    assert twice in tsallis("distill", "runs/long", "runs/narrow", "runs/long", "-o", "teacher", status=2).stderr
+
+
+def test_runs_of_different_tasks_and_unknown_labels(words: Path, tsallis: Run) -> None:
+    tsallis("train", words, *SMALL)
+    Path("texts.tsv").write_text("".join(f"{'pos' if n % 2 else 'neg'}\tgood {n} film\n" for n in range(40)))
+    Path("labels.yaml").write_text(
+        "version: 1\nrun_dir: runs/labels\ndata: {task: classification, train: texts.tsv, test: texts.tsv}\n"
+        "model: {architecture: classifier, d_model: 4}\ntraining: {updates: 4, validate_updates: 2, keep: 2}\n"
+    )
+    tsallis("train", "labels.yaml")
+    for first, second, message in (
+        ("labels", "words", "runs/words: expected a run of the task classification, found strings"),
+        ("words", "labels", "runs/labels: expected a run of the task strings, found classification"),
+    ):
+        assert message in tsallis("evaluate", f"runs/{first}", f"runs/{second}", status=2).stderr
+    scores = json.loads(tsallis("evaluate", "runs/labels", "-", "--json", stdin="POS\tgood\nother\tbad\n").stdout)
+    assert "loss" not in scores and scores["unknown_symbols"] == 2
+    one = json.loads(tsallis("evaluate", "runs/labels", "-", "--json", stdin="pos\tgood\nother\tbad\n").stdout)
+    assert one["loss"] > 0 and one["unknown_symbols"] == 1
+
+    tsallis("average", "runs/labels")
+    note = "training has continued since this average"
+    assert note not in tsallis("evaluate", "runs/labels", "--checkpoint", "average").stderr
+    tsallis("train", "labels.yaml", "training.updates=8")
+    assert note in tsallis("evaluate", "runs/labels", "--checkpoint", "average").stderr
+    tsallis("average", "runs/labels")
+    assert note not in tsallis("evaluate", "runs/labels", "--checkpoint", "average").stderr

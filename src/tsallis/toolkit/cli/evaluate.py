@@ -91,7 +91,8 @@ def evaluate(
     also printed. A run of several languages also has scores per language and their means. The scores of translations
     are BLEU, chrF and TER with their signatures. The scores of texts are epsilon-perplexity and sparsemax score.
 
-    With RUN2, print the scores of both runs, and the 95 % interval of their difference.
+    With RUN2, print only the scores of both runs, and the 95 % interval of their difference. Each run has the search
+    settings of its configuration, unless an option replaces them.
 
     The command also counts how often the empty output is more probable than the best output found. With --exact, it
     counts how often the empty output is more probable than every other output.
@@ -113,10 +114,15 @@ def evaluate(
         raise InputError(f"{run}: the task {opened.task.name} uses no search: leave out {', '.join(flags)}")
     config = run_config(opened.run.folder)
     data = _Data.choose(file, split, config, language=language, images=images, length=length)
-    search = search.with_defaults(config.search.options)
+    typed, search = search, search.with_defaults(config.search.options)
     with init_distributed(device, "nothing was written") as world, world.share_mistakes():
+        other = None
+        if second is not None:
+            rival = open_run(second, checkpoint, device)
+            if rival.task.name != opened.task.name:
+                raise InputError(f"{second}: expected a run of the task {opened.task.name}, found {rival.task.name}")
+            other = data.evaluate(rival, typed.with_defaults(run_config(rival.run.folder).search.options), world)
         evaluated = data.evaluate(opened, search, world)
-        other = None if second is None else data.evaluate(open_run(second, checkpoint, device), search, world)
     if not world.main:
         return
     if other is not None:
@@ -206,17 +212,14 @@ def _print_comparison(data: _Data, first: Evaluated, second: Evaluated, as_json:
     """Print the scores of two runs.
 
     Raises:
-        InputError: If the runs have different tasks or references.
+        InputError: If the runs have different references.
     """
     from tsallis.toolkit.tasks.scoring import compare_outputs
 
     names = [str(side.opened.run.folder) for side in (first, second)]
-    task, other = first.opened.task, second.opened.task
-    if other.name != task.name:
-        raise InputError(f"{names[1]}: expected a run of the task {task.name}, found {other.name}")
     if first.lines.references != second.lines.references:
         raise InputError(f"{names[1]}: the references differ from those of {names[0]}: compare runs with the same data")
-    compared = compare_outputs(task, first.texts, second.texts, first.lines.references)
+    compared = compare_outputs(first.opened.task, first.texts, second.texts, first.lines.references)
     if as_json:
         scores = {name: score._asdict() for name, score in compared.items()}
         print(json.dumps({"runs": names, "on": data.name, "samples": first.lines.count, "scores": scores}))

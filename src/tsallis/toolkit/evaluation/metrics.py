@@ -58,7 +58,7 @@ class Evaluation:
     """
 
     samples: int
-    loss: float
+    loss: float | None
     gold_in_support: float
     symbol_accuracy: float
     unknown_symbols: int
@@ -81,8 +81,8 @@ class Evaluation:
     speed: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the values by name."""
-        return asdict(self)
+        """Return the values by name, without a missing loss."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def evaluate(
@@ -129,7 +129,7 @@ def evaluate(
     compared = [compare_empty(log_prob, result, vocabulary) for log_prob, result in zip(empty, results, strict=True)]
     return Evaluation(
         samples=count,
-        loss=scores.loss,
+        loss=scores.loss if scores.unknown_symbols < sum(map(len, corpus.tgt)) else None,
         gold_in_support=scores.gold_in_support,
         symbol_accuracy=scores.symbol_accuracy,
         unknown_symbols=scores.unknown_symbols,

@@ -49,8 +49,8 @@ def open_run(
         The run with its model on the device.
 
     Raises:
-        InputError: If the folder is not a run, the device is missing, `others` is a single folder, or the runs have
-            different tasks, vocabularies or image grids.
+        InputError: If the folder is not a run, the device is missing, `others` is a single folder, a run is given
+            twice, or the runs have different tasks, vocabularies or image grids.
 
     Example:
         >>> open_run("runs/nowhere")
@@ -65,6 +65,9 @@ def open_run(
 
     if isinstance(others, str | bytes | os.PathLike):
         raise InputError(f"others must be a list of run folders, got a single one: {describe(others)}")
+    paths = [os.path.realpath(path) for path in (folder, *others)]
+    if (twice := next((path for place, path in enumerate(paths) if path in paths[:place]), None)) is not None:
+        raise InputError(f"{twice}: this run was given twice: pass each run once")
     kind = device_kind(device)
     run = load_run(folder, checkpoint)
     task = task_of_run(run)

@@ -117,11 +117,14 @@ class _Api:
             raise Refusal(408, f"the request was not complete within {self.limits.patience:g} seconds") from None
 
     async def _read(self, request: Request) -> bytes:
-        body = bytearray()
+        announced, body = request.headers.get("content-length", ""), bytearray()
+        too_large = Refusal(413, f"the request must have at most {self.limits.body} bytes, got more")
+        if announced.isdecimal() and int(announced[:20]) > self.limits.body:
+            raise too_large
         async for chunk in request.stream():
             body += chunk
             if len(body) > self.limits.body:
-                raise Refusal(413, f"the request must have at most {self.limits.body} bytes, got more")
+                raise too_large
         return bytes(body)
 
 

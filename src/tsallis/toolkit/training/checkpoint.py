@@ -21,6 +21,7 @@ import json
 import os
 import re
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from tsallis.errors import InputError
+from tsallis.errors import IgnoredInputWarning, InputError
 from tsallis.models.sharing import aliases_of
 from tsallis.toolkit.data.io import is_folder, is_leftover, is_regular, read_bytes, remove_leftovers, write_atomic
 from tsallis.toolkit.training.file_names import INDEX, MANIFEST, PARAMETERS, TRAINING
@@ -325,6 +326,9 @@ class Checkpoints:
         name = getattr(index, which)
         if name is None:
             raise InputError(f"{self.folder}: the run has no averaged checkpoint; `tsallis average` creates one")
+        if which == "average" and index.validated and _step(name) < _step(index.validated[-1]):
+            hint = f"{self.folder}: training has continued since this average; `tsallis average` makes a new one"
+            warnings.warn(hint, IgnoredInputWarning, stacklevel=2)
         return str(name)
 
     def _manifest(self, name: str) -> Manifest:
@@ -350,7 +354,7 @@ def find_nonfinite(parameters: Mapping[str, Tensor]) -> str | None:
 
 
 def _step(name: str) -> int:
-    return int(name.removeprefix("step-"))
+    return int(name.rpartition("-")[2])
 
 
 def _canonical(value: Any) -> Any:

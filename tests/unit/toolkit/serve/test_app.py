@@ -68,6 +68,7 @@ def test_answers_are_those_of_the_run(serve: Serve, served: ServedRun) -> None:
         ("POST", "/api/translate", {"sources": ["a" * 2049]}, {}, 400, "at most 2048 characters"),
         ("POST", "/api/translate", {"sources": [f"{'a' * 300}\tV"]}, {}, 400, "expected at most 256 symbols"),
         ("POST", "/api/translate", b" " * 70_000, {}, 413, "at most 65536 bytes"),
+        ("POST", "/api/translate", b" ", {"content-length": "70000"}, 413, "at most 65536 bytes"),
         ("POST", "/api/translate", {"sources": [LINE], "pattern": "(a"}, {}, 400, "'(a'"),
         ("POST", "/api/translate", {"sources": [LINE], "pattern": "a(?=b)"}, {}, 400, "(?=b)"),
         ("POST", "/api/translate", {"sources": [LINE], "pattern": 3}, {}, 400, "pattern: input should be a"),
