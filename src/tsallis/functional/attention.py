@@ -170,14 +170,12 @@ def attend(
     key_norms: Tensor | None = None,
 ) -> AttentionOutput:
     """Compute :func:`entmax_attention`; also return the record that :func:`count_support` reads."""
-    check_flag("is_causal", is_causal)
-    check_flag("enable_gqa", enable_gqa)
     store, dtype = (key, query.dtype) if isinstance(key, KeyStore) else (None, None)
     if store is None:
         query, key, value = _one_dtype(query, key, value)  # type: ignore[arg-type]
     else:
         query, key, value = _open(store, query, value, alpha, attn_mask, slopes)
-    _check(query, key, value, enable_gqa)
+    _check(query, key, value, is_causal, enable_gqa)
     dropout_p, query_offset = _numbers(dropout_p, query_offset)
     outer, queries, keys = query.shape[:-2], query.shape[-2], key.shape[-2]
     q, k, v = (_four_dimensions(x.resolve_neg()) for x in (query, key, value))
@@ -314,7 +312,9 @@ def _numbers(dropout_p: float, query_offset: int) -> tuple[float, int]:
     return dropout_p, query_offset
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+def _check(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> None:
+    check_flag("is_causal", is_causal)
+    check_flag("enable_gqa", enable_gqa)
     for name, x in (("query", query), ("key", key), ("value", value)):
         check_floating(x, name)
         if x.dim() < 2 or x.dim() != query.dim():

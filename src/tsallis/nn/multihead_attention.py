@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -271,7 +271,7 @@ class MultiheadAttention(ConstantBuffers):
         is_causal: bool = False,
         *,
         cache: Cache | None = None,
-        key_lengths: Tensor | Sequence[int] | None = None,
+        key_lengths: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute attention; return the output, and the weights or None.
 
@@ -294,8 +294,6 @@ class MultiheadAttention(ConstantBuffers):
             ValueError: shapes that don't match, arguments that exclude each other.
             TypeError: a mask that is neither boolean nor floating point.
         """
-        if key_lengths is not None and not isinstance(key_lengths, Tensor):
-            key_lengths = torch.tensor(key_lengths)
         self._check_inputs(query, key, value, cache, key_lengths, key_padding_mask, is_causal)
         q, k, v = self._queries_keys_values(query, key, value, cache)
         visible = self._visible_keys(q, k, attn_mask, key_padding_mask, key_lengths, is_causal, cache is not None)

@@ -806,13 +806,6 @@ def test_switches_are_true_or_false(value: Any) -> None:
         tsallis.entmax_attention(x, x, x, None)
 
 
-def test_key_lengths_in_a_list() -> None:
-    attention, x = small().eval(), steps()
-    lengths = [1 + i % KEYS for i in range(len(x))]
-    expected = attention(x, x, x, key_lengths=torch.tensor(lengths))[0]
-    assert torch.equal(attention(x, x, x, key_lengths=lengths)[0], expected)
-
-
 def test_a_cache_copies_the_first_keys() -> None:
     cache, keys, values = KeyValueCache(), torch.empty(1, 1, 1, 4), torch.empty(1, 1, 1, 4)
     with torch.no_grad():

@@ -112,16 +112,10 @@ def evaluate(
     opened = open_run(run, checkpoint, device, others or ())
     if not opened.task.searched and (flags := typed_flags(context, (*OF_SEARCH, "exact", "out"))):
         raise InputError(f"{run}: the task {opened.task.name} uses no search: leave out {', '.join(flags)}")
-    config = run_config(opened.run.folder)
-    data = _Data.choose(file, split, config, language=language, images=images, length=length)
-    typed, search = search, search.with_defaults(config.search.options)
+    data = _Data.choose(file, split, run_config(opened.run.folder), language=language, images=images, length=length)
+    typed, search = search, search.with_defaults(data.config.search.options)
     with init_distributed(device, "nothing was written") as world, world.share_mistakes():
-        other = None
-        if second is not None:
-            rival = open_run(second, checkpoint, device)
-            if rival.task.name != opened.task.name:
-                raise InputError(f"{second}: expected a run of the task {opened.task.name}, found {rival.task.name}")
-            other = data.evaluate(rival, typed.with_defaults(run_config(rival.run.folder).search.options), world)
+        other = None if second is None else data.evaluate_other(second, opened, typed, checkpoint, device, world)
         evaluated = data.evaluate(opened, search, world)
     if not world.main:
         return
@@ -190,6 +184,17 @@ class _Data(NamedTuple):
             unknown_symbols.warn(f"{self.split} split")
         opened = opened.for_run(run)
         return Evaluated(opened, lines, *evaluate_outputs(opened.task, opened.run, lines, search, world))
+
+    def evaluate_other(
+        self, folder: Path, first: TextRun, typed: SearchOptions, checkpoint: str, device: str, world: World
+    ) -> Evaluated:
+        """Evaluate the run to compare with the first one, with its own search settings."""
+        from tsallis.toolkit.tasks.registry import run_config
+
+        opened = open_run(folder, checkpoint, device)
+        if opened.task.name != first.task.name:
+            raise InputError(f"{folder}: expected a run of the task {first.task.name}, found {opened.task.name}")
+        return self.evaluate(opened, typed.with_defaults(run_config(folder).search.options), world)
 
 
 class Evaluated(NamedTuple):

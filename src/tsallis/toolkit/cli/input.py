@@ -87,6 +87,15 @@ class UnknownSymbols:
                 for symbol in self.task.unknown_symbols(self.run, source, lines.titles[row]):
                     self.first_lines.setdefault(symbol, block.first + number + 1)
 
+    @contextlib.contextmanager
+    def warn_on_error(self, name: str) -> Iterator[None]:
+        """Print the warning about the answered lines before an error is raised."""
+        try:
+            yield
+        except InputError:
+            self.warn(name)
+            raise
+
     def warn(self, name: str) -> None:
         """Print the number of unknown symbols of the input `name`, and the first few symbols."""
         if not self.total:
@@ -150,14 +159,13 @@ def line_blocks(
                 columns = task.formats[gold].count("<TAB>") + 1
                 split = _split(block, columns, f"{name}:{{}}: expected {expected}", first, beginnings is None)
                 block, texts = map(list, zip(*split, strict=True))
-                texts = [text.rstrip() for text in texts] if task.searched else texts  # prompts keep their spaces
             own, rows = copy_unknown(task, run, task.read(block, name, run, gold, first, **values))
             answered = Block(first, rows, [texts[number] for number in rows.numbers], own)
             check(answered)
             return answered
 
         first = 0
-        try:
+        with unknown_symbols.warn_on_error(name):
             for texts in _blocks(lines, ready):
                 for block in _good_lines(texts, first, read, skip):
                     unknown_symbols.add(block)
@@ -165,9 +173,6 @@ def line_blocks(
                     ignored.answers += gold and sum(len(task.answers(each)) > 1 for each in block.lines.references)
                     yield block
                 first += len(texts)
-        except InputError:
-            unknown_symbols.warn(name)
-            raise
     ignored.warn(name)
     unknown_symbols.warn(name)
     if skipped.count:

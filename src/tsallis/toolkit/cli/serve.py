@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsallis.errors import InputError, describe
+from tsallis.errors import InputError
 from tsallis.search.options import MOST
 from tsallis.toolkit.cli.input import input_name, read_text_lines
 from tsallis.toolkit.cli.options import Device, Which
@@ -60,11 +60,7 @@ def serve(
     ] = Limits.seconds,
     patience: Annotated[
         float,
-        typer.Option(
-            min=0.1,
-            max=3600,
-            help="Maximum time that a request waits in addition to --time, and that its body takes, in seconds.",
-        ),
+        typer.Option(min=0.1, max=3600, help="Maximum time that a request waits in addition to --time, in seconds."),
     ] = Limits.patience,
     checkpoint: Which = "best",
     device: Device = "auto",
@@ -81,8 +77,6 @@ def serve(
         if (error.name or "").split(".")[0] not in ("starlette", "uvicorn"):
             raise
         raise InputError("tsallis serve needs Starlette and uvicorn: pip install 'tsallis[serve]'") from error
-    if (wrong := next((name for name in allow_host or () if "/" in name), None)) is not None:
-        raise InputError(f"--allow-host needs a host name, such as lab.example.org, got {describe(wrong)}")
     limits = Limits(body, symbols, batch, outputs, time, patience)
     with bind(host, port) as opened:
         served = _load(runs, checkpoint, device, limits, examples)

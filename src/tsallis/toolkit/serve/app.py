@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import tsallis
-from tsallis.errors import InputError, OptionError
+from tsallis.errors import InputError, OptionError, describe
 from tsallis.toolkit.serve.answers import ServedRun
 from tsallis.toolkit.serve.limits import Limits, Refusal
 from tsallis.toolkit.serve.page import FILES, page_file
@@ -46,7 +46,12 @@ def build_app(runs: Sequence[ServedRun], limits: Limits, hosts: Collection[str] 
         runs: Runs with distinct names; the first is the default of requests.
         limits: Limits of requests.
         hosts: Host names of the server, in addition to IP addresses and `localhost`.
+
+    Raises:
+        InputError: If a host name contains a slash, as addresses do.
     """
+    if (address := next((host for host in hosts if "/" in host), None)) is not None:
+        raise InputError(f"a host name, such as lab.example.org, must not contain '/', got {describe(address)}")
     worker = Worker(limits)
     server = _Api({run.name: run for run in runs}, limits, worker)
     routes = [
