@@ -139,6 +139,8 @@ def entmax_attention(
         >>> support.shape, support[0, 0, 0].item()
         (torch.Size([2, 4, 5]), 1)
     """
+    check_flag("is_causal", is_causal)
+    check_flag("enable_gqa", enable_gqa)
     options: Any = (attn_mask, key_lengths, is_causal, scale, dropout_p, enable_gqa, return_weights)
     positions: Any = {"slopes": slopes, "query_offset": query_offset, "key_norms": key_norms}
     result = attend(query, key, value, alpha, *options, **positions)
@@ -175,7 +177,7 @@ def attend(
         query, key, value = _one_dtype(query, key, value)  # type: ignore[arg-type]
     else:
         query, key, value = _open(store, query, value, alpha, attn_mask, slopes)
-    _check(query, key, value, is_causal, enable_gqa)
+    _check(query, key, value, enable_gqa)
     dropout_p, query_offset = _numbers(dropout_p, query_offset)
     outer, queries, keys = query.shape[:-2], query.shape[-2], key.shape[-2]
     q, k, v = (_four_dimensions(x.resolve_neg()) for x in (query, key, value))
@@ -312,9 +314,7 @@ def _numbers(dropout_p: float, query_offset: int) -> tuple[float, int]:
     return dropout_p, query_offset
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> None:
-    check_flag("is_causal", is_causal)
-    check_flag("enable_gqa", enable_gqa)
+def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
         check_floating(x, name)
         if x.dim() < 2 or x.dim() != query.dim():

@@ -23,7 +23,6 @@ from tsallis.toolkit.data.batching import BatchPlan
 from tsallis.toolkit.data.io import read_text
 from tsallis.toolkit.data.yaml_text import LARGEST_FILE, LONGEST_KEY, parse_yaml
 from tsallis.toolkit.old_names import with_new_names
-from tsallis.toolkit.recipes import find_recipe
 
 # A setting in this table has an effect only if a setting of the same section that is listed here has one of the listed
 # values. None stands for all values except None.
@@ -341,7 +340,7 @@ def read_content(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, A
     Raises:
         InputError: If the file cannot be read or contains no settings, or an override is malformed.
     """
-    path = find_recipe(Path(path))
+    path = _find_recipe(Path(path))
     try:
         content = with_new_names(parse_yaml(read_text(path, LARGEST_FILE), str(path)))
         if not isinstance(content, dict):
@@ -353,6 +352,14 @@ def read_content(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, A
         raise InputError(f"{error}; {hint}") from error
     apply_overrides(content, overrides)
     return content
+
+
+def _find_recipe(path: Path) -> Path:
+    """Return `path`, or if it does not exist and begins with "recipes/", the recipe of that name in this package."""
+    if path.parts[:1] == ("recipes",) and not path.exists():
+        places = (Path(__file__).parent, Path(__file__).parents[3])  # an installed wheel, a clone of the repository
+        return next((place / path for place in places if (place / path).is_file()), path)
+    return path
 
 
 def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:

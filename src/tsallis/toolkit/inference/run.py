@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tsallis.errors import InputError, describe
+from tsallis.errors import IgnoredInputWarning, InputError, describe
 from tsallis.search.options import SearchOptions
 from tsallis.toolkit.inference import continuations
 from tsallis.toolkit.inference.alignment import Links, align, check_alignment
@@ -49,8 +50,8 @@ def open_run(
         The run with its model on the device.
 
     Raises:
-        InputError: If the folder is not a run, the device is missing, `others` is a single folder, a run is given
-            twice, or the runs have different tasks, vocabularies or image grids.
+        InputError: If the folder is not a run, the device is missing, `others` is a single folder, or the runs have
+            different tasks, vocabularies or image grids.
 
     Example:
         >>> open_run("runs/nowhere")
@@ -67,7 +68,7 @@ def open_run(
         raise InputError(f"others must be a list of run folders, got a single one: {describe(others)}")
     paths = [os.path.realpath(path) for path in (folder, *others)]
     if (twice := next((path for place, path in enumerate(paths) if path in paths[:place]), None)) is not None:
-        raise InputError(f"{twice}: this run was given twice: pass each run once")
+        warnings.warn(f"{twice}: this run was given twice; it counts twice", IgnoredInputWarning, stacklevel=2)
     kind = device_kind(device)
     run = load_run(folder, checkpoint)
     task = task_of_run(run)
