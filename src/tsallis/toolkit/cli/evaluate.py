@@ -10,7 +10,7 @@ import typer
 
 from tsallis.errors import InputError, truncate
 from tsallis.search.options import EXPANSIONS, LENGTH, SearchOptions
-from tsallis.toolkit.cli.input import Block, UnknownSymbols, input_name, is_stdin, read_all
+from tsallis.toolkit.cli.input import input_name, is_stdin, read_all, warn_unknown
 from tsallis.toolkit.cli.options import (
     Device,
     Json,
@@ -179,9 +179,7 @@ class _Data(NamedTuple):
         else:
             lines = opened.task.split(opened.run, self.config.data, self.split, **self.options)
             run, lines = copy_unknown(opened.task, opened.run, lines)
-            unknown_symbols = UnknownSymbols(run, opened.task)
-            unknown_symbols.add(Block(0, lines, [], run))
-            unknown_symbols.warn(f"{self.split} split")
+            warn_unknown(run, opened.task, lines, f"{self.split} split")
         opened = opened.for_run(run)
         return Evaluated(opened, lines, *evaluate_outputs(opened.task, opened.run, lines, search, world))
 

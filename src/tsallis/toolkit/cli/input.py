@@ -57,10 +57,15 @@ def read_all(run: Run, task: Task, file: Path | None, gold: bool, **options: Any
         raise InputError(f"{name}: expected lines of {task.formats[gold]}, found none")
     read.ignored.warn(name)
     run, read = copy_unknown(task, run, read)
-    unknown_symbols = UnknownSymbols(run, task)
-    unknown_symbols.add(Block(0, read, [], run))
-    unknown_symbols.warn(name)
+    warn_unknown(run, task, read, name)
     return run, read
+
+
+def warn_unknown(run: Run, task: Task, lines: Lines, name: str) -> None:
+    """Print a note if lines have source symbols that are unknown to the run; `name` is the name of the input."""
+    unknown_symbols = UnknownSymbols(run, task)
+    unknown_symbols.add(Block(0, lines, [], run))
+    unknown_symbols.warn(name)
 
 
 def read_text_lines(file: Path) -> list[str]:
