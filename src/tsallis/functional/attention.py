@@ -252,10 +252,7 @@ def _compute(
             return output, weights, support
     if not (math.prod(args.query.shape[:-1]) and args.key.shape[2]):
         return _empty(args)
-    # Autocast must not change the dtypes of `args`. Skip the context manager if autocast is off: each extra step is
-    # measurable on small tensors.
-    device = args.query.device.type
-    with without_autocast(device):
+    with without_autocast(args.query.device.type):  # autocast must not change the dtypes of `args`
         return attention.compute(args, backend, dense)
 
 

@@ -60,7 +60,7 @@ def train(
     """
     from tsallis.toolkit.config import refuse_idle
     from tsallis.toolkit.tasks.data_file import is_data_file
-    from tsallis.toolkit.tasks.registry import config_of_file, load_config, test_fault
+    from tsallis.toolkit.tasks.registry import config_of_file, load_config, missing_test_data
     from tsallis.toolkit.training.distributed import init_distributed
     from tsallis.toolkit.training.file_names import CONFIG
 
@@ -71,7 +71,7 @@ def train(
             folder = run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / plain_name(config))
             if not (folder / CONFIG).exists():  # only new runs: a resumed run keeps its settings
                 refuse_idle(loaded, overrides or [])
-            if world.main and (fault := test_fault(loaded)) is not None:
+            if world.main and (fault := missing_test_data(loaded)) is not None:
                 print(one_line(f"tsallis: note: {fault}"), file=sys.stderr)
         if dry_run:
             print_plan(loaded, folder, world)

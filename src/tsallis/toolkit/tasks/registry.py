@@ -102,7 +102,7 @@ def files_of_run(folder: Path) -> Iterator[Path]:
                 yield from task_type(config).files(config.data, split)
 
 
-def test_fault(config: Config) -> str | None:
+def missing_test_data(config: Config) -> str | None:
     """Return why the test data can't be found, or None; training does not need them."""
     if config.data.test is None:
         return None
