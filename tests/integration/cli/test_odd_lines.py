@@ -321,3 +321,13 @@ def test_evaluate_names_the_unknown_symbols_of_a_file(runs, tsallis, tmp_path: P
     (tmp_path / "unknown.tsv").write_text("\t".join(["ж" + line[0], *line[1:]]) + "\n", encoding="utf-8")
     done = tsallis("evaluate", runs("strings"), tmp_path / "unknown.tsv")
     assert "1 source symbol is unknown to" in done.stderr and "read as <unk>: 'ж' on line 1" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["score", "evaluate"])
+def test_unknown_symbols_of_outputs_are_named(runs, tsallis, tmp_path: Path, command: str) -> None:
+    fields = GOLD["strings"][0].split("\t")
+    known, unknown = "\t".join(fields), "\t".join([fields[0], fields[1] + "ж", *fields[2:]])
+    (tmp_path / "unknown.tsv").write_text("\n".join([known, *[unknown] * 6]) + "\n", encoding="utf-8")
+    notes = tsallis(command, runs("strings"), tmp_path / "unknown.tsv").stderr
+    assert "unknown.tsv: 6 outputs have symbols that are unknown to" in notes
+    assert "predict them: line 2, line 3, line 4, line 5, line 6, ..." in notes

@@ -239,7 +239,8 @@ def _print_scores(data: _Data, evaluated: Evaluated, run: str, as_json: bool) ->
         print(json.dumps({"run": run, "on": data.name, **labels, **evaluated.report}))
     else:
         print_fields(data.heading(evaluated))
-        print(score_table(evaluated.report))
+        hidden = evaluated.opened.task.hidden_scores
+        print(score_table({name: value for name, value in evaluated.report.items() if name not in hidden}))
         if evaluated.report.get("accuracy", 1) < 1:  # other tasks would compute their scores twice
             for line in _wrong_outputs(evaluated.opened.task, evaluated.lines, evaluated.texts):
                 print_fields(*line)

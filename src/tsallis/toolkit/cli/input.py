@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import typer
 
 from tsallis.errors import InputError, OptionError, one_line, shorten
+from tsallis.symbols import UNK
 from tsallis.toolkit.inference.run import BLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from tsallis.toolkit.tasks.base import Task
@@ -75,17 +76,20 @@ def read_text_lines(file: Path) -> list[str]:
 
 
 class UnknownSymbols:
-    """Counter of unknown source symbols, for one warning about all lines."""
+    """Counter of unknown symbols, for one warning about all lines."""
 
     def __init__(self, run: Run, task: Task) -> None:
         self.run, self.task = run, task
         self.total = 0
         self.first_lines: dict[str, int] = {}  # line number of each symbol, at least for the named symbols
+        self.impossible: list[int] = []  # numbers of the lines with unknown target symbols
 
     def add(self, block: Block) -> None:
         """Count the unknown symbols of a block."""
         lines = block.lines
         for row, number in enumerate(lines.numbers):
+            if UNK in lines.corpus.tgt[row]:
+                self.impossible.append(block.first + number + 1)
             self.total += (count := self.task.count_unknown(lines.corpus.src[row]))
             if count and len(self.first_lines) <= MOST_NAMED:
                 source = [int(symbol) for symbol in lines.corpus.src[row]]
@@ -102,14 +106,21 @@ class UnknownSymbols:
             raise
 
     def warn(self, name: str) -> None:
-        """Print the number of unknown symbols of the input `name`, and the first few symbols."""
-        if not self.total:
-            return
-        named = [f"{shorten(s)} on line {line}" for s, line in list(self.first_lines.items())[:MOST_NAMED]]
-        rest = ", ..." if len(self.first_lines) > MOST_NAMED else ""
-        symbols = f"{self.total} source symbol is" if self.total == 1 else f"{self.total} source symbols are"
-        message = f"{symbols} unknown to {self.run.folder} and read as <unk>: {', '.join(named)}{rest}"
-        print(one_line(f"tsallis: {name}: {message}"), file=sys.stderr)
+        """Print the number of unknown symbols of the input `name`, and the first few places."""
+        folder = self.run.folder
+        if self.total:
+            places = [f"{shorten(symbol)} on line {line}" for symbol, line in self.first_lines.items()]
+            symbols = f"{self.total} source symbol is" if self.total == 1 else f"{self.total} source symbols are"
+            _warn_places(name, f"{symbols} unknown to {folder} and read as <unk>", places)
+        if outputs := self.impossible:
+            have = "1 output has" if len(outputs) == 1 else f"{len(outputs)} outputs have"
+            message = f"{have} symbols that are unknown to {folder}, so the run can't predict them"
+            _warn_places(name, message, [f"line {line}" for line in outputs])
+
+
+def _warn_places(name: str, message: str, places: Sequence[str]) -> None:
+    named = ", ".join([*places[:MOST_NAMED], *(["..."] if len(places) > MOST_NAMED else [])])
+    print(one_line(f"tsallis: {name}: {message}: {named}"), file=sys.stderr)
 
 
 class SkippedLines:

@@ -63,6 +63,7 @@ class Task(ABC):
         noun: Word for an output in messages, such as "answer".
         scores: Names of the scores that `score` returns. The first one selects the best checkpoint.
         costly_scores: Names of the scores that `score` skips if `quick` is true.
+        hidden_scores: Names of scores that say nothing about this task; tables of scores omit them.
         header: Header columns of the training data; a first line made of these columns is skipped.
         options: Names of the keyword arguments of `read` and `examples`, such as `language`.
         searched: Whether evaluation searches for outputs. If not, the texts themselves are scored.
@@ -79,6 +80,7 @@ class Task(ABC):
     noun: ClassVar[str]
     scores: ClassVar[tuple[str, ...]]
     costly_scores: ClassVar[tuple[str, ...]] = ()
+    hidden_scores: ClassVar[frozenset[str]] = frozenset()
     options: ClassVar[tuple[str, ...]] = ()
     header: tuple[str, ...] = ()
     searched: ClassVar[bool] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from tsallis.errors import InputError, describe, shorten
+from tsallis.errors import IgnoredInputWarning, InputError, describe, shorten
 from tsallis.models.batch import Batch
 from tsallis.toolkit.config import ON_RESUME, Alpha, Basis, Count, Density, Depth, FileName, Section, Size
 from tsallis.toolkit.data.corpus import Corpus
@@ -113,6 +114,10 @@ class Classification(LabelTask):
             (path,) = cls.files(config, "dev")
             if place := task.find_unknown(dev, names, 1):
                 raise InputError(f"{path}: most labels do not occur in the training data. {place}")
+        if not config.header and len(train) >= FEWEST and [e.label for e in train].count(train[0].label) == 1:
+            hint = f"{cls.files(config, 'train')[0]}: line 1 is read as the only document with the label"
+            hint += f" {describe(train[0].label)}; if it is a header, set data.header=true"
+            warnings.warn(hint, IgnoredInputWarning, stacklevel=2)
         src = Vocabulary.build((words(e.text) for e in train), config.min_count)
         vocabularies = Vocabularies(src, Vocabulary(names))
         return task, Data(task.encode(train, vocabularies).corpus, task.encode(dev, vocabularies), vocabularies)

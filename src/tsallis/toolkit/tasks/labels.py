@@ -45,6 +45,10 @@ class LabelTask(Task):
         return None  # a label has one spelling
 
     scores = ("accuracy",)
+    hidden_scores = frozenset(
+        {"symbol_accuracy", "complete", "optimal", "bounded", "none", "output_sum", "attention_support_teacher_forced"}
+        | {"empty", "empty_rate", "empty_best", "empty_possible"}
+    )
 
     def split_typed(self, text: str, run: Run) -> tuple[list[int], str]:
         return [], text

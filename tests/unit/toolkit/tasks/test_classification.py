@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,21 @@ def test_labels_of_dev_must_occur_in_train(tmp_path: Path, lines: str) -> None:
         Classification.load(config)
     (tmp_path / "dev").write_text("pos\tfilm\nnew\tfilm\n")
     assert len(Classification.load(config)[1].dev.corpus) == 2
+
+
+@pytest.mark.parametrize("first", ["sentiment\ttext\n", ""])
+def test_a_first_line_with_its_own_label_is_noted(tmp_path: Path, first: str) -> None:
+    lines = "".join(f"pos\tgood film {number}\nneg\tbad film {number}\n" for number in range(10))
+    (tmp_path / "train").write_text(first + lines)
+    config = ClassificationData(task="classification", folder=str(tmp_path), train="train")
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        Classification.load(config)
+        if first:
+            Classification.load(config.model_copy(update={"header": True}))
+    messages = [str(note.message) for note in notes]
+    hint = "train: line 1 is read as the only document with the label 'sentiment'; if it is a header, set data.header="
+    assert len(messages) == bool(first) and all(hint in message for message in messages)
 
 
 def test_a_known_label_is_not_read_as_text(tmp_path: Path) -> None:
