@@ -35,10 +35,10 @@ def scores(rows: int, d: int, seed: int = 0) -> Tensor:
 
 
 def agree(ours: BestSymbols, truth: BestSymbols) -> None:
-    torch.testing.assert_close(ours.log_probs, truth.log_probs, atol=0, rtol=1e-6)
+    torch.testing.assert_close(ours.log_probs, truth.log_probs, atol=1e-12, rtol=1e-10)
     possible = truth.log_probs > -math.inf
     assert torch.equal(ours.symbols[possible], truth.symbols[possible])
-    torch.testing.assert_close(ours.ends, truth.ends, atol=0, rtol=1e-6)
+    torch.testing.assert_close(ours.ends, truth.ends, atol=1e-12, rtol=1e-10)
     assert torch.equal(ours.support, truth.support)
     torch.testing.assert_close(ours.mass, truth.mass, atol=1e-6, rtol=1e-6, equal_nan=True)
 

@@ -41,19 +41,23 @@ INLINE float rank_bound(const F* lanes, int64_t rank, Largest largest) {
     return largest.value[rank - 1];
 }
 
-// Return e^(x + low) for x from -87 to 0, and NaN for NaN. A multiple of log(2) is subtracted from
-// x in two parts, the first of which is exact: a bias would show in sums over thousands of rows.
-INLINE F exp_of_negative(F x, F low) {
-    const F k = nearest(x * LOG2_E);
-    const F r = ((x - k * 0.693359375f) + (k * 2.12194440e-4f + low)) * LOG2_E;
-    F y = 1.5252733804059840e-5f * r + 1.5403530393381609e-4f;
-    y = y * r + 1.3333558146428443e-3f;
-    y = y * r + 9.6181291076284772e-3f;
-    y = y * r + 5.5504108664821580e-2f;
-    y = y * r + 2.4022650695910071e-1f;
-    y = y * r + 6.9314718055994531e-1f;
-    y = y * r + 1.0f;
-    return times_power_of_two(y, k, k);
+// Return e^x for x from -700 to 0, and NaN for NaN.
+INLINE D exp_of_negative(D x) {
+    // The last bits of `shifted` are the integer nearest to x / log(2).
+    const D shifted = x * 1.4426950408889634 + 0x1.8p52, k = shifted - 0x1.8p52;
+    const D r = (x - k * 0x1.62e42feep-1) - k * 0x1.a39ef35793c76p-33;
+    // Interpolates e^r at the Chebyshev nodes from -log(2)/2 to log(2)/2.
+    D y = r * 2.7626357241447223e-7 + 2.764018079620985e-6;
+    y = y * r + 2.4801504346997686e-5;
+    y = y * r + 1.9841170270440067e-4;
+    y = y * r + 1.3888888932488599e-3;
+    y = y * r + 8.333333385667782e-3;
+    y = y * r + 4.166666666657314e-2;
+    y = y * r + 1.6666666666554406e-1;
+    y = y * r + 5.000000000000006e-1;
+    y = y * r + 1.0000000000000067;
+    y = y * r + 1.0;
+    return y * (D)(((DI)shifted + 1023) << 52);
 }
 
 typedef float HalfF __attribute__((vector_size(VECTOR_BYTES / 2)));
@@ -155,12 +159,14 @@ void rank_softmax_row(const RankCall& call, const float* z, Largest largest, Ran
     D even = {}, odd = {};
     int64_t support = 0, ties = 0;
     for (int64_t i = 0; i < d; i += N) {
-        const F x = load_row(z, i, d, -INFINITY), difference = x - top, back = difference + top;
-        // The rounding error of the difference.
-        const F low = (x - back) - (top + (difference - back));
+        const F x = load_row(z, i, d, -INFINITY);
         // Scores far below the largest, -inf among them, are too small to change the sum in double.
-        const F e = ((x == top) | (difference < -87.0f)) ? F{} : exp_of_negative(difference, low);
-        even += lower_half(e), odd += upper_half(e);
+        const FI far = x - top < -50.0f;
+        if (bits(~far)) {
+            const D low = lower_half(x) - (double)top, high = upper_half(x) - (double)top;
+            even += (low == 0.0) | (low < -50.0) ? D{} : exp_of_negative(low);
+            odd += (high == 0.0) | (high < -50.0) ? D{} : exp_of_negative(high);
+        }
         support += __builtin_popcount(bits(x > -INFINITY));
         ties += __builtin_popcount(bits(x == top));
         const uint32_t mask = bits(x >= bound);
