@@ -53,7 +53,8 @@ class Support(constraints.Constraint):
 
     def check(self, value: Tensor) -> Tensor:
         classes = self.mask.shape[-1]
-        in_range = (value >= 0) & (value < classes) & (value == value.floor())
+        whole = value == value.floor() if value.is_floating_point() else True
+        in_range = (value >= 0) & (value < classes) & whole
         index, mask = _align(torch.where(in_range, value, 0).long(), self.mask)
         return in_range & mask.gather(-1, index).squeeze(-1)
 

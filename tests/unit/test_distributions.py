@@ -295,3 +295,8 @@ def test_draws_and_entropies_make_no_value_per_class(
     log_p = wanted.gather(-1, value[:, None])[:, 0]
     torch.testing.assert_close(few.log_prob(value), log_p, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(few.entropy(), all_scores.entropy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_boolean_value_is_a_class() -> None:
+    support = tsallis.distributions.EntmaxCategorical(torch.tensor([2.0, -9.0])).support
+    assert support.check(torch.tensor([True, False])).tolist() == [False, True]

@@ -150,7 +150,9 @@ class SparseRows:
             rows = torch.arange(len(self), device=self.offsets.device)[rows]
         if not isinstance(rows, Tensor):
             raise TypeError(f"rows must be a slice or a tensor of integers [n], got {type(rows).__name__}")
-        if rows.dtype == torch.bool and rows.shape == (len(self),):
+        if rows.dtype == torch.bool:
+            if rows.shape != (len(self),):
+                raise ValueError(f"a mask of rows must have the shape [{len(self)}], got {list(rows.shape)}")
             rows = rows.nonzero().squeeze(1)
         check_integers(rows, "rows")
         if rows.dim() != 1:

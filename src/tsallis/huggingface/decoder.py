@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer
 
-from tsallis.errors import describe
+from tsallis.errors import check_whole, describe
 from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number
 from tsallis.huggingface.alphas import unwrap
@@ -110,7 +110,9 @@ class TransformersDecoder(nn.Module):
         self._source_size = count_ids(base.get_input_embeddings(), vocabulary)
         ends = _ids(_setting(base, "eos_token_id") if end is None else end)
         if not ends:
-            raise ValueError(f"{name} has no eos_token_id: pass end")
+            raise ValueError(
+                f"{name} has no eos_token_id: pass end" if end is None else "end must have an id, got none"
+            )
         self.start_ids = (_start(base) if start is None else list(start)) if self.is_encoder_decoder else []
         if self.is_encoder_decoder and not self.start_ids:
             raise ValueError(f"{name} has no decoder_start_token_id: pass start")
@@ -147,11 +149,11 @@ class TransformersDecoder(nn.Module):
             ValueError: The ids or the mask have another shape, a row has no id, the model lacks an id, or an input is
                 not text.
         """
-        ids = batch["input_ids"]
+        ids = batch.get("input_ids") if isinstance(batch, Mapping) else batch
         if not isinstance(ids, Tensor) or ids.dim() != 2:
             found = list(ids.shape) if isinstance(ids, Tensor) else describe(ids)
             raise ValueError(
-                f"input_ids must be a tensor of shape [batch, src], got {found}: call the tokenizer with "
+                f"input_ids of the batch must be a tensor of shape [batch, src], got {found}: call the tokenizer with "
                 'return_tensors="pt"'
             )
         if ids.dtype not in (torch.int32, torch.int64):
@@ -181,7 +183,13 @@ class TransformersDecoder(nn.Module):
         return ids.masked_fill(~mask, 0).long().gather(1, order), lengths
 
     def ids(self, tokens: Sequence[int]) -> list[int]:
-        """Return the tokenizer's ids of the tokens of a hypothesis, without start and end."""
+        """Return the tokenizer's ids of the tokens of a hypothesis, without start and end.
+
+        Raises:
+            ValueError: A token does not stand for an id.
+        """
+        for token in tokens:
+            check_whole("a token of a hypothesis", token, RESERVED, RESERVED + self._size - 1)
         return [token - RESERVED for token in tokens]
 
     def symbols(self, ids: Sequence[int]) -> list[int]:

@@ -7,7 +7,7 @@ one token per row to scores of the next token. The rows of a state can be select
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -58,6 +58,9 @@ def join(states: Sequence[Any]) -> Any:
     """Concatenate the rows of several states.
 
     A state is a dataclass of tensors, tuples and dataclasses. Other states have their own method `join(states)`.
+
+    Raises:
+        TypeError: The state is neither.
     """
     first = states[0]
     if len(states) == 1 or first is None:
@@ -68,6 +71,11 @@ def join(states: Sequence[Any]) -> Any:
         return torch.cat(list(states))
     if isinstance(first, tuple):
         return tuple(join(parts) for parts in zip(*states, strict=True))
+    if not is_dataclass(first) or isinstance(first, type):
+        raise TypeError(
+            "the state of a model must consist of tensors, tuples and dataclasses, or have a method join(states), "
+            f"got {type(first).__name__}"
+        )
     return type(first)(**{f.name: join([getattr(s, f.name) for s in states]) for f in fields(first)})
 
 
@@ -124,6 +132,11 @@ class DecoderOutput(NamedTuple):
 
 
 class State(Protocol):
+    """State of a decoder: a dataclass of tensors, tuples and dataclasses, or an object with a method `join(states)`.
+
+    `join` is called on the first of several states, and returns one state with the rows of all.
+    """
+
     def select(self, index: Tensor) -> State:
         """Select rows by index: reorder, repeat or drop them."""
         ...
@@ -147,8 +160,9 @@ class Decoder(Protocol):
 
     :class:`~tsallis.models.RNNSeq2Seq`, :class:`~tsallis.models.TransformerSeq2Seq`,
     :class:`~tsallis.models.LanguageModel`, :class:`~tsallis.models.LabelDecoder` and :class:`~tsallis.search.Ensemble`
-    implement it. A state has a method `select(index)` that reorders, repeats or drops its rows. A model may have two
-    more methods, which make beam search faster: `step_best`, which replaces `step`, and `run_beams`.
+    implement it. A state has a method `select(index)` that reorders, repeats or drops its rows. Unless it is a
+    dataclass of tensors, it also has a method `join(states)` that concatenates the rows of several states. A model may
+    have two more methods, which make beam search faster: `step_best`, which replaces `step`, and `run_beams`.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq

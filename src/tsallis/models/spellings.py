@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -127,7 +127,9 @@ def ambiguous_text(vocabulary: Any) -> Callable[[Sequence[int]], str] | None:
     return None if spellings_of(vocabulary).unique else vocabulary.decode
 
 
-@lru_cache(maxsize=8)
 def spellings_of(vocabulary: Any) -> Spellings:
-    """Return the spellings of a vocabulary, computed once."""
-    return Spellings(vocabulary)
+    """Return the spellings of a vocabulary, computed once if it is hashable."""
+    return _cached_spellings(vocabulary) if isinstance(vocabulary, Hashable) else Spellings(vocabulary)
+
+
+_cached_spellings = lru_cache(maxsize=8)(Spellings)

@@ -17,8 +17,8 @@ from tsallis.ops.choice import choose_beams
 from tsallis.search.certificate import Hypothesis, Result
 from tsallis.search.checks import check_at_least_one, check_sources
 from tsallis.search.options import END_RULES, EndRule
-from tsallis.search.patterns import RestrictedModel
-from tsallis.search.step import Search, make_limits, refuse_nan
+from tsallis.search.patterns import is_restricted
+from tsallis.search.step import Search, check_rows, make_limits, refuse_nan
 from tsallis.search.texts import Text
 from tsallis.symbols import BOS, EOS
 
@@ -111,7 +111,7 @@ def beam_search(
     for source, (length, own) in enumerate(zip(lengths, limits, strict=True)):
         ends = _best_ends(outcome.ends[source], None if text is not None else n_best, length_penalty)
         finished = [_hypothesis(outcome, end, attention, length) for end in ends]
-        search = Search(src_length=length, limits=own, finished=finished, restricted=isinstance(model, RestrictedModel))
+        search = Search(src_length=length, limits=own, finished=finished, restricted=is_restricted(model))
         search.bound, search.gave_up = outcome.bounds[source], outcome.gave_up[source]
         search.unclear = outcome.unclear[source]
         results.append(search.result(model.output.normalized, n_best, text))
@@ -170,8 +170,7 @@ def _checked(step: BestStep, rows: int) -> tuple[BestSymbols, Tensor]:
     """
     best, attended = step.best, step.num_attended
     sizes = [len(x) for x in (*best, attended)]
-    if sizes != [rows] * len(sizes) or best.symbols.shape != best.log_probs.shape:
-        raise ValueError(f"a step of the model must return one row per token, got {max(sizes)} rows, not {rows}")
+    check_rows(next((size for size in sizes if size != rows), rows), rows)
     if best.log_probs.device.type != "cpu":
         return copy_to_cpu(best, attended)
     log_probs, symbols, ends, support, mass = best

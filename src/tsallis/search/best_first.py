@@ -13,13 +13,14 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from tsallis.errors import describe
 from tsallis.models.modes import eval_mode
 from tsallis.models.protocol import Decoder, join, unclear_rows
 from tsallis.search.beam import beam_search
 from tsallis.search.certificate import ROUNDING, Hypothesis, Result, Stop
 from tsallis.search.checks import check_at_least_one, check_goal, check_sources
 from tsallis.search.options import EXPANSIONS
-from tsallis.search.patterns import RestrictedModel
+from tsallis.search.patterns import is_restricted
 from tsallis.search.step import Expansion, Limits, Prefix, Search, checked_log_probs, make_limits
 from tsallis.search.texts import Text, missing_probability
 
@@ -250,6 +251,8 @@ def _search_windows(
     """Search for the outputs of some sources at a time; with a time limit, of one source."""
     if known is not None and len(known) != len(limits):
         raise ValueError(f"known must have one result per source, got {len(known)} results for {len(limits)} sources")
+    if wrong := [result for result in known or () if not isinstance(result, Result)]:
+        raise TypeError(f"known must contain results of a search, got {describe(wrong[0])}")
     width = WINDOW if goal.time_limit is None else 1
     queues: list[_Queue] = []
     with eval_mode(model):
@@ -262,7 +265,7 @@ def _search_windows(
                 for i, n in enumerate(src_lengths[window].tolist())
             ]
             for queue in opened:
-                queue.restricted = isinstance(model, RestrictedModel)
+                queue.restricted = is_restricted(model)
                 queue.deadline = deadline
             _search(model, opened, keep, src.device)
             queues += opened

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tsallis.errors import describe
 from tsallis.models.compiled import CompiledSteps, run_beams
 from tsallis.models.protocol import Decoder, DecoderOutput, DerivedStep, Step, unclear_rows
 
@@ -110,6 +111,7 @@ class Ensemble(nn.Module):
             not in their vocabularies.
 
     Raises:
+        TypeError: An object is not a model with the decoder protocol.
         ValueError: There are no models. The first step raises this error if the models differ in their numbers of
             symbols, or in their numbers of attended positions, for example because of different image grids.
 
@@ -125,6 +127,8 @@ class Ensemble(nn.Module):
     def __init__(self, models: Sequence[Decoder]) -> None:
         if not models:
             raise ValueError("models must contain at least one model, got none")
+        if wrong := [model for model in models if not hasattr(model, "output")]:
+            raise TypeError(f"models must contain models with the decoder protocol, got {describe(wrong[0])}")
         super().__init__()
         self.models: list[Any] = list(models)
         self.members = nn.ModuleList(model for model in self.models if isinstance(model, nn.Module))

@@ -14,6 +14,7 @@ from tsallis.models.modes import eval_mode
 from tsallis.models.protocol import Decoder
 from tsallis.nn.output import OutputLayer
 from tsallis.search.checks import check_at_least_one, check_sources
+from tsallis.search.patterns import check_sums
 from tsallis.search.step import checked_log_probs, make_limits
 from tsallis.symbols import BOS, EOS
 
@@ -91,11 +92,9 @@ def stability(
         True
     """
     check_at_least_one(beam_size=beam_size, n_best=n_best)
-    if type(model.output) is not OutputLayer or not model.output.normalized:  # subclasses compute mixtures
-        raise ValueError(
-            "stability needs a model with an OutputLayer whose probabilities sum to 1, "
-            f"got {type(model.output).__name__}"
-        )
+    if type(model.output) is not OutputLayer:  # subclasses compute mixtures
+        raise ValueError(f"stability needs a model with an OutputLayer, got {type(model.output).__name__}")
+    check_sums("stability", model)
     results = []
     limits = make_limits(check_sources(model, src, src_lengths), max_length=max_length)
     with eval_mode(model):
@@ -143,7 +142,7 @@ class _Search:
         """Return the values [2, rows, d_vocab] of all continuations, and record the scores' distance from zero."""
         log_probs = checked_log_probs(self.model, step.scores, [self.source] * len(step.scores)).cpu()
         scores = step.scores.double().cpu()
-        largest = float(scores[scores.isfinite()].abs().max())
+        largest = float(scores[scores.isfinite()].abs().amax()) if scores.isfinite().any() else 0.0
         self.rounding = max(self.rounding, ROUNDING * torch.finfo(step.scores.dtype).eps * largest)
         if self.alpha > 1:
             top, best = log_probs.max(-1, keepdim=True)

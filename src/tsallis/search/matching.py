@@ -22,7 +22,7 @@ from tsallis.search.best_first import CHUNK, by_state, join_rows
 from tsallis.search.certificate import ROUNDING, Hypothesis, Stop
 from tsallis.search.checks import check_at_least_one, check_goal, check_sources
 from tsallis.search.options import EXPANSIONS
-from tsallis.search.patterns import Pattern, RestrictedModel
+from tsallis.search.patterns import Pattern, check_pattern, check_sums
 from tsallis.search.step import Expansion, Prefix, checked_log_probs, make_limits
 from tsallis.symbols import EOS
 
@@ -250,12 +250,11 @@ def match(
     check_at_least_one(budget=budget)
     check_goal(None, model.output.normalized, time_limit=time_limit)
     check_real("at_least", at_least, 0, 1)
+    if not isinstance(patterns, Sequence):
+        raise TypeError(f"patterns must be a list of tsallis.search.Pattern objects, got {describe(patterns)}")
     for pattern in patterns:
-        if not isinstance(pattern, Pattern):
-            raise TypeError(f"patterns must contain tsallis.search.Pattern objects, got {describe(pattern)}")
-    if not model.output.normalized or _is_restricted(model):
-        others = "a restricted model" if model.output.normalized else "alpha-ReLU"
-        raise ValueError(f"match needs a model whose probabilities sum to 1; those of {others} do not")
+        check_pattern("each of patterns", pattern)
+    check_sums("match", model)
     limits, results = make_limits(check_sources(model, src, src_lengths), max_length=max_length), []
     least = math.log(at_least) if at_least else -math.inf
     with eval_mode(model):
@@ -267,12 +266,6 @@ def match(
             stop = search.run(model.start(model.encode(*source)))
             results.append([tally.result(search.expanded, stop, search.unclear) for tally in tallies])
     return results
-
-
-def _is_restricted(model: Any) -> bool:
-    """Return whether a model is restricted, or wraps a restricted model."""
-    inner = [*getattr(model, "models", ()), getattr(model, "model", None)]
-    return isinstance(model, RestrictedModel) or any(x is not None and _is_restricted(x) for x in inner)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tsallis.errors import describe
+from tsallis.errors import check_whole, describe
 from tsallis.models.protocol import Decoder, DerivedStep, unclear_rows
 from tsallis.models.spellings import spellings_of
 from tsallis.search.regex import compile_regex, compile_strings
@@ -37,6 +37,7 @@ class Pattern:
         begun: Whether outputs continue a prompt, so that a space before their first word counts.
 
     Raises:
+        TypeError: The pattern is not a string or a list of strings.
         ValueError: The pattern is invalid, not supported or too large.
 
     Example:
@@ -48,6 +49,8 @@ class Pattern:
     def __init__(
         self, pattern: str | Sequence[str], vocabulary: Any, *, complement: bool = False, begun: bool = False
     ) -> None:
+        if not isinstance(pattern, str | Sequence):
+            raise TypeError(f"pattern must be a string or a list of strings, got {describe(pattern)}")
         first, later, drops_spaces, self.unique = _texts(vocabulary)
         pairs: dict[tuple[str, str], int] = {("", ""): SAME}
         numbers = []
@@ -103,6 +106,7 @@ class Pattern:
         """Return whether the text of an output, without its end, matches; False if this is unsure."""
         state = torch.tensor([self.start])
         for token in tokens:
+            check_whole("a token", token, 0, len(self.column) - 1)
             state = self.read(state, torch.tensor([token]))
         return bool(self.accepts[state])
 
@@ -202,6 +206,19 @@ class RestrictedModel(nn.Module):
         return result
 
 
+def is_restricted(model: Any) -> bool:
+    """Return whether a model is restricted, or wraps a restricted model."""
+    inner = [*getattr(model, "models", ()), getattr(model, "model", None)]
+    return isinstance(model, RestrictedModel) or any(x is not None and is_restricted(x) for x in inner)
+
+
+def check_sums(use: str, model: Any) -> None:
+    """Raise unless the probabilities of all outputs sum to 1; `use` is the reason, such as "match"."""
+    if not model.output.normalized or is_restricted(model):
+        others = "a restricted model" if model.output.normalized else "alpha-ReLU"
+        raise ValueError(f"{use} needs a model whose probabilities sum to 1; those of {others} do not")
+
+
 @lru_cache(maxsize=16)
 def pattern_of(pattern: str | tuple[str, ...], vocabulary: Any, complement: bool = False) -> Pattern:
     """Return a pattern for a vocabulary, compiled once."""
@@ -223,6 +240,7 @@ def restrict(model: Decoder, pattern: Pattern) -> RestrictedModel:
         The restricted model, with the decoder protocol.
 
     Raises:
+        TypeError: The pattern is not a :class:`Pattern`.
         ValueError: Its first step raises it if the vocabulary of the pattern has another number of symbols.
 
     Example:
@@ -234,4 +252,11 @@ def restrict(model: Decoder, pattern: Pattern) -> RestrictedModel:
         >>> sorted(h.tokens for h in result.hypotheses), result.certificate.kind
         ([(4, 4), (4, 4, 4)], 'complete')
     """
+    check_pattern("pattern", pattern)
     return RestrictedModel(model, pattern)
+
+
+def check_pattern(name: str, pattern: Any) -> None:
+    """Raise unless an argument is a pattern."""
+    if not isinstance(pattern, Pattern):
+        raise TypeError(f"{name} must be a tsallis.search.Pattern, got {describe(pattern)}")

@@ -85,8 +85,9 @@ def minimum_risk(
         # Keep candidates that could win with the missing weight: the proof needs them.
         least = max(gains.values()) - rest - missing - 1e-12 * total
         gains = {text: gain for text, gain in gains.items() if gain >= least}
-    best = max(gains, key=gains.__getitem__)
-    proved = all(gains[best] - gain >= missing for text, gain in gains.items() if text != best)
+    least = max(gains.values()) - 1e-12 * total
+    best = next(text for text, gain in gains.items() if gain >= least)
+    proved = not missing or all(gains[best] - gain >= missing for text, gain in gains.items() if text != best)
     return RiskChoice(index[best], min(gains[best] / total, 1.0), proved)
 
 

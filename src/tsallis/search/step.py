@@ -170,13 +170,21 @@ def checked_log_probs(model: Decoder, scores: Tensor, sources: Sequence[int]) ->
     """Return the log-probabilities of a step's scores [rows, d_vocab] in float64.
 
     Raises:
-        ValueError: Probabilities are NaN. Treating them as zeros would make the proof wrong.
+        ValueError: Probabilities are NaN, or the model did not return one row per token. Treating NaN as zero would
+            make the proof wrong.
     """
     log_probs = model.output.log_probs(scores).double()
+    check_rows(len(log_probs), len(sources))
     has_nan = log_probs.isnan().any(-1)
     if has_nan.any():
         refuse_nan(min(source for source, nan in zip(sources, has_nan.tolist(), strict=True) if nan))
     return log_probs
+
+
+def check_rows(found: int, rows: int) -> None:
+    """Raise unless a step of the model returned as many rows as it read tokens."""
+    if found != rows:
+        raise ValueError(f"a step of the model must return one row per token, got {found} rows, not {rows}")
 
 
 def refuse_nan(source: int) -> None:

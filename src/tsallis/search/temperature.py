@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tsallis.errors import check_real
 from tsallis.models.protocol import Step
 from tsallis.search.ensemble import Ensemble
-from tsallis.search.patterns import RestrictedModel
+from tsallis.search.patterns import RestrictedModel, check_sums
 
 ROUNDING = 1e-6  # largest deviation of log-sums from 0
 
@@ -86,8 +86,9 @@ def with_top_p(model: Any, top_p: float) -> Any:
     check_real("top_p", top_p, 0, 1)
     if not top_p:
         raise ValueError("top_p must be above 0, got 0")
-    if not model.output.normalized:
-        raise ValueError(f"top_p {top_p:g} needs a model whose probabilities sum to 1; those of alpha-ReLU do not")
+    if isinstance(model, RestrictedModel):
+        return RestrictedModel(with_top_p(model.model, top_p), model.pattern)
+    check_sums(f"top_p {top_p:g}", model)
     return model if top_p == 1 else _ModelWithOutput(model, _NucleusOutput(model.output, top_p))
 
 

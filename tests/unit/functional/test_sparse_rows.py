@@ -107,7 +107,7 @@ def test_probabilities_in_bfloat16_are_divided_by_their_sum(alpha: float) -> Non
         SparseRows.from_dense(torch.tensor([[0.5, 0.25]], dtype=torch.bfloat16))
 
 
-@pytest.mark.parametrize("rows", [0, [0, 1], torch.tensor([True, False]), torch.tensor([0.0])])
+@pytest.mark.parametrize("rows", [0, [0, 1], torch.tensor([0.0])])
 def test_selections_that_are_no_numbers_of_rows(rows: Any) -> None:
     with pytest.raises(TypeError, match="rows must"):
         some()[rows]
@@ -142,3 +142,9 @@ def test_rows_made_in_inference_mode_are_targets(loss: Any) -> None:
     expected = scores.detach().clone().requires_grad_()
     loss(expected, some()).backward()
     torch.testing.assert_close(scores.grad, expected.grad)
+
+
+def test_a_mask_of_another_length_is_named() -> None:
+    rows = SparseRows.from_dense(torch.eye(3))
+    with pytest.raises(ValueError, match=r"a mask of rows must have the shape \[3\], got \[2\]"):
+        rows[torch.tensor([True, False])]

@@ -6,11 +6,14 @@ import heapq
 import importlib
 import itertools
 import math
+from typing import Any
 
 import pytest
+import torch
 
 from contract.tables import EOS, A, B, C, TableModel, random_table, sources, trie
-from tsallis.search import exhaustive
+from tsallis.models.protocol import Step, join
+from tsallis.search import Ensemble, beam_search, exhaustive, sample
 
 LONG = 5
 
@@ -175,3 +178,33 @@ def test_a_mass_of_texts_is_reached_when_it_is_equal() -> None:
     )
     (found,) = exhaustive(model, *sources(0), mass=0.5, text=str)
     assert found.stopped_by == "mass" and [h.tokens for h in found.hypotheses] == [(A,), (B,)]
+
+
+class PlainState:
+    """State that is not a dataclass."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+
+    def select(self, index: torch.Tensor) -> PlainState:
+        return PlainState(self.rows[index])
+
+
+class WithoutRows(TableModel):
+    """Model that returns no rows of scores."""
+
+    def step(self, state: Any, token: torch.Tensor) -> Step:
+        step = super().step(state, token)
+        return step._replace(scores=step.scores[:0])
+
+
+def test_wrong_models_and_results_are_named() -> None:
+    with pytest.raises(TypeError, match=r"method join\(states\), got PlainState"):
+        join([PlainState(torch.zeros(1)), PlainState(torch.zeros(1))])
+    for search in (exhaustive, sample, beam_search):
+        with pytest.raises(ValueError, match="one row per token, got 0 rows, not 1"):
+            search(WithoutRows(random_table("softmax", 1.0, 1).row), *sources(0))
+    with pytest.raises(TypeError, match="known must contain results of a search, got 1"):
+        exhaustive(trie({(): {EOS: 1.0}}), *sources(0), known=[1])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="models with the decoder protocol, got 3"):
+        Ensemble([3])  # type: ignore[list-item]

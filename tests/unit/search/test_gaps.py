@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from contract.tables import EOS, A, B, TableModel, random_table, sources
+from tsallis.models import RNNSeq2Seq
 from tsallis.models.copying import CopyOutput
 from tsallis.models.protocol import Step
 from tsallis.nn import OutputLayer
@@ -89,12 +90,21 @@ def test_stable_needs_a_gap_above_the_rounding_error() -> None:
 
 
 def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="OutputLayer whose probabilities sum to 1, got GivenLogProbs"):
+    with pytest.raises(ValueError, match="needs a model with an OutputLayer, got GivenLogProbs"):
         stability(random_table("softmax", 1.0, 0), *sources(0))
     copying = Scores(1.5, 0)
     copying.output = CopyOutput(1, 7, [-1] * 7)  # a mixture, whose scores are not those of entmax
     with pytest.raises(ValueError, match="got CopyOutput"):
         stability(copying, *sources(0))
+    with pytest.raises(ValueError, match="those of alpha-ReLU do not"):
+        stability(RNNSeq2Seq(20, 6, d_model=8, output="alpha_relu"), *sources(0))
     with pytest.raises(ValueError, match="n_best must be at least 1, got 0"):
         stability(Scores(1.5, 0), *sources(0), n_best=0)
     assert stability(Scores(1.5, 0), torch.empty(0, 1, dtype=torch.long), torch.empty(0, dtype=torch.long)) == []
+
+
+def test_a_dead_end_has_no_gap() -> None:
+    model = RNNSeq2Seq(20, 6, d_model=8, output="sparsemax")
+    with torch.no_grad():
+        model.output.projection.bias.fill_(-math.inf)
+    assert stability(model, *sources(0)) == [Stability(math.inf, 0.0)]

@@ -8,13 +8,28 @@ import re
 import string
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from contract.tables import A, B, C, TableModel, sources, trie
 from tsallis.models import RNNSeq2Seq
-from tsallis.search import Ensemble, Pattern, beam_search, exact_search, exhaustive, match, restrict, sample, with_top_p
+from tsallis.models.spellings import Spellings
+from tsallis.search import (
+    Ensemble,
+    Pattern,
+    beam_search,
+    complete,
+    exact_search,
+    exhaustive,
+    match,
+    next_characters,
+    restrict,
+    sample,
+    with_top_p,
+)
 from tsallis.search import regex as automata
 from tsallis.search.patterns import RestrictedModel
 from tsallis.search.temperature import with_temperature
@@ -136,8 +151,53 @@ def test_wrong_types_and_vocabularies_are_refused() -> None:
     model = trie({(): {EOS: 1.0}})
     with pytest.raises(ValueError, match="must have 7 symbols, like the model, got 9"):
         match(model, *sources(0), [Pattern("a", VOCABULARY)])
-    with pytest.raises(TypeError, match=r"tsallis\.search\.Pattern objects, got 'a'"):
+    with pytest.raises(TypeError, match=r"each of patterns must be a tsallis\.search\.Pattern, got 'a'"):
         match(model, *sources(0), ["a"])  # type: ignore[list-item]
+    pattern: Any = Pattern("a", VOCABULARY)
+    with pytest.raises(TypeError, match=r"patterns must be a list of tsallis\.search\.Pattern objects"):
+        match(model, *sources(0), pattern)
+    with pytest.raises(TypeError, match=r"pattern must be a tsallis\.search\.Pattern, got 'a'"):
+        restrict(model, "a")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="pattern must be a string or a list of strings, got 3"):
+        Pattern(3, VOCABULARY)  # type: ignore[arg-type]
+    for token in (-1, 99):
+        with pytest.raises(ValueError, match=f"got {token}"):
+            pattern.matches([token])
+
+
+class Pieces(list[str]):
+    """Vocabulary that is not hashable."""
+
+    def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        pieces = {number: self[number].encode() for number in numbers}
+        return pieces, pieces
+
+
+def test_a_vocabulary_need_not_be_hashable() -> None:
+    pattern = Pattern("a+b", Pieces(["", "", "", "<unk>", "a", "b", "ab"]))
+    assert [pattern.matches(tokens) for tokens in ([4, 5], [4, 6], [6, 4])] == [True, True, False]
+
+
+def test_wrappers_of_restricted_models() -> None:
+    """Probabilities of a restricted model do not sum to 1: they are not rescaled, and results are limited."""
+    texts, model = ["", "", "", "", "a", "b"], RNNSeq2Seq(20, 6, d_model=8, output="softmax")
+    only_a, only_b = (restrict(model, Pattern(text, texts)) for text in "ab")
+    expected = [exhaustive(restrict(with_top_p(model, 0.99), Pattern("a", texts)), *sources(0))]
+    expected.append(beam_search(restrict(with_top_p(model, 0.99), Pattern("a", texts)), *sources(0)))
+    assert [exhaustive(with_top_p(only_a, 0.99), *sources(0)), beam_search(with_top_p(only_a, 0.99), *sources(0))] == (
+        expected
+    )
+    both = Ensemble([only_a, only_b])
+    assert {find(both, *sources(0))[0].scope for find in (exhaustive, beam_search)} == {"limited"}
+    vocabulary = Pieces(["", "", "", "", "a", "b"])
+    typed: Any = (*sources(0), "", Spellings(vocabulary))
+    for refused in (
+        lambda: with_top_p(both, 0.9),
+        lambda: next_characters(only_a, *typed),
+        lambda: complete(only_a, *typed, lambda tokens: "".join(vocabulary[token] for token in tokens)),
+    ):
+        with pytest.raises(ValueError, match="those of a restricted model do not"):
+            refused()
 
 
 def test_five_hundred_words_take_less_than_a_second() -> None:

@@ -89,3 +89,9 @@ def test_large_scores_prove_no_choice_of_least_risk() -> None:
     for certificate, proved in ((Certificate("complete", -math.inf), True), (Certificate("none", 0.0, "large"), False)):
         choice = choose(run, task, SearchOptions(min_risk=True), outputs, Result(found, certificate))
         assert choice is not None and choice.index == 0 and choice.proved == proved
+
+
+def test_ties_go_to_the_largest_weight_in_spite_of_rounding() -> None:
+    utilities = {"a": (0, 0.5, 0.75), "b": (0.75, 0.25, 0.5), "c": (0, 0.25, 1)}  # a and b: exactly 7/40
+    choice = minimum_risk(["a", "b", "c"], [0.1, 0.2, 0.1], lambda text, other: utilities[text]["abc".index(other)])
+    assert choice is not None and choice.index == 1 and choice.proved
