@@ -292,3 +292,9 @@ def test_tau_from_scores_is_the_mean_threshold() -> None:
 def test_bad_input_gets_an_error_that_shows_it(call, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call(torch.randn(4, 5), torch.tensor([0, 1, 2, 2]))
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
+def test_negative_probability_targets_are_refused(alpha: float) -> None:
+    with pytest.raises(ValueError, match=r"probability targets must be at least 0, got -0\.1"):
+        tsallis.entmax_loss(torch.randn(2, 3), torch.tensor([[0.5, 0.6, -0.1], [0, 1, 0]]), alpha)

@@ -137,6 +137,19 @@ def test_attention_of_any_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_padding_mask_traced_with_one_sentence(tmp_path: Path) -> None:
+    module = tsallis.nn.MultiheadAttention(16, 4, batch_first=True).eval()
+    wrapped = Call(lambda x, hidden: module(x, x, x, key_padding_mask=hidden, need_weights=False)[0])
+    wrapped.inner = module
+    free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    example = torch.randn(1, 5, 16), torch.zeros(1, 5, dtype=torch.bool)
+    session, _ = run(wrapped, example, tmp_path, dynamic_shapes=((free, free),))
+    x, hidden = torch.randn(3, 6, 16), torch.rand(3, 6) > 0.7
+    with torch.no_grad():
+        torch.testing.assert_close(call(session, (x, hidden)), wrapped(x, hidden), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["input", "head", "ssmax"])
 def test_length_scales_of_any_batch_and_length(kind: str, tmp_path: Path) -> None:
     layer = tsallis.nn.TransformerEncoderLayer(16, 4, 20, batch_first=True, length_scale=kind).eval()

@@ -384,11 +384,13 @@ def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int]) -> Tensor | None:
         )
     sizes = list(mask.shape)
     missing = len(full) - len(sizes)
-    if missing < 0 or any(sizes[i] not in (1, full[missing + i]) for i in range(len(sizes))):
+    if missing < 0 or any(sizes[i] not in (full[missing + i], 1) for i in range(len(sizes))):
         raise ValueError(f"attn_mask of shape {tuple(mask.shape)} can't be broadcast to {tuple(full)}")
     mask = mask.resolve_neg().reshape(*(1,) * missing, *sizes)
     leading = mask.shape[:-3]
-    if any(n != 1 for n in leading):  # the mask differs between batch elements
+    if len(leading) == 1:
+        pass  # keep the size: a tracer with batch 1 would fix it
+    elif any(n != 1 for n in leading):  # the mask differs between batch elements
         mask = mask.expand(*full[:-3], *mask.shape[-3:])
         mask = mask.reshape(q.shape[0], *mask.shape[-3:])
     else:

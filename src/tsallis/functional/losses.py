@@ -223,6 +223,8 @@ def _soft(
 ) -> tuple[Tensor, Tensor | int]:
     if target.shape != shape:
         raise ValueError(f"probability targets must have the scores' shape {tuple(shape)}, got {tuple(target.shape)}")
+    if not (traced() or target.is_cuda or without_numbers(target)) and (target < 0).any():
+        raise ValueError(f"probability targets must be at least 0, got {float(target.min()):g}")
     y = savable(target).to(device=scores.device, dtype=scores.dtype).reshape(scores.shape)
     active = scores > -torch.inf
     if smoothing > 0:
