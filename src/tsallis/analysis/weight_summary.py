@@ -40,9 +40,9 @@ def summarize_weights(
 ) -> RunSummary:
     """Summarize the heads of any model for a report, from its attention weights.
 
-    The model itself is not needed. The arguments are those of bertviz: `attention` and `tokens` for a model that is
-    only an encoder or only a decoder; the other attentions and tokens for an encoder-decoder, some or all of them. Only
-    weights that are exactly zero count as zeros.
+    The model itself is not needed. The names of weights and tokens are those of bertviz: `attention` and `tokens` for a
+    model that is only an encoder or only a decoder; the other attentions and tokens for an encoder-decoder, some or all
+    of them. Only weights that are exactly zero count as zeros.
 
     Args:
         attention: One tensor [sentences, heads, queries, keys] per layer, or None for a layer that is left out. A

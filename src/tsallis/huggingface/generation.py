@@ -48,7 +48,7 @@ class EntmaxLogitsProcessor(LogitsProcessor):
     is undone with a warning; use the argument below. :math:`z` are the scores after penalties and forbidden tokens.
 
     `support_sizes` describe the last call of `generate`. A call whose prompts are the output of the previous call
-    counts as the same call.
+    counts as the same call. In assisted generation, the last steps may belong to drafts that were not accepted.
 
     Args:
         alpha: Alpha, at least 1; larger values are sparser, 1 is softmax.
@@ -67,6 +67,7 @@ class EntmaxLogitsProcessor(LogitsProcessor):
     def __init__(self, alpha: float = 1.5, temperature: float = 1.0) -> None:
         self.alpha, self.temperature = alpha_number(alpha), check_real("temperature", temperature, inside=True)
         self._ids: Tensor | None = None  # ids of the last step
+        self._start = 0  # length of the prompts
         self._sizes: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -79,7 +80,8 @@ class EntmaxLogitsProcessor(LogitsProcessor):
         if frame is not None and frame.f_back is not None:
             later = self._check_followers(frame.f_back.f_locals.get("self"), scores.shape[-1])
         if not self._continues(input_ids):  # a new call of `generate`
-            self._sizes.clear()
+            self._start = input_ids.shape[1]
+        del self._sizes[input_ids.shape[1] - self._start :]  # assisted generation replaces the steps of drafts
         self._ids = input_ids
         log_probs = log_entmax(scores.double() / self.temperature, self.alpha)
         self._sizes.append((log_probs > -torch.inf).sum(-1))
@@ -112,9 +114,16 @@ class EntmaxLogitsProcessor(LogitsProcessor):
         return later
 
     def _continues(self, input_ids: Tensor) -> bool:
-        """Return whether every sentence extends a sentence of the last step by one token, in any order."""
+        """Return whether every sentence extends a sentence of the last step by one token, in any order.
+
+        Assisted generation may also return to the beginning of a sentence, to extend it by another token.
+        """
         last, rest = self._ids, input_ids[:, :-1]
-        if last is None or last.shape != rest.shape or last.device != rest.device:
+        if last is None or len(last) != len(rest) or last.device != rest.device:
+            return False
+        if self._start < input_ids.shape[1] <= last.shape[1]:
+            return torch.equal(last[:, : rest.shape[1]], rest)
+        if last.shape != rest.shape:
             return False
         return torch.equal(last, rest) or len(torch.cat([last, rest]).unique(dim=0)) == len(last.unique(dim=0))
 

@@ -37,7 +37,8 @@ def trainer_loss(
     (Peters et al. 2019, eq. 10). The result is the mean over all labels except -100. For predictions, use
     :func:`tsallis.entmax` with the same alpha. Trainer removes the labels before it calls the model, so batches of an
     encoder-decoder need `decoder_input_ids`: use `DataCollatorForSeq2Seq(tokenizer, model=model)`. The loss of routers
-    (mixtures of experts) is not added; :func:`lm_loss` adds it.
+    (mixtures of experts) is not added; :func:`lm_loss` adds it. Trainer ignores its own `label_smoothing_factor`
+    beside a loss function: pass `label_smoothing` here. Labels are classes, or rows of probabilities that sum to 1.
 
     Args:
         alpha: Alpha, at least 1; 1 is cross-entropy.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from typing import Any
 
 import pytest
 
@@ -129,6 +130,21 @@ def test_a_beam_search_is_one_call() -> None:
     torch.manual_seed(0)
     model.generate(**inputs(BY_NAME["llama"], "left"), **SAMPLE, num_beams=3, logits_processor=[processor])
     assert processor.support_sizes.shape == (6, 5)
+
+
+@pytest.mark.parametrize("drafts", ["model", "prompt"])
+def test_assisted_generation_counts_every_step_once(drafts: str) -> None:
+    model, processor = build("llama"), EntmaxLogitsProcessor(2.0, 0.5)
+    options: dict[str, Any] = {"assistant_model": model} if drafts == "model" else {"prompt_lookup_num_tokens": 2}
+    prompt = torch.tensor([[5, 6, 7, 5, 6]])
+    torch.manual_seed(0)
+    output = model.generate(
+        prompt, logits_processor=[processor], do_sample=True, top_k=0, top_p=1.0, max_new_tokens=8, **options
+    )
+    length, count = prompt.shape[1], output.shape[1] - prompt.shape[1]
+    logits = model(output).logits[0, length - 1 : -1].double()
+    expected = (tsallis.entmax(logits / 0.5, 2.0) > 0).sum(-1).tolist()
+    assert processor.support_sizes[0, :count].tolist() == expected
 
 
 def test_settings_are_checked() -> None:
