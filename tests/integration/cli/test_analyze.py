@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import tsallis.toolkit.cli as cli
-from integration.cli.conftest import train_here
+from integration.cli.conftest import Run, train_here
 from run_seed import SEED
 from tsallis.analysis import density, output_statistics, read_model, record
 from tsallis.errors import InputError
@@ -216,3 +216,41 @@ def test_an_interrupted_analysis_leaves_what_was_there(
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"] and (
         tmp_path / "page.html"
     ).read_text() == "before"
+
+
+def test_a_damaged_log_is_named(translator: Path, tsallis: Run, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(translator, tmp_path / "run"))
+    files = "-o", tmp_path / "page.html", "--json", tmp_path / "all.json", "--limit", 2, "--sentences", 1
+    events = (run / "log.jsonl").read_text().splitlines()
+    last = max(n for n, line in enumerate(events) if "dev_loss" in line)
+    events[last] = re.sub('"dev_loss": [^,]+', '"dev_loss": NaN', events[last])
+    (run / "log.jsonl").write_text("\n".join(events) + "\n")
+    assert "log.jsonl" not in tsallis("analyze", run, *files).stderr
+    (content,) = json.loads((tmp_path / "all.json").read_text(), parse_constant=pytest.fail)["runs"]
+    assert content["values"]["values"]["dev_loss"][-1] is None
+    (run / "log.jsonl").write_text("\n".join([*events, "garbage"]) + "\n")
+    notes = tsallis("analyze", run, *files).stderr
+    assert f"{run / 'log.jsonl'}" in notes and "the report has no history of this run" in notes
+
+
+def test_importance_of_recurrent_models_is_refused(trained: Path, tsallis: Run) -> None:
+    assert "--importance needs a Transformer" in tsallis("analyze", trained, "--importance", 2, status=2).stderr
+
+
+def test_answers_are_those_of_the_first_sentences(translator: Path, tsallis: Run, tmp_path: Path) -> None:
+    files = "-o", tmp_path / "page.html", "--json", tmp_path / "all.json"
+    for searched in (3, 0):
+        tsallis("analyze", translator, *files, "--searched", searched, "--sentences", 2)
+        (run,) = json.loads((tmp_path / "all.json").read_text())["runs"]
+        assert [answer["index"] for answer in run["answers"]] == list(range(searched))
+        assert run["empty"] is None if not searched else run["empty"]["sentences"] == searched
+
+
+def test_text_with_outputs_on_later_lines_is_refused(translator: Path, tsallis: Run, tmp_path: Path) -> None:
+    """A reference read as a part of the source would change the answer without a note."""
+    (tmp_path / "text").write_text("zwei\nelf\televen\n")
+    for command in (("analyze", translator, "--text"), ("look", translator), ("translate", translator)):
+        message = tsallis(*command, tmp_path / "text", status=2).stderr
+        assert "text:2: expected text, found 2 columns: 'elf\\televen'" in message
+    message = tsallis("look", translator, "--weights", stdin="elf\televen\n", status=1).stderr
+    assert "standard input:1: expected text, found 2 columns" in message

@@ -244,8 +244,9 @@ def test_analyze_writes_a_page_of_heads_and_outputs(tsallis, speaker: Path, tmp_
     tsallis("analyze", speaker, "-o", tmp_path / "two.html", *options)
     (run,) = json.loads((tmp_path / "2.json").read_text(encoding="utf-8"))["runs"]
     assert [sentence["text"]["target"] for sentence in run["sentences"]] == [["<s>", *"am"], ["<s>", *"der"]]
-    refusal = tsallis("analyze", speaker, "-o", tmp_path / "no.html", "--searched", 1, status=2).stderr
-    assert "the task language uses no search" in refusal
+    for option in ("--searched", "--beam-size"):
+        refusal = tsallis("analyze", speaker, "-o", tmp_path / "no.html", option, 1, status=2).stderr
+        assert f"the task language uses no search: leave out {option}" in refusal
 
 
 def test_commands_that_are_not_for_texts_say_so(tsallis, speaker: Path, trained: Path, tmp_path: Path) -> None:

@@ -331,3 +331,10 @@ def test_unknown_symbols_of_outputs_are_named(runs, tsallis, tmp_path: Path, com
     notes = tsallis(command, runs("strings"), tmp_path / "unknown.tsv").stderr
     assert "unknown.tsv: 6 outputs have symbols that are unknown to" in notes
     assert "predict them: line 2, line 3, line 4, line 5, line 6, ..." in notes
+
+
+def test_lines_without_an_output_are_named(runs, tsallis) -> None:
+    lines = "\n".join(["", *PLAIN["strings"][:2]])
+    done = tsallis("translate", runs("strings"), "--pattern", "1", stdin=lines)
+    assert done.stdout == "\n\n\n"
+    assert "standard input: 2 lines have no output, because the search found none: line 2, line 3" in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from tsallis.search.options import SearchOptions
 from tsallis.toolkit.analysis_options import Options
 from tsallis.toolkit.cli.input import input_name
 from tsallis.toolkit.cli.options import Device, SplitLanguage, Which, search_options, typed_flags
-from tsallis.toolkit.cli.output import check_writable, print_fields
+from tsallis.toolkit.cli.output import check_writable, json_text, print_fields
 from tsallis.toolkit.inference import open_run
 
 if TYPE_CHECKING:
@@ -124,6 +123,7 @@ def report_runs(
     """
     from tsallis.toolkit.cli.report_parts import Report, Text, describe_labels, summarize_all, sweep_if_any
     from tsallis.toolkit.run_analysis.densities import is_label_run
+    from tsallis.toolkit.run_analysis.summary import has_importance
 
     loaded = [(one.run, one.task) for one in opened]
     folders = [one.run.folder for one in opened]
@@ -145,8 +145,12 @@ def report_runs(
                 )
             report = Report(densities=describe_labels(loaded, split or "dev", lines, values, options))
         else:
-            if (limits or {}).get("searched") and not all(task.searched for _, task in loaded):
-                raise InputError(f"{folders[0]}: the task {loaded[0][1].name} uses no search: leave out --searched")
+            unused = {"--searched": (limits or {}).get("searched"), "--beam-size": search.beam_size}
+            if not all(task.searched for _, task in loaded) and (names := [n for n, v in unused.items() if v]):
+                raise InputError(f"{folders[0]}: the task {loaded[0][1].name} uses no search: leave out {names[0]}")
+            if options.importance and (other := next((run for run, _ in loaded if not has_importance(run)), None)):
+                kind = type(other.model).__name__
+                raise InputError(f"{other.folder}: --importance needs a Transformer, found {kind}: leave it out")
             # Default to dev: training data can be far too large for a report.
             report = Report(*summarize_all(loaded, split or "dev", lines, values, options, limits is not None))
         _write(report._replace(sweep=sweep_if_any(folders)), out, records)
@@ -164,7 +168,7 @@ def _write(report: Report, out: Path, records: Path | None) -> None:
     files: dict[Path, str] = {}
     if records is not None:
         content = {name: _plain(part) for name, part in report._asdict().items()}
-        files[records] = json.dumps(content, ensure_ascii=False, allow_nan=True)
+        files[records] = json_text(content)
     page = build_page(**report._asdict(), note=f"tsallis {tsallis.__version__}")
     count = len(report.runs[0].sentences) if report.runs else 0
     if (most := sentences_that_fit(report.runs)) < count:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -22,7 +21,14 @@ from tsallis.toolkit.cli.options import (
     search_options,
     typed_flags,
 )
-from tsallis.toolkit.cli.output import check_writable, comparison_table, print_fields, score_table
+from tsallis.toolkit.cli.output import (
+    check_writable,
+    comparison_table,
+    json_text,
+    print_fields,
+    print_json,
+    score_table,
+)
 from tsallis.toolkit.inference import open_run
 
 if TYPE_CHECKING:
@@ -225,7 +231,7 @@ def _print_comparison(data: _Data, first: Evaluated, second: Evaluated, as_json:
     compared = compare_outputs(first.opened.task, first.texts, second.texts, first.lines.references)
     if as_json:
         scores = {name: score._asdict() for name, score in compared.items()}
-        print(json.dumps({"runs": names, "on": data.name, "samples": first.lines.count, "scores": scores}))
+        print_json({"runs": names, "on": data.name, "samples": first.lines.count, "scores": scores})
     else:
         print_fields(data.heading(first))
         print(comparison_table(names, compared))
@@ -236,7 +242,7 @@ def _print_scores(data: _Data, evaluated: Evaluated, run: str, as_json: bool) ->
     if as_json:
         labels = {name: str(value) if isinstance(value, Path) else value for name, value in data.options.items()}
         labels = {name: value for name, value in labels.items() if value is not None}
-        print(json.dumps({"run": run, "on": data.name, **labels, **evaluated.report}))
+        print_json({"run": run, "on": data.name, **labels, **evaluated.report})
     else:
         print_fields(data.heading(evaluated))
         hidden = evaluated.opened.task.hidden_scores
@@ -297,4 +303,4 @@ def _records(evaluated: Evaluated) -> str:
         }
         for row, record in enumerate(of_rows)
     )
-    return "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records)
+    return "".join(f"{json_text(record)}\n" for record in records)

@@ -111,14 +111,15 @@ class UnknownSymbols:
         if self.total:
             places = [f"{shorten(symbol)} on line {line}" for symbol, line in self.first_lines.items()]
             symbols = f"{self.total} source symbol is" if self.total == 1 else f"{self.total} source symbols are"
-            _warn_places(name, f"{symbols} unknown to {folder} and read as <unk>", places)
+            warn_places(name, f"{symbols} unknown to {folder} and read as <unk>", places)
         if outputs := self.impossible:
             have = "1 output has" if len(outputs) == 1 else f"{len(outputs)} outputs have"
             message = f"{have} symbols that are unknown to {folder}, so the run can't predict them"
-            _warn_places(name, message, [f"line {line}" for line in outputs])
+            warn_places(name, message, [f"line {line}" for line in outputs])
 
 
-def _warn_places(name: str, message: str, places: Sequence[str]) -> None:
+def warn_places(name: str, message: str, places: Sequence[str]) -> None:
+    """Print a note about the input `name`, and the first few of its places."""
     named = ", ".join([*places[:MOST_NAMED], *(["..."] if len(places) > MOST_NAMED else [])])
     print(one_line(f"tsallis: {name}: {message}: {named}"), file=sys.stderr)
 

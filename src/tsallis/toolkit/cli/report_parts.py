@@ -197,6 +197,8 @@ def _read_text(run: Run, task: Task, text: Text, values: Mapping[str, Any], limi
     """Read lines with or without outputs. Also return whether all needed targets exist."""
     has_outputs = _has_outputs(task, text.lines)
     read = task.read(text.lines[:limit], text.name, run, has_outputs, **task.check_options(run, values))
+    if not len(read.corpus):
+        raise InputError(f"{text.name}: expected lines of {task.formats[has_outputs]}, found none")
     read.ignored.warn(text.name)
     plain, with_outputs = (columns.count("<TAB>") for columns in task.formats)
     return read, has_outputs or with_outputs == plain

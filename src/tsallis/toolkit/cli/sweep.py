@@ -19,7 +19,7 @@ import typer
 
 from tsallis.errors import InputError, describe
 from tsallis.toolkit.cli.options import Device
-from tsallis.toolkit.cli.output import check_folder, plain_name, print_fields
+from tsallis.toolkit.cli.output import check_folder, json_text, plain_name, print_fields
 
 POLL = 0.2  # seconds between checks for finished runs
 SEED = "training.seed"
@@ -69,7 +69,7 @@ def sweep(
     failed = run_all(commands, folder, workers)
     results = _results({name: values for name, values in runs.items() if name not in failed}, folder)
     results += [{"run": name, "settings": runs[name], "error": error} for name, error in failed.items()]
-    write_output(folder / "sweep.json", json.dumps(results, ensure_ascii=False, indent=1))
+    write_output(folder / "sweep.json", json_text(results, indent=1))
     print_fields("run", "score", "value", "updates")
     for result in results:
         if "error" in result:

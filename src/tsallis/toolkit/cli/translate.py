@@ -9,7 +9,7 @@ import typer
 
 from tsallis.errors import InputError, describe
 from tsallis.search.options import OPTIONS, SearchOptions
-from tsallis.toolkit.cli.input import LOST, Block, input_name, line_blocks, share_blocks
+from tsallis.toolkit.cli.input import LOST, Block, input_name, line_blocks, share_blocks, warn_places
 from tsallis.toolkit.cli.options import (
     Device,
     FileArgument,
@@ -90,7 +90,7 @@ def translate(
             opened.for_run(block.run).spell(block.lines, options, block.first, block.beginnings, name)
 
         reading = opened.run, opened.task, file, False, prefix_column
-        shown = as_json or options.returns != "best"
+        shown, empty = as_json or options.returns != "best", list[int]()
         blocks = line_blocks(*reading, check=check, on_error=on_error, language=language, images=images)
         for block in share_blocks(blocks, world, file):
             rows = block.lines, options, block.first, block.beginnings
@@ -99,7 +99,12 @@ def translate(
                     print_json(answer.to_dict())
                 else:
                     _print(answer, options.returns, alignment is not None)
+                if options.returns == "best" and answer.result is not None and answer.best is None:
+                    empty.append(answer.line)
             sys.stdout.flush()
+        if empty:
+            count = "1 line has" if len(empty) == 1 else f"{len(empty)} lines have"
+            warn_places(name, f"{count} no output, because the search found none", [f"line {line}" for line in empty])
 
 
 def _print(answer: Answer, kind: str, alignment: bool) -> None:

@@ -15,6 +15,10 @@ from tsallis.toolkit.training.file_names import LOG, TIMING
 from tsallis.toolkit.training.log import Log, totals
 
 
+class NoValuesError(InputError):
+    """A log has no values of the requested kind."""
+
+
 def alpha_history(log: Path | str) -> HeadHistory:
     r"""Read the alpha of each head during training (Correia et al. 2019, fig. 2).
 
@@ -89,7 +93,7 @@ def value_history(log: Path | str) -> ValueHistory:
     path, whole = _read(log)
     events = [event for event in whole if any(key.startswith(ON_DEV) for key in event)]
     if not events:
-        raise InputError(f"{path}: expected a log with at least one validation, found none")
+        raise NoValuesError(f"{path}: expected a log with at least one validation, found none")
     names = dict.fromkeys(key for event in events for key in event if key.startswith(ON_DEV) or key in VALUES)
     with _bad_values(path):
         steps = tuple(int(event["step"]) for event in events)
@@ -118,7 +122,7 @@ def _history(log: Path | str, name: str) -> HeadHistory:
     path, whole = _read(log)
     events = [event for event in whole if any(key.startswith(f"{name}_") for key in event)]
     if not events:
-        raise InputError(f"{path}: no values of {name} in this log: only the training of a Transformer writes them")
+        raise NoValuesError(f"{path}: no values of {name} in this log: only the training of a Transformer writes them")
     kinds = [key for key in events[0] if key.startswith(f"{name}_")]
     with _bad_values(path):
         steps = tuple(0 if event["event"] == "start" else int(event["step"]) for event in events)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from tsallis.analysis.summary_records import (
 )
 from tsallis.analysis.tree import beam_tree
 from tsallis.analysis.words import PieceCounts
-from tsallis.errors import InputError
+from tsallis.errors import IgnoredInputWarning, InputError
 from tsallis.models import LanguageModel, TransformerSeq2Seq
 from tsallis.models.batch import Batch
 from tsallis.models.protocol import device_of
@@ -34,7 +35,7 @@ from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.io import distinct_names
 from tsallis.toolkit.data.ragged import Rows
 from tsallis.toolkit.evaluation.empty_output import compare_empty, empty_log_probs
-from tsallis.toolkit.run_analysis.logs import alpha_history, density_history, value_history
+from tsallis.toolkit.run_analysis.logs import NoValuesError, alpha_history, density_history, value_history
 from tsallis.toolkit.training.file_names import LOG
 from tsallis.toolkit.training.run_folder import Run, describe_run
 
@@ -235,6 +236,7 @@ def _summary(
     advance: Callable[..., None],
 ) -> RunSummary:
     run, corpus, reader = run_input.run, run_input.corpus, corpus_pass.reader
+    counted = {row: result for row, result in results.items() if row < options.searched}
     roles, densities = corpus_pass.roles.result(), corpus_pass.densities.result()
     diversities, contrasts = corpus_pass.diversity.result(), corpus_pass.contrasts.result()
     importance = _importance(run, reader, corpus, min(options.importance, count), advance)
@@ -249,7 +251,7 @@ def _summary(
         heads=summarize_heads(roles, densities, shown_sentences, importance),
         diversity=diversities.layers,
         outputs=corpus_pass.outputs.result(),
-        empty=_empty(run, corpus, results),
+        empty=_empty(run, corpus, counted),
         training_pairs=run_input.counts.pairs if run_input.counts else None,
         contrasts=summarize_contrasts(contrasts, shown_sentences),
         values=_history(run, value_history),
@@ -257,7 +259,7 @@ def _summary(
         densities=_history(run, density_history),
         importance=(importance.symbols, importance.loss) if importance else None,
         sentences=tuple(_sentences(run, corpus, rows, shown_sentences, results, advance)),
-        answers=() if run_input.target_run else tuple(_answers(run_input, results)),
+        answers=() if run_input.target_run else tuple(_answers(run_input, counted)),
     )
 
 
@@ -281,10 +283,15 @@ def _describe_corpus(run_input: RunInput, rows: int) -> CorpusSummary:
     return CorpusSummary(run_input.name, rows, len(corpus), len(sides[0]), len(sides[1]), unknown, target_run)
 
 
+def has_importance(run: Run) -> bool:
+    """Return whether the importance of a run's heads can be measured."""
+    return isinstance(run.model, TransformerSeq2Seq | LanguageModel)
+
+
 def _importance(
     run: Run, reader: AttentionReader, corpus: Corpus, rows: int, advance: Callable[..., None]
 ) -> HeadImportance | None:
-    if rows == 0 or not isinstance(run.model, TransformerSeq2Seq | LanguageModel):
+    if rows == 0 or not has_importance(run):
         return None
     batches: Sequence[Batch] = list(corpus.batches(BATCH, rows))
     total = (1 + sum(layer.heads for layer in reader.layers)) * len(batches)
@@ -292,11 +299,15 @@ def _importance(
 
 
 def _history(run: Run, read: Callable[..., Any]) -> Any:
+    """Return the values of a kind in a run's log; None if there are none. Warn about a damaged log."""
     if not (run.folder / LOG).is_file():
         return None
     try:
         return read(run.folder)
-    except InputError:  # the log has no such values
+    except NoValuesError:
+        return None
+    except InputError as error:
+        warnings.warn(f"{error}; the report has no history of this run", IgnoredInputWarning, stacklevel=2)
         return None
 
 

@@ -162,7 +162,7 @@ class Translation(SequenceTask):
 
     def parse(self, line: str, origin: str, gold: bool, empty: bool = False) -> Pair:
         if not gold:
-            return line, ""
+            return split_columns(line, origin, self.formats[0], (1,))[0], ""
         fields = split_columns(line, origin, self.formats[1], (2,))
         sides = zip(("source", "target"), fields, (False, empty), strict=True)
         if missing := [side for side, field, may_be_empty in sides if not field.strip() and not may_be_empty]:
