@@ -135,7 +135,7 @@ INLINE float add_above(F x, int64_t first, uint32_t mask, int64_t end, float bou
 }
 
 // Return the sum to report: infinite if the scores are too large, see RankCall.
-INLINE double told_mass(const RankCall& call, double top, double mass) {
+INLINE double reported_mass(const RankCall& call, double top, double mass) {
     return ::fabs(top) >= call.distinct ? INFINITY : mass;
 }
 
@@ -178,7 +178,7 @@ void rank_softmax_row(const RankCall& call, const float* z, Largest largest, Ran
     auto log_prob = [&](float v) { return ((double)v - (double)top) - log_total; };
     out.write(largest, call.count, log_prob), out.write_others(call, z, log_prob);
     *out.end = call.end >= 0 && z[call.end] > -INFINITY ? log_prob(z[call.end]) : -INFINITY;
-    *out.mass = told_mass(call, top, 1), *out.support = support;
+    *out.mass = reported_mass(call, top, 1), *out.support = support;
 }
 
 // alpha-ReLU: r = u^b with u = eps z - tau, rounded as PyTorch's operations round it.
@@ -219,7 +219,7 @@ void rank_relu_row(const RankCall& call, const float* z, Largest largest, Ranked
     out.write(largest, call.count, log_prob), out.write_others(call, z, log_prob);
     *out.end = call.end >= 0 ? log_prob(z[call.end]) : -INFINITY;
     const double total = min(sum<double>(mass), std::numeric_limits<double>::max());
-    *out.mass = told_mass(call, support ? maximum<double>(tops) : 0, total);
+    *out.mass = reported_mass(call, support ? maximum<double>(tops) : 0, total);
     *out.support = support;
 }
 
@@ -309,7 +309,7 @@ void rank_entmax_row(const RankCall& call, const float* z, EntmaxRow row, Larges
     auto log_prob = [&](float v) { return row.log_prob(v); };
     out.write(largest, call.count, log_prob), out.write_others(call, z, log_prob);
     *out.end = call.end >= 0 ? log_prob(z[call.end]) : -INFINITY;
-    *out.mass = told_mass(call, row.top, 1), *out.support = row.support();
+    *out.mass = reported_mass(call, row.top, 1), *out.support = row.support();
 }
 
 // rank_rows ranks the rows [first, last). Their scores start at `scores`, `call.stride` apart.
