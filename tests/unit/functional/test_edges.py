@@ -1,4 +1,4 @@
-"""Maps and losses where users rarely look: masks that are too large, nothing at all, infinities, saved results."""
+"""Tests of edge cases of mappings and losses: large masks, empty inputs, infinities, saved results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_mask_does_not_enlarge_scores() -> None:
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_probabilities_are_a_plain_tensor(requires_grad: bool) -> None:
-    """They are saved with whatever lies on them, and loaded where objects are refused."""
+    """Check that probabilities have no extra attributes, which would be saved and rejected by safe loading."""
     scores = (3 * torch.randn(4, 3000)).requires_grad_(requires_grad)
     for name in ("auto", "eager"):
         with tsallis.backend(name):
@@ -186,7 +186,7 @@ def test_a_number_may_be_a_tensor() -> None:
     for alpha in (learned, torch.tensor([2.0, 3.0]), torch.tensor(2.0, device="meta")):
         with pytest.raises(TypeError, match="alpha must be a number, or a tensor with one number"):
             tsallis.normmax(x, alpha)
-    with pytest.raises(TypeError, match="alpha must be a number, or a tensor"):  # a record would keep its value
+    with pytest.raises(TypeError, match="alpha must be a number, or a tensor"):  # a traced graph would keep its value
         make_fx(lambda scores, alpha: tsallis.normmax(scores, alpha))(x, torch.tensor(2.0))
 
 

@@ -1,4 +1,4 @@
-"""Entropy, escort, normmax and budgets: closed forms and edges the contract does not reach."""
+"""Tests of entropy, escort, normmax and budgets: closed forms and edge cases outside the contract tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tsallis
 
 @pytest.mark.parametrize(("dtype", "least"), [(torch.float64, 1e-60), (torch.float32, 1e-36)])
 def test_entropy_of_tiny_probabilities(dtype: torch.dtype, least: float) -> None:
-    """With an alpha near 0 the entropy counts the support, however little its probabilities are."""
+    """Check alpha near 0, for which the entropy counts the support, even with tiny probabilities."""
     p = torch.tensor([1.0, least], dtype=dtype, requires_grad=True)
     alpha = torch.tensor(0.01, dtype=dtype, requires_grad=True)
     result = tsallis.tsallis_entropy(p, alpha)
@@ -81,7 +81,7 @@ def test_budgets(alpha: float, budget: float) -> None:
 
 @pytest.mark.parametrize("beta", [-3.0, -0.5])
 def test_escort_of_a_negative_beta(beta: float) -> None:
-    """The smallest probability has the largest power, which may be beyond float32 by far."""
+    """Check negative powers: that of the smallest probability can be far outside the range of float32."""
     p = torch.tensor([[0.0, -31.0, -torch.inf], [0.0, 0.0, 0.0], [-torch.inf, 0.0, -torch.inf]]).softmax(-1)
     powers = torch.where(p == 0, 0, p.double() ** beta)
     torch.testing.assert_close(tsallis.escort(p, beta).double(), powers / powers.sum(-1, keepdim=True))

@@ -1,4 +1,4 @@
-"""A batch whose targets are all ignored has a loss of NaN, as in PyTorch, and gradients of zero."""
+"""Tests of batches whose targets are all ignored: the mean loss is NaN, as in PyTorch, and gradients are zero."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ OF_NO_ROW: dict[str, Function] = {
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 @pytest.mark.parametrize("name", OF_NO_ROW)
 def test_no_row_at_all(name: str, backend: str) -> None:
-    """What an optimizer or a wrapper of data parallelism waits for is there: gradients of zero."""
+    """Check that gradients are zero and not missing: optimizers and data parallelism expect them."""
     hidden, weight, bias = (torch.randn(s, requires_grad=True) for s in ((0, 4), (6, 4), (6,)))
     alpha = torch.nn.Parameter(torch.tensor(1.5))
     with tsallis.backend(backend):

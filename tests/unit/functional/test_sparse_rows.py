@@ -1,4 +1,4 @@
-"""Sparse rows: checks, conversions and selections."""
+"""Tests of sparse rows: checks, conversions and selections."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_dense_and_back() -> None:
 
 
 def test_the_largest_entries() -> None:
-    """Rows with fewer entries are kept as they are, and rows of zeros stay empty."""
+    """Check that rows with fewer entries are unchanged, and that rows of zeros stay empty."""
     rows = SparseRows.from_dense(torch.cat([PROBS, torch.tensor([[0.5, 0.375, 0.125]])]), top_k=2)
     assert torch.equal(rows.dense(3), torch.cat([PROBS, torch.tensor([[0.5, 0.375, 0.0]])]))
     assert rows.tail is not None and rows.tail.tolist() == [0, 0, 0, 0.125]

@@ -1,4 +1,4 @@
-"""Alphas as modules: their dtype, and their groups in an optimizer."""
+"""Tests of alpha modules: their dtype and their optimizer groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 
 import torch
 
@@ -47,7 +47,7 @@ def test_a_fixed_alpha_is_a_number_wherever_it_comes_from() -> None:
     assert module() == 1.5 and repr(module) == "FixedAlpha(1.5)"
     module.load_state_dict(other.state_dict())
     assert module() == 2.0
-    module.value = torch.tensor(1.25)  # as Transformers loads buffers
+    module.value = torch.tensor(1.25)  # Transformers loads buffers by assignment
     assert module() == 1.25
     module.set(1.75)
     assert module() == 1.75 and copy.deepcopy(module)() == 1.75
@@ -66,7 +66,7 @@ def test_fixed_alphas_are_checked() -> None:
 
 
 def test_another_alpha_needs_no_other_code() -> None:
-    """Not even after more alphas than `torch.compile` compiles for."""
+    """Check that a new alpha never triggers compilation, even with more alphas than the recompilation limit."""
     batch, model = inputs(BY_NAME["bert"]), sparsify(build("bert"), 1.0)
     graphs: list[int] = []
 

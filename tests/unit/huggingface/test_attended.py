@@ -1,4 +1,4 @@
-"""Hugging Face models whose queries attend to a given number of keys."""
+"""Tests of Hugging Face models calibrated to attend to a given number of keys per query."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ def scales(model: Any) -> list[float]:
 
 
 def naive_mean(model: Any, batch: dict[str, Tensor], decoder: Tensor | None) -> float:
-    """Attended keys by query, from the weights of every head and layer, without padding."""
+    """Return the mean number of attended keys per query, from all attention weights, without padding."""
     with torch.no_grad():
         output = model(**batch, output_attentions=True)
     source = batch["attention_mask"].bool()

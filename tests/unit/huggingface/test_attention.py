@@ -1,4 +1,4 @@
-"""The function that Transformers calls: its masks, and what else a model hands over."""
+"""Tests of the attention function that Transformers calls: its masks and other arguments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 
 import torch
 import transformers as tf
@@ -19,7 +19,7 @@ from tsallis.huggingface.attention import NAME, attention_forward, full_mask_for
 
 SERIES = {"prediction_length": 5, "context_length": 8, "lags_sequence": [1, 2], "num_time_features": 1}
 EXPERTS = {"num_experts": 4, "encoder_sparse_step": 2, "decoder_sparse_step": 2}
-# Models whose decoders do not say that they are causal, and attentions of their own that get the same mask.
+# Models whose decoders rely on the mask to be causal, and models whose custom attention gets the same mask.
 WITHOUT_SDPA = {
     "nllb_moe": lambda: tf.NllbMoeForConditionalGeneration(tf.NllbMoeConfig(**SEQ2SEQ, **TEXT, **EXPERTS)),
     "pegasus_x": lambda: tf.PegasusXForConditionalGeneration(tf.PegasusXConfig(**SEQ2SEQ, **TEXT)),
@@ -172,7 +172,7 @@ def test_an_attention_of_the_models_own_gets_the_mask_it_adds() -> None:
     batch["past_observed_mask"] = torch.ones(2, 10)
 
     def run(x: Any) -> Tensor:
-        torch.manual_seed(1)  # it draws keys
+        torch.manual_seed(1)  # the model samples keys
         with torch.no_grad():
             return x(**batch)[0]
 

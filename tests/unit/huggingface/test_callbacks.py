@@ -1,4 +1,4 @@
-"""Training with Transformers' Trainer, and with PEFT."""
+"""Tests of training with Transformers' Trainer and with PEFT."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
-pytest.importorskip("accelerate")  # its Trainer needs it
+pytest.importorskip("transformers")  # before the imports that need it
+pytest.importorskip("accelerate")  # required by Trainer
 
 import torch
 import transformers as tf
@@ -58,7 +58,7 @@ def test_alphas_are_annealed_saved_and_resumed(tmp_path: Path) -> None:
     trainer(model, tmp_path, AnnealAlpha(2.0, share=1.0)).train()
     assert values(model) == {2.0}
     half = from_pretrained(tf.BertForMaskedLM, tmp_path / "checkpoint-2")
-    assert values(half) == {1.25}  # of the second step
+    assert values(half) == {1.25}  # alpha at the second step
     resumed = sparsify(build("bert"), 1.0)
     trainer(resumed, tmp_path, AnnealAlpha(2.0, share=1.0)).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert values(resumed) == {2.0}
@@ -72,7 +72,7 @@ def test_the_best_model_has_its_own_alpha(tmp_path: Path) -> None:
         "eval_steps": 2,
         "load_best_model_at_end": True,
         "metric_for_best_model": "eval_loss",
-        "greater_is_better": True,  # the first
+        "greater_is_better": True,  # selects the first checkpoint
     }
     model = sparsify(build("bert"), 1.0)
     run = trainer(model, tmp_path, AnnealAlpha(2.0, share=1.0), arguments=arguments, eval_dataset=ROWS)
@@ -117,7 +117,7 @@ def test_learned_alphas_train_and_are_logged(tmp_path: Path) -> None:
 def test_attention_is_logged_where_the_trainer_logs(
     arguments: dict[str, Any], steps: list[int], tmp_path: Path
 ) -> None:
-    """An epoch has three batches."""
+    """Check that attention is logged at the same steps as the loss. An epoch has three batches."""
     arguments = {"save_strategy": "no", **arguments}
     run = trainer(sparsify(build("bert"), 1.5), tmp_path, rows=ROWS * 3, arguments=arguments)
     run.add_callback(AttentionLog(run))
@@ -135,7 +135,7 @@ def test_a_new_training_ends_the_measurement_of_an_interrupted_one(tmp_path: Pat
 
     run = trainer(sparsify(build("bert"), 1.5), tmp_path, arguments={"logging_steps": 1, "save_strategy": "no"})
     run.add_callback(callback := AttentionLog(run))
-    torch.compile(lambda x: x, backend="eager")(torch.ones(1))  # so that there is a compiler to switch off
+    torch.compile(lambda x: x, backend="eager")(torch.ones(1))  # initializes the compiler, which the callback disables
     broken = Interrupted(run.model, run.args, train_dataset=ROWS, callbacks=[callback])
     with pytest.raises(KeyboardInterrupt):
         broken.train()

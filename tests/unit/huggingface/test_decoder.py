@@ -1,4 +1,4 @@
-"""Searches of Transformers models: against whole passes without a cache, against `generate`, against all outputs."""
+"""Tests of searches with Transformers models against passes without a cache, `generate`, and enumeration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 
 import torch
 import transformers as tf
@@ -32,7 +32,7 @@ def sources(decoder: TransformersDecoder, family: Family | str, padding: str = "
 
 
 class Enumeration:
-    """All outputs of a small model within a length, and their probabilities."""
+    """Enumeration of all outputs of a small model up to a length, with their probabilities."""
 
     def __init__(self, decoder: TransformersDecoder, source: Tensor, longest: int) -> None:
         self.probs: dict[tuple[int, ...], float] = {}
@@ -53,7 +53,7 @@ class Enumeration:
 
 
 def small(kind: str) -> Any:
-    """Return a model of nine ids."""
+    """Return a model with a vocabulary of nine ids."""
     torch.manual_seed(3)
     if kind == "seq2seq":
         model: Any = tf.BartForConditionalGeneration(
@@ -93,7 +93,7 @@ def test_whole_distributions_are_found_and_proved(kind: str, end: int | list[int
         if best[row].certificate.proves_best:
             assert best[row].best is not None
             assert best[row].best.prob == pytest.approx(most)
-        else:  # only what is longer may be more probable
+        else:  # only a longer output may be more probable
             assert math.exp(best[row].certificate.bound) > most
 
 
@@ -107,7 +107,7 @@ def test_softmax_beams_are_those_of_generate(name: str) -> None:
     tokens = {"eos_token_id": END, "pad_token_id": 0, "forced_bos_token_id": None, "forced_eos_token_id": None}
     outputs = model.generate(**batch, **settings, **tokens, num_return_sequences=4)
     first = 1 if family.kind == "seq2seq" else batch["input_ids"].shape[1]
-    # Their ends, which softmax never makes impossible, are counted by the search alone: the order may differ.
+    # The order may differ, because only our search counts the probability of the end.
     (result,) = beam_search(decoder, *decoder.sources(batch), beam_size=4, min_length=5, max_length=5)
     assert {tuple(decoder.ids(h.tokens)) for h in result.hypotheses} == {tuple(x) for x in outputs[:, first:].tolist()}
 
@@ -138,7 +138,7 @@ def test_only_the_last_token_is_read() -> None:
 @pytest.mark.parametrize("kind", ["eager", "sparse"])
 @pytest.mark.parametrize("family", DECODERS, ids=str)
 def test_attention_is_that_of_whole_passes(family: Family, kind: str) -> None:
-    if kind == "eager":  # in float64 Llama's own turns rows of padding, which it computes in float32, to NaN
+    if kind == "eager":  # float32: in float64, Llama's eager attention returns NaN for padding rows
         model = build(family)
         model.set_attn_implementation("eager")
     else:
@@ -192,7 +192,7 @@ def test_what_is_never_generated_has_no_probability() -> None:
     (scores, _) = score_tokens(decoder, src, lengths, *decoder.targets([[5, 7], [5, 6]]))
     assert scores.exclusion is not None
     assert decoder.ids([scores.exclusion.token]) == [7]
-    # Softmax of the others: padding, start and the reserved numbers are no tokens of their own.
+    # Softmax over the other tokens: padding, the start and reserved ids are not counted as tokens.
     assert scores.support[0] == 40 - 3
     assert TransformersDecoder(model, 1.0, end=END, suppress=[]).suppress == []
 

@@ -1,4 +1,4 @@
-"""What a decoder reads when its labels are known: what Transformers makes of them itself."""
+"""Tests that decoder inputs made from labels are those that Transformers makes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 
 import torch
 import transformers as tf

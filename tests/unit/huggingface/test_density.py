@@ -1,10 +1,10 @@
-"""Densities of sparsified models: those of the weights that the model hands out."""
+"""Tests that densities of sparsified models match the attention weights that the models return."""
 
 from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 
 import torch
 import transformers as tf
@@ -36,7 +36,7 @@ def test_densities_are_those_of_the_weights(name: str) -> None:
 @pytest.mark.parametrize("length", [5, 7])
 @pytest.mark.parametrize("name", ["bart", "t5"])
 def test_every_query_of_cross_attention_counts(name: str, length: int) -> None:
-    """A target as long as its source makes no difference: no query is taken for padding."""
+    """Check that no query counts as padding, even if the target is as long as its source."""
     batch, model = inputs(BY_NAME[name]), sparsify(build(name), 1.5, kind="cross")
     batch["decoder_input_ids"] = torch.randint(3, 40, (2, length))
     with torch.no_grad(), DensityMeter(model) as meter:

@@ -1,4 +1,4 @@
-"""Distributions of a Transformers teacher: those of its logits, and the targets of a student in Trainer."""
+"""Tests of distillation: stored distributions match a teacher's logits, and train a student in Trainer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 
 import torch
 import transformers as tf
@@ -21,12 +21,12 @@ from tsallis.huggingface import DistilledDataset, distill, lm_loss, trainer_loss
 from tsallis.huggingface.text_batches import decoder_inputs, pad_rows
 
 IDS = [torch.randint(3, VOCABULARY, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (5, 3, 6, 2, 4)]
-LABELS = [[-100, *ids[1:]] if len(ids) % 2 else ids for ids in IDS]  # a model that shifts never predicts the first
+LABELS = [[-100, *ids[1:]] if len(ids) % 2 else ids for ids in IDS]  # models that shift never predict the first token
 ROWS = [{"input_ids": ids, "labels": x, "text": "dropped by Trainer"} for ids, x in zip(IDS, LABELS, strict=True)]
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Pad rows at the end. The input and label of the first position are kept, as an instruction is."""
+    """Pad rows at the end, and keep the input and label of the first position, like an instruction."""
     ids = pad_rows([row["input_ids"] for row in rows], 0)
     labels = pad_rows([row["labels"] for row in rows], -100)
     return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": labels}
@@ -97,7 +97,7 @@ def test_the_largest_probabilities_of_a_softmax_classifier(tmp_path: Path) -> No
 
 
 def test_a_student_in_trainer(tmp_path: Path) -> None:
-    """Its loss is 0 if it equals the teacher. Evaluation data keep their labels."""
+    """Check that the loss of a student that equals its teacher is 0. Evaluation data keep their labels."""
     model = build("llama")
     store(model, tmp_path / "teacher")
     data = DistilledDataset(ROWS, tmp_path / "teacher", 1.0, collate)
@@ -160,7 +160,7 @@ def test_an_encoder_decoder_reads_the_labels_of_the_data(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="must have decoder_input_ids if labels are rows of a teacher"):
         lm_loss(model, batch, teacher=data.rows)
     batch["decoder_input_ids"] = decoder_inputs(model, collate(ROWS)["labels"])
-    assert 0 <= lm_loss(model, batch, teacher=data.rows) < 1e-5  # its own probabilities
+    assert 0 <= lm_loss(model, batch, teacher=data.rows) < 1e-5  # the model is its own teacher
 
 
 @pytest.mark.parametrize(

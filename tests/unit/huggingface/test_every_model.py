@@ -1,4 +1,4 @@
-"""Probabilities of every type of model that Transformers builds: those of its own pass, alone and without a cache."""
+"""Tests of every model type of Transformers: probabilities match forward passes without batches and caches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 
 import torch
 import transformers as tf
@@ -18,9 +18,9 @@ from tsallis.huggingface import TransformersDecoder
 from tsallis.huggingface.reading import UNSUPPORTED
 from tsallis.search import beam_search, exhaustive, score
 
-SOURCES = [[5, 6, 8, 4, 9, 0, 7], [7, 3], [4]]  # that of padding may be a token like any other
+SOURCES = [[5, 6, 8, 4, 9, 0, 7], [7, 3], [4]]  # the padding id 0 may also be an ordinary token
 OUTPUTS = [[6, 0, 9, 4], [9, 8, 10, 3], [1, 6, 5, 8]]
-# A few of each kind that has been wrong before, which run in every test run.
+# Types that cover earlier bugs; they run in every test run.
 QUICK = [
     ("causal", "bart"),
     ("causal", "bloom"),
@@ -40,7 +40,7 @@ EVERY = [("causal", name) for name in CAUSAL] + [("seq2seq", name) for name in S
 
 
 class Reference:
-    """Log-probabilities of outputs of a source, from a pass per prefix over everything, by the model alone."""
+    """Log-probabilities of the outputs of a source, from one full forward pass of the model per prefix."""
 
     def __init__(self, model: Any, alpha: float, source: list[int]) -> None:
         self.model, self.alpha, self.source = model, alpha, source
@@ -55,7 +55,7 @@ class Reference:
             else:
                 inputs = {"input_ids": [[*self.source, *output]]}
             tensors = {name: torch.tensor(rows) for name, rows in inputs.items()}
-            mask = torch.ones_like(tensors["input_ids"])  # without it a few models take the id of padding for padding
+            mask = torch.ones_like(tensors["input_ids"])  # without a mask, some models treat the padding id as padding
             logits = self.model(**tensors, attention_mask=mask, use_cache=False, return_dict=True).logits[0, -1]
             self.known[output] = entmax(logits.double(), self.alpha).log()
         return self.known[output]
@@ -65,7 +65,7 @@ class Reference:
 
 
 def pad(rows: list[list[int]]) -> dict[str, torch.Tensor]:
-    """Return rows padded in front, as tokenizers of causal models do, with an id that is no padding."""
+    """Pad rows on the left, as tokenizers of causal models do, with an id that is not the padding id."""
     width = max(map(len, rows))
     return {
         "input_ids": torch.tensor([[3] * (width - len(row)) + row for row in rows]),
@@ -164,17 +164,17 @@ def test_half_precision_reads_sources_of_several_lengths(dtype: torch.dtype) -> 
 
 
 def test_a_decoder_with_fewer_layers_than_its_encoder() -> None:
-    """Transformers makes a cache of as many layers as the encoder has, which then lacks one."""
+    """Check a decoder for which Transformers creates a cache of one layer, as many as the encoder has."""
     options = {"encoder_layers": 1, "decoder_layers": 2}
     check(build("causal", "bart", **options))
     check(build("seq2seq", "bart", **options))
 
 
 def test_rotations_that_change_with_the_length() -> None:
-    """The keys of shorter prefixes, held in a cache, have other rotations; so have shorter sources of a batch."""
+    """Check rotations that differ between cached keys and longer prefixes, and between sources of a batch."""
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 5}
     factors = {"short_factor": [1.0, 1.0], "long_factor": [8.0, 9.0], "factor": 8.0}
-    # Without a sliding window keys are held.
+    # Keys are cached only without a sliding window.
     options = {"original_max_position_embeddings": 5, "sliding_window": None, "rope_parameters": rope | factors}
     check(tiny("phi3", **options))
 
@@ -232,7 +232,7 @@ def test_mistakes_in_sources_are_named(batch: dict[str, torch.Tensor], message: 
         decoder.sources({"input_ids": torch.tensor([[4, 5, 6], [7, 8, 9]]), **batch})
     zeros = {"token_type_ids": torch.zeros(1, 2), "labels": torch.ones(1, 2), "special_tokens_mask": torch.ones(1, 2)}
     decoder.sources({"input_ids": torch.tensor([[4, 5]]), **zeros})
-    hidden = torch.tensor([[99, 4]])  # what is masked may be any number
+    hidden = torch.tensor([[99, 4]])  # masked ids may be any number
     assert decoder.sources({"input_ids": hidden, "attention_mask": torch.tensor([[0, 1]])})[0].tolist() == [[4]]
 
 

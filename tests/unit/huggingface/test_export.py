@@ -1,4 +1,4 @@
-"""A sparsified model as an ONNX file."""
+"""Tests of sparsified models exported to ONNX and by torch.export."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
@@ -23,7 +23,7 @@ SIZES = {0: Dim("batch"), 1: Dim("length", max=64)}
 
 
 def longer_batch() -> dict[str, Tensor]:
-    """Return more sentences than the models were exported with, and longer ones."""
+    """Return more and longer sentences than the example inputs of the export."""
     ids = torch.randint(3, VOCABULARY, (3, 11), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     mask[0, 5:] = 0
@@ -53,7 +53,7 @@ def test_a_file_has_the_number_of_a_fixed_alpha(monkeypatch: pytest.MonkeyPatch)
     assert module() == 1.5
     module.set(1.75)
     assert module() == 1.75
-    module.value.fill_(1.25)  # not read since
+    module.value.fill_(1.25)  # the new value has not been read yet
     assert module() is module.value
     monkeypatch.setattr(owner, "traced", lambda: False)
     monkeypatch.setattr(owner, "exporting_to_onnx", lambda: False)

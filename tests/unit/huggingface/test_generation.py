@@ -1,4 +1,4 @@
-"""Sampling by entmax in `generate`."""
+"""Tests of sampling by entmax in `generate`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 
 import torch
 from transformers import DynamicCache, EncoderDecoderCache, WatermarkingConfig
@@ -40,7 +40,7 @@ def test_every_sampled_token_lies_in_its_support(name: str) -> None:
     )
     steps = len(output.logits)
     probs = torch.stack([tsallis.entmax(x.float() / 4, 1.5) for x in output.logits], 1)
-    free = steps - 1 if name == "bart" else steps  # Bart's last token is one that it is told to end with
+    free = steps - 1 if name == "bart" else steps  # generate forces Bart's last token
     tokens = output.sequences[:, -steps:][:, :free]
     assert (probs[:, :free].gather(-1, tokens.unsqueeze(-1)) > 0).all()
     assert torch.equal(processor.support_sizes[:, :free], (probs[:, :free] > 0).sum(-1))
@@ -60,7 +60,7 @@ def test_every_sampled_token_lies_in_its_support(name: str) -> None:
     ],
 )
 def test_settings_that_act_after_entmax_are_refused(name: str, value: float, neutral: str) -> None:
-    """Those of the model and those of the call; and the value in the error leaves the probabilities as they are."""
+    """Check that such settings are rejected, and that the value in the error message changes no probability."""
     model, prompts = build("llama"), torch.full((2000, 3), 5)
     call = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 1, "attention_mask": torch.ones(2000, 3)}
     call.pop(name, None)
@@ -76,12 +76,12 @@ def test_settings_that_act_after_entmax_are_refused(name: str, value: float, neu
     with torch.no_grad():
         expected = tsallis.entmax(model(prompts[:1]).logits[0, -1] / 4, 1.5)
     distance = (torch.bincount(drawn, minlength=VOCABULARY) / len(prompts) - expected).abs().sum() / 2
-    assert distance < 0.05  # by chance: some 0.02
+    assert distance < 0.05  # sampling error: about 0.02
 
 
 @pytest.mark.parametrize("place", ["model", "call"])
 def test_a_temperature_that_acts_after_entmax_is_undone(place: str) -> None:
-    """Without that the draws have the probabilities p^(1/T), normalised."""
+    """Check that samples follow p; if the temperature were not undone, they would follow p^(1/T), normalised."""
     model, prompts = build("llama"), torch.full((4000, 3), 5)
     call = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 1, "attention_mask": torch.ones(4000, 3)}
     if place == "model":
@@ -116,11 +116,11 @@ def test_settings_that_change_nothing_are_accepted() -> None:
 
 
 def test_every_call_begins_anew() -> None:
-    """Whatever its prompts are: longer, of the next length but others, of another number."""
+    """Check prompts that are longer, continue at the next length with different tokens, or differ in number."""
     model, processor = build("llama"), EntmaxLogitsProcessor()
     assert processor.support_sizes.numel() == 0
     ids = torch.randint(3, VOCABULARY, (3, 30))
-    for prompt in (ids[:2, :3], ids[:2, :12], ids[:2, 1:18], ids[:, :22]):  # 12 + 5 = 17
+    for prompt in (ids[:2, :3], ids[:2, :12], ids[:2, 1:18], ids[:, :22]):  # 12 + 5 new tokens = 17
         model.generate(prompt, attention_mask=torch.ones_like(prompt), **SAMPLE, logits_processor=[processor])
         assert processor.support_sizes.shape == (len(prompt), 5)
 
@@ -163,7 +163,7 @@ def test_tiny_temperatures_leave_the_best_token(temperature: float) -> None:
 
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scan short caches, too."""
+    """Enable the scan for short caches."""
     if choose_screening("cpu") is None:
         pytest.skip("needs kernels: they scan the keys")
     monkeypatch.setattr("tsallis.ops.cpu.screening.LEAST_KEYS", 1)
@@ -226,7 +226,7 @@ def test_a_screened_cache_is_stored() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral"])
 @torch.no_grad()
 def test_autocast(name: str) -> None:
-    """Rotated keys have another dtype than the values; errors are those of a cache that does not scan."""
+    """Check that errors are close to those without a scan, though rotated keys and values differ in dtype."""
     model, ids = sparsify(build(name), 1.5), torch.randint(5, VOCABULARY, (2, 9))
     expected, errors = model(ids).logits[:, -1], []
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,4 +1,4 @@
-"""The attention function that a model calls: switched whenever it is not ours, and put back in every case."""
+"""Tests of switching the attention function of a model to the sparse one, and of restoring it in every case."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 
 import torch
 import transformers as tf
@@ -25,14 +25,14 @@ def clip() -> Any:
 
 
 def encoder_alone() -> Any:
-    """Return a model whose configuration has that of a decoder, too, which is not built."""
+    """Return an encoder whose configuration also describes a decoder, which is not built."""
     part = {**GROUPED, "head_dim": 4, "attn_logit_softcapping": None}
     config = tf.T5GemmaConfig(encoder=part, decoder=part, is_encoder_decoder=False)
     return fill(lambda: tf.T5GemmaEncoderModel(config))
 
 
 def moshi() -> Any:
-    """Return a model with the configuration of a part that calls no attention function by any name."""
+    """Return a model whose configuration has a part without an attention function."""
     return tf.MoshiModel(tf.MoshiConfig(**SMALL | {"ffn_dim": 24}, vocab_size=40)).eval()
 
 
@@ -124,7 +124,7 @@ def test_a_failure_leaves_a_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> 
         sparsify(model)
     assert model.config is config and config._attn_implementation == "sdpa"
     assert config.text_config._attn_implementation == "sdpa" and not alphas(model)
-    assert len(alphas(sparsify(model, layers="text_model.*"))) == 2  # the other part can be
+    assert len(alphas(sparsify(model, layers="text_model.*"))) == 2  # the text model alone can be made sparse
 
 
 def test_densify_takes_what_is_around_a_model() -> None:
@@ -148,7 +148,7 @@ def test_a_part_that_is_sparsified_by_itself() -> None:
     assert len(alphas(model)) == 2 and not torch.equal(model(**BATCH).logits, before)
     assert torch.equal(densify(model)(**BATCH).logits, before)
     sparsify(model.bert, 2.0, layers=0)
-    sparsify(model, 1.5, layers=1)  # now the whole
+    sparsify(model, 1.5, layers=1)  # now the whole model
     assert model.config.tsallis.keys() == model.bert.config.tsallis.keys() | {"encoder.layer.1.attention.self"}
     assert torch.equal(densify(model)(**BATCH).logits, before)
 

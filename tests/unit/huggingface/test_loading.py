@@ -1,4 +1,4 @@
-"""Sparsified models, saved and loaded: their alphas are there, or an error tells that they are not."""
+"""Tests of saving and loading sparsified models: alphas are restored, or an error reports that they are missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 
 import torch
 import transformers as tf

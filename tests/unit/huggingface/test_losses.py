@@ -1,4 +1,4 @@
-"""Losses of Transformers models: those of their logits."""
+"""Tests that losses of Transformers models match those computed from their logits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 
 import torch
 import transformers as tf
@@ -21,7 +21,7 @@ BERT = {**SMALL, **TEXT, "is_decoder": True}
 MODELS = {
     "llama": BY_NAME["llama"].make,
     "gpt2": BY_NAME["gpt2"].make,
-    # With a transform, or a scaling, before the projection.
+    # Models with a transform or a scaling before the output projection.
     "bert": lambda: tf.BertLMHeadModel(tf.BertConfig(**BERT)),
     "roberta": lambda: tf.RobertaForCausalLM(tf.RobertaConfig(**BERT)),
     "electra": lambda: tf.ElectraForCausalLM(tf.ElectraConfig(**BERT, embedding_size=8)),
@@ -39,7 +39,7 @@ class ScaledBefore(tf.LlamaForCausalLM):
 
 
 class ChangedAfter(tf.LlamaForCausalLM):
-    """A model that does to its logits what none of its settings says; at first all of them are 0."""
+    """A model that changes its logits, initially all 0, in a way that its configuration does not mention."""
 
     def __init__(self, config: tf.LlamaConfig, change: Callable[[Tensor], Tensor]) -> None:
         super().__init__(config)
@@ -57,7 +57,7 @@ class ChangedAfter(tf.LlamaForCausalLM):
 def test_the_loss_without_logits_is_that_of_the_logits(name: str, alpha: float) -> None:
     batch, model = inputs(BY_NAME["llama"]), fill(MODELS[name])
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
-    shift = True if name == "modernbert" else None  # which does so by itself in Transformers 5.4
+    shift = True if name == "modernbert" else None  # the model of Transformers 5.4 shifts labels itself
     results = []
     for loss in (
         lambda: trainer_loss(alpha, shift=True)(model(**batch), labels),
@@ -128,7 +128,7 @@ def test_decoder_inputs_of_the_users_own_count() -> None:
 
 
 def test_labels_are_shifted_as_the_user_says() -> None:
-    """The decoder of BART alone has a loss of its own, which does not shift them."""
+    """Check BART's decoder, which has a loss that does not shift labels."""
     batch = inputs(BY_NAME["llama"])
     model = fill(lambda: tf.BartForCausalLM(tf.BartConfig(**SEQ2SEQ, **TEXT)))
     items = {**batch, "labels": batch["input_ids"]}

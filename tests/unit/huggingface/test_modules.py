@@ -1,4 +1,4 @@
-"""Which attentions a user means, and which models are refused."""
+"""Tests of selecting attention modules, and of rejecting models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 
 import transformers as tf
 from torch import nn
@@ -62,7 +62,7 @@ def test_a_model_with_an_attention_of_its_own_is_refused() -> None:
 
 
 def bigbird() -> tf.BigBirdPegasusModel:
-    """Return a model whose encoder computes attention in a way of its own."""
+    """Return a model whose encoder has a custom attention implementation."""
     return tf.BigBirdPegasusModel(tf.BigBirdPegasusConfig(**SEQ2SEQ, **TEXT))
 
 

@@ -1,4 +1,4 @@
-"""What keeps attentions from becoming sparse, told without a change of the model."""
+"""Tests of reporting obstacles to sparse attention without changing the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 
 import torch
 import transformers as tf

@@ -1,4 +1,4 @@
-"""The pages on Hugging Face models: their blocks run in their order, and print what their comments say."""
+"""Tests that the code blocks of the Hugging Face pages run in order and print what their comments say."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 pytest.importorskip("accelerate")
 
 from pages import DOCS, run_blocks

@@ -1,4 +1,4 @@
-"""Recordings of sparsified Transformers models: the weights that the models hand out themselves."""
+"""Tests that recordings of sparsified Transformers models hold the weights that the models return."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from tsallis.report.page import build_page
 
 
 class WordPieces:
-    """A tokenizer that marks what goes on with a word; even numbers do."""
+    """A tokenizer that marks even ids as continuations of a word."""
 
     def get_vocab(self) -> dict[str, int]:
         return {"1": 1, "##2": 2}
@@ -84,7 +84,7 @@ TEXTS = ["w5 w6 ##7 w8 w9 w10", "w5 w8", "w9 w6 w5 ##7 w8 w9 w11"]
 
 
 def tokenizer() -> Any:
-    """A tokenizer of words, with the start and the end of BERT's sentences."""
+    """Return a word tokenizer with BERT's start and end tokens."""
     names = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *(f"w{i}" if i != 7 else "##7" for i in range(4, VOCABULARY))]
     special = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
     return word_tokenizer(names, **special)
@@ -99,7 +99,7 @@ def test_the_start_and_the_end_of_a_sentence_are_no_words() -> None:
 
 
 def test_a_summary_of_texts_is_that_of_their_recording() -> None:
-    """More texts than a batch holds; the page shows heads, and no outputs."""
+    """Check the summary of more texts than fit in one batch. The page shows heads and no outputs."""
     texts, model = TEXTS * 15, sparsify(build("bert"), "learned", initial=1.5)
     summary = summarize_texts(model, tokenizer(), texts[:40], sentences=5)
     assert (summary.name, summary.corpus.sentences, len(summary.sentences)) == ("BertForMaskedLM", 40, 5)
@@ -118,7 +118,7 @@ def test_a_summary_of_texts_is_that_of_their_recording() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "marian", "t5"])
 def test_a_summary_of_decoders(name: str) -> None:
-    """Weights of a padded pair are those of the pair alone."""
+    """Check that padding does not change the weights of a pair."""
     targets = None if name == "llama" else ["w6 w7", "w9 w10 w11 w12", "w5"]
     model = sparsify(build(name), 1.5)
 
@@ -129,7 +129,7 @@ def test_a_summary_of_decoders(name: str) -> None:
     assert [layer.kind for layer in together.layers] == KINDS.get(name, KINDS["t5"]) or name == "marian"
     ours, theirs = together.sentences[1], alone.sentences[0]
     assert (ours.text.source, ours.text.target) == (theirs.text.source, theirs.text.target)
-    assert len(ours.text.target) == (4 if name == "llama" else 6)  # with a start and an end
+    assert len(ours.text.target) == (4 if name == "llama" else 6)  # includes the start and end tokens
     for one, other in zip(ours.weights, theirs.weights, strict=True):
         np.testing.assert_allclose(one.dense(), other.dense(), atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Attentions made sparse, changed and made dense again."""
+"""Tests of making attention sparse, changing it and making it dense again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 
 import torch
 import transformers as tf
@@ -125,7 +125,7 @@ def test_a_copy_is_its_own() -> None:
 
 
 class Wrapper(nn.Module):
-    """As DistributedDataParallel has a model."""
+    """A wrapper that holds its model like DistributedDataParallel."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Pieces as readers see them."""
+"""Tests of the spelling of tokens for display."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -18,7 +18,7 @@ from tsallis.huggingface.spelling import Spelling
 
 
 def byte_level(texts: list[str]) -> Any:
-    """Return a tokenizer of bytes, as GPT-2's, that knows the words of texts."""
+    """Return a byte-level tokenizer like GPT-2's, trained on some texts."""
     pieces = Tokenizer(BPE())
     pieces.pre_tokenizer = ByteLevel(add_prefix_space=False)
     trainer = BpeTrainer(vocab_size=400, special_tokens=["</s>"], initial_alphabet=ByteLevel.alphabet())
@@ -31,7 +31,7 @@ def test_bytes_are_the_characters_that_they_stand_for() -> None:
     spell = Spelling(tokenizer).spell
     assert spell(tokenizer("the café is naïve")["input_ids"]) == ("the", "▁café", "▁is", "▁naïve")
     assert "".join(spell(tokenizer("a\tb \n\n日本</s>")["input_ids"])) == r"a\tb▁\n\n日本</s>"
-    assert "".join(spell(tokenizer("ж")["input_ids"])) == r"\xd0\xb6"  # each half is a piece
+    assert "".join(spell(tokenizer("ж")["input_ids"])) == r"\xd0\xb6"  # each of its two bytes is a token
     assert set("".join(spell(range(256)))) & {"Ġ", "Ċ", "Ã"} == set()
 
 

@@ -1,4 +1,4 @@
-"""Texts as batches: padded behind, cut at what a model can read, with all that it reads."""
+"""Tests of batches of texts: padding at the end, truncation to the model's maximum length, and all model inputs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the imports that need it
 
 import transformers as tf
 
@@ -20,7 +20,7 @@ TEXTS = ["w5 w6 w7", "w8"]
 
 
 def tokenizer(**special: str) -> Any:
-    """A tokenizer of words that knows pairs of texts, and no length."""
+    """Return a word tokenizer that supports pairs of texts and has no maximum length."""
     return word_tokenizer([f"w{i}" for i in range(VOCABULARY)], **special)
 
 
@@ -48,7 +48,7 @@ def test_texts_are_cut_at_what_a_model_can_read() -> None:
             assert batch["decoder_input_ids"].shape == (1, most)
         model(**{key: x for key, x in batch.items() if key != "index"})
     (batch,) = text_batches(build("t5"), tokenizer(), long, long)
-    assert batch["input_ids"].shape == (1, 102)  # it knows no longest text
+    assert batch["input_ids"].shape == (1, 102)  # T5 has no maximum length
     (batch,) = text_batches(build("bert"), tokenizer(model_max_length=9), long, None)
     assert batch["input_ids"].shape == (1, 9)
 

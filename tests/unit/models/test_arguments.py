@@ -1,4 +1,4 @@
-"""Arguments that make no model: each is named with its value when the model is built."""
+"""Tests of invalid arguments of models: building the model raises an error with the argument and its value."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ MODELS = (rnn, transformer, language, lambda: transformer(d_model=32, d_ff=64), 
 @pytest.mark.parametrize("make", MODELS)
 @torch.no_grad()
 def test_counts_of_every_type_of_integer_are_read(make: Callable[..., Any]) -> None:
-    """PyTorch reads uint8 as a mask; four rows of four symbols hide that."""
+    """Check all integer types: PyTorch indexes with uint8 as a mask, which raises no error for four rows here."""
     model, src, tgt = make().eval(), torch.randint(4, 9, (4, 4)), torch.randint(4, 9, (4, 3))
     counts = torch.tensor([4, 3, 3, 2])
 

@@ -1,4 +1,4 @@
-"""Trained models whose queries attend to a given number of positions."""
+"""Tests of calibrating trained models to attend to a given number of positions per query."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = {"d_model": 8, "heads": 2, "layers": 2, "d_ff": 12}
 
 
 def batches(src_width: int = 9) -> list[Batch]:
-    """Two batches with padding on both sides, whose sources have different lengths."""
+    """Return two batches with padded sources and targets of different lengths."""
     torch.manual_seed(4)
     made = []
     for rows, tgt_width in ((4, 7), (3, 12)):
@@ -40,8 +40,8 @@ def language_model(**options: Any) -> LanguageModel:
 
 
 def naive_mean(model: Any, data: list[Batch]) -> float:
-    """Attended positions by query, from the weights of every head and layer, without padding."""
-    seen: list[tuple[bool, Tensor]] = []  # whether it is the encoder's, and the weights [batch, heads, queries, keys]
+    """Return the mean number of attended positions per query, from all attention weights, without padding."""
+    seen: list[tuple[bool, Tensor]] = []  # (is encoder, weights [batch, heads, queries, keys])
     asked = {"need_weights": True, "average_attn_weights": False}
     hooks = []
     for kind, part in model.attentions().items():
@@ -94,7 +94,7 @@ def test_a_language_model_meets_the_mean(positions: Any) -> None:
 
 @torch.no_grad()
 def test_texts_in_one_row_are_counted_without_their_padding() -> None:
-    """Rows with several texts, which the model attends to separately."""
+    """Check rows with several texts, when the model attends to each text separately."""
     model = language_model().eval()
     tokens = torch.randint(4, 15, (2, 12))
     tokens[:, [0, 5]] = BOS

@@ -1,4 +1,4 @@
-"""The document classifier: reading both ways, three kinds of attention, and what it looks at."""
+"""Tests of the document classifier: both directions, three kinds of attention, and its attention weights."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_combined_attention_has_the_discrete_ones_moments(transform: str, kind: 
     assert parameters[0] == parameters[1]
     for row, length in enumerate(lengths.tolist()):
         mean, variance = moments(attention.weights[row, :length], cell_centres(length))
-        density = kind.from_scale(mean, variance + 1e-6)  # the paper's: the variance is the scale
+        density = kind.from_scale(mean, variance + 1e-6)  # as in the paper: the variance is used as the scale
         torch.testing.assert_close(attention.density.mean[row], density.mean)
         torch.testing.assert_close(attention.density.variance[row], density.variance, atol=1e-7, rtol=1e-4)
     matched = make("combined", transform, matching="covariance").eval()

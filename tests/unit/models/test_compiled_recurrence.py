@@ -1,4 +1,4 @@
-"""Decoders of LSTMs and GRUs in compiled code beside the same models made of PyTorch's operations."""
+"""Tests of compiled LSTM and GRU decoders against the same models with PyTorch's operations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MODELS: list[dict[str, Any]] = [
     {"attention": "sparsemax", "output": "alpha_relu", "tau": 0.6, "layers": 1, "d_model": 6, "d_embedding": 9},
     {"attention": "softmax", "output": "alpha_relu", "tau": -0.1, "cell": "gru", "share": "target"},
     {"output": "sparsemax", "scorer": "additive", "attention": "softmax", "d_model": 2, "layers": 1},
-    # Rows of such sizes have gaps between them.
+    # With these sizes, the kernels store rows with gaps between them.
     {"d_model": 256, "layers": 1, "scorer": "additive", "attention": "sparsemax"},
 ]
 
@@ -48,7 +48,7 @@ class Plain(RNNSeq2Seq):
 
 
 class PlainTransformer(TransformerSeq2Seq):
-    """The same for a Transformer."""
+    """The same for a Transformer: it is not compiled."""
 
 
 def make(symbols: int = 45, **options: Any) -> RNNSeq2Seq:
@@ -77,7 +77,7 @@ def start(model: RNNSeq2Seq, compiled: bool = True) -> Any:
 
 
 def recorded_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that collects the names of decoding kernels that are called."""
+    """Return a list that collects the names of the called decoding kernels."""
     calls: list[str] = []
     call = decoding.call_kernel
     monkeypatch.setattr(decoding, "call_kernel", lambda name, arguments: calls.append(name) or call(name, arguments))
@@ -85,7 +85,7 @@ def recorded_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def same_search(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that one call computes a whole search, with the outputs and certificates of PyTorch's steps."""
+    """Check that one call runs a whole search, with the outputs and certificates of PyTorch's steps."""
     calls = recorded_calls(monkeypatch)
     reference = plain(model)
     for options in SEARCHES:
@@ -194,7 +194,7 @@ def test_an_ensemble_raises_the_errors_of_the_plain_one() -> None:
 
 
 class Weighted(Ensemble):
-    """An ensemble whose steps may be others."""
+    """A subclass that could override the steps."""
 
 
 @pytest.mark.parametrize(

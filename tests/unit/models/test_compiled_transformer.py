@@ -1,4 +1,4 @@
-"""The Transformer in compiled code beside the same model made of its modules."""
+"""Tests of the compiled Transformer against the same model computed by its modules."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MODELS: list[dict[str, Any]] = [
     {"norm": "pre", "attention": "sparsemax", "cross_attention": "learned", "output": "alpha_relu", "tau": -0.1},
     {"norm": "pre", "attention": "entmax", "attention_alpha": 1.2, "share": "target", "d_model": 48, "heads": 3},
     {"norm": "post", "attention": "learned", "tie_alphas": "global", "layers": 1, "d_ff": 7, "heads": 1},
-    # Rows of such sizes have gaps between them.
+    # With these sizes, the kernels store rows with gaps between them.
     {"norm": "pre", "attention": "entmax", "output": "entmax", "layers": 1, "d_model": 256, "d_ff": 256, "heads": 4},
 ]
 
@@ -104,7 +104,7 @@ def test_a_state_can_be_stepped_from_twice_and_rows_depend_on_no_other() -> None
 @pytest.mark.parametrize("name", PRESENT)
 @torch.no_grad()
 def test_few_rows_of_wide_products_depend_on_no_other(name: str) -> None:
-    """Up to three rows are multiplied with more columns at a time, which the last columns here do not fill."""
+    """Check products with up to three rows, which use wider column blocks; the last block is incomplete here."""
     torch.manual_seed(0)
     model = TransformerSeq2Seq(20, 300, **{**SMALL, "d_ff": 200}).eval()
     with use(name):
@@ -144,7 +144,7 @@ def test_neither_threads_nor_the_default_dtype_change_a_search() -> None:
 def test_a_search_in_one_call_is_that_of_its_steps(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hypotheses, bounds, certificates, supports and attention, bit for bit, with limits and without."""
+    """Check that hypotheses, bounds, certificates, supports and attention are equal bit for bit."""
     with use(name):
         same_whole_search(make(**options), monkeypatch)
 
@@ -172,7 +172,7 @@ def test_changed_weights_are_seen() -> None:
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_updates_of_optimizers_are_seen(optimizer: Any, fused: bool, compiled: bool) -> None:
-    """Fused optimizers change parameters without a new version of them."""
+    """Check fused optimizers in particular: they change parameters without increasing version counters."""
     model = make(**MODELS[2])
     updates = optimizer(model.parameters(), lr=0.05, fused=fused)
     token, (src, lengths) = torch.full((6,), 5), sources()
@@ -181,7 +181,7 @@ def test_updates_of_optimizers_are_seen(optimizer: Any, fused: bool, compiled: b
         model.eval()
         with torch.no_grad():
             before = model.step(start(model), token).scores
-        model.train(compiled)  # a traced forward pass says nothing of gradients
+        model.train(compiled)  # a traced forward pass does not show that gradients are computed
         decode(src, lengths, src).hidden[..., 0].mean().backward()
         updates.step()
         updates.zero_grad()
@@ -192,7 +192,7 @@ def test_updates_of_optimizers_are_seen(optimizer: Any, fused: bool, compiled: b
 
 
 class Other(TransformerSeq2Seq):
-    """A model whose steps may be others."""
+    """A subclass that could override the steps."""
 
 
 def hook(model: TransformerSeq2Seq) -> None:

@@ -1,4 +1,4 @@
-"""Models that copy source symbols, against a mixture that is computed symbol by symbol."""
+"""Tests of models that copy source symbols, against a mixture that is computed symbol by symbol."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tsallis.nn import OutputLayer
 from tsallis.search import Ensemble, beam_search, score, score_tokens
 
 MAPS = [("softmax", 1.0), ("entmax", 1.3), ("entmax", 1.5), ("sparsemax", 2.0), ("entmax", 2.5), ("alpha_relu", 1.5)]
-TARGETS = [-1, -1, -1, -1, 4, 6, -1, 8]  # source symbol 6 is a tag; target symbols 5 and 7 are in no source
+TARGETS = [-1, -1, -1, -1, 4, 6, -1, 8]  # source symbol 6 is a tag; no source symbol maps to 5 or 7
 FORBIDDEN = (0, 1, 3)
 D_MODEL, D_VOCAB = 4, 9
 
@@ -34,7 +34,7 @@ def layer(transform: str, alpha: float, seed: int = 0) -> CopyOutput:
 
 
 def inputs(seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states [5, 3, d_model], sparse weights [5, 3, src], and source symbols [5, src]."""
+    """Return hidden states [5, 3, d_model], sparse weights [5, 3, src], and source symbols [5, src]."""
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(5, 3, D_MODEL, generator=generator, dtype=torch.float64)
     attention = entmax(3 * torch.randn(5, 3, 4, generator=generator, dtype=torch.float64), 1.5)
@@ -42,7 +42,7 @@ def inputs(seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def brute_force(made: CopyOutput, hidden: Tensor, attention: Tensor, src: Tensor, unknown: tuple[int, ...] = ()) -> Any:
-    """Probabilities [..., symbols] by the formula, one position after the other."""
+    """Compute probabilities [..., symbols] by the formula, position by position."""
     scores = (hidden @ made.weight.T + made.bias).index_fill(-1, torch.tensor(FORBIDDEN), -torch.inf)
     made_by_map = alpha_relu(scores, made.alpha, made.tau) if not made.normalized else entmax(scores, made.alpha)
     gate = torch.sigmoid(made.gate(hidden))[..., 0]
@@ -87,7 +87,7 @@ def test_the_support_is_the_union_of_both_parts() -> None:
 
 
 def test_an_unknown_source_symbol_is_copied_as_itself() -> None:
-    """Two symbols that no vocabulary has, and one that only the target vocabulary has."""
+    """Check two symbols outside both vocabularies and one symbol that is only in the target vocabulary."""
     unknown = (9, 5, 10)
     model = with_unknown(rnn("sparsemax", 2.0, seed=3), unknown)
     hidden, attention, _ = inputs()
@@ -109,7 +109,7 @@ def test_the_best_symbols_are_those_of_the_mixture() -> None:
 
 
 def oracle_loss(made: CopyOutput, probs: Tensor, hidden: Tensor, target: int) -> Tensor:
-    """The loss of one target [] from the probabilities [symbols] of one hidden state [d_model]."""
+    """Compute the loss [] of one target from the probabilities [symbols] of one hidden state [d_model]."""
     scores, power = OutputLayer.scores(made, hidden), made.alpha - 1
     gold = torch.tensor(target)
     if made.normalized:
@@ -142,7 +142,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_formula(transform: str, alp
     for one, other in zip(result, torch.autograd.grad((expected * weights).sum(), variables), strict=True):
         torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-9)
     gold_probs = probs.gather(-1, GOLD.clamp(min=0).unsqueeze(-1)).squeeze(-1)[GOLD != -100]
-    assert transform == "softmax" or (gold_probs == 0).any()  # such targets were among them
+    assert transform == "softmax" or (gold_probs == 0).any()  # the test includes impossible targets
 
 
 @every_map
@@ -281,10 +281,10 @@ def test_a_model_with_unknown_symbols_shares_its_parameters(kind: str) -> None:
 
 @every_kind
 def test_scores_of_targets_with_unknown_symbols(kind: str) -> None:
-    """An unknown symbol of the source can be possible; any other unknown symbol, 3, never is."""
+    """Check that an unknown symbol of the source is possible, and that any other unknown symbol, 3, is not."""
     model = with_unknown(BUILD[kind]("softmax", 1.0, 2, attention="softmax"), (9, 10))
     src, lengths = torch.tensor([[4, 8, 5]]).repeat(3, 1), torch.tensor([3, 3, 3])
-    symbols = torch.tensor([9, 10, 3])  # the source's unknown symbol, that of another source, and no source's
+    symbols = torch.tensor([9, 10, 3])  # unknown symbols of this source, of another source, and of no source
     tgt_in, tgt_out = torch.tensor([[1, 4]] * 3), torch.tensor([[4, 2]] * 3)
     tgt_out[:, 1] = symbols
     log_probs = score(model, src, lengths, tgt_in, tgt_out)

@@ -1,4 +1,4 @@
-"""Models that read features separately, against two encoders and a gate that are written out."""
+"""Tests of models that read features separately, against an explicit computation with two encoders and a gate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(model: Any, *src: int) -> Any:
 
 
 def read(encoder: Any, embedding: Any, symbols: list[int]) -> tuple[Tensor, Any]:
-    """The states [1, symbols, d_model] of an encoder that reads these symbols alone, and its last states."""
+    """Return the states [1, symbols, d_model] of an encoder that reads only these symbols, and its last states."""
     return encoder(embedding(torch.tensor([symbols])))
 
 
@@ -104,7 +104,7 @@ def test_the_order_of_features_has_no_effect_on_a_transformer() -> None:
 
 
 def test_a_transformer_without_features_is_shifted_by_one_position() -> None:
-    """Symbols count from 1, so a source without features has the positions of one after a feature."""
+    """Check positions: features have position 0 and symbols count from 1, even without features."""
     types = FeatureTypes(SRC, FEATURES, 8)
     assert types(torch.tensor([[7, 8, 0]]))[0].tolist() == [[1, 2, 3]]
     positions, embedded = types(torch.tensor([[4, 7, 5]]))

@@ -1,4 +1,4 @@
-"""A classifier as a decoder: the toolkit's training, search and scores give what the classifier says."""
+"""Tests of a classifier as a decoder: training, search and scores agree with the classifier."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_loss_is_the_classifiers() -> None:
     scores = model.output.scores(decoded.hidden)
     torch.testing.assert_close(model.output.loss_of_scores(scores, batch.tgt_out, reduction="sum"), expected)
     mean = model.output.loss_of_scores(scores, batch.tgt_out)
-    torch.testing.assert_close(mean, expected / 4)  # the certain ends do not count
+    torch.testing.assert_close(mean, expected / 4)  # the end symbols are certain and are not counted
     smooth = nn.functional.cross_entropy(model.classifier(src, lengths), labels, reduction="sum", label_smoothing=0.1)
     result = model.output.loss(decoded.hidden, batch.tgt_out, reduction="sum", label_smoothing=0.1)
     torch.testing.assert_close(result, smooth)

@@ -1,4 +1,4 @@
-"""The decoder-only model: one pass over a text is its steps, a prompt is a text that goes on, search works on it."""
+"""Tests of the decoder-only model: steps agree with one pass over a text, and outputs continue prompts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_steps_behind_a_prompt_are_one_pass_over_the_text(kind: dict[str, Any]) 
     tgt_in = torch.cat([torch.full((3, 1), BOS), follows], 1)
     decoded = model(src, lengths, tgt_in, need_attention=True)
     expected = model.output.scores(decoded.hidden)
-    for row in range(3):  # the same text, alone
+    for row in range(3):  # the same text without padding
         text = torch.cat([torch.tensor([BOS]), src[row, : lengths[row]], follows[row]]).unsqueeze(0)
         alone = model.output.scores(model.read(text))[0, lengths[row] :]
         torch.testing.assert_close(expected[row], alone)
@@ -74,7 +74,7 @@ def test_rows_are_selected_and_joined(kind: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("equal", [False, True], ids=["lengths-differ", "equal-lengths"])
 def test_texts_that_branch_do_not_see_each_other(equal: bool) -> None:
-    """Caches are written in place: of two steps from one state the second must not write where the first did."""
+    """Check that two steps from the same state do not write to the same memory of a cache."""
     model, (src, lengths) = model_of({"kv_heads": 1}), prompts()
     if equal:
         src, lengths = src[:, :1], torch.ones(3, dtype=torch.long)
@@ -97,7 +97,7 @@ def test_texts_that_branch_do_not_see_each_other(equal: bool) -> None:
 def test_keys_that_are_scanned_give_the_scores_of_one_pass(
     kind: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows in 8 bits are copied where states branch, and follow selected rows."""
+    """Check that 8-bit rows are copied when states branch, and follow the selected rows."""
     monkeypatch.setattr("tsallis.ops.cpu.screening.LEAST_KEYS", 1)
     model = model_of(kind).float()
     src, lengths = torch.randint(4, VOCAB, (rows, 40)), torch.full((rows,), 40)
@@ -125,7 +125,7 @@ def test_texts_of_one_row_do_not_see_each_other(kind: dict[str, Any]) -> None:
     model = model_of(kind)
     texts = [torch.tensor([BOS, *torch.randint(4, VOCAB, (n,))]) for n in (4, 1, 6)]
     nothing, lengths = torch.empty(2, 0, dtype=torch.long), torch.zeros(2, dtype=torch.long)
-    row = torch.cat([torch.randint(4, VOCAB, (3,)), *texts])  # it begins in the middle of a text
+    row = torch.cat([torch.randint(4, VOCAB, (3,)), *texts])  # the row starts in the middle of a text
     hidden = model(nothing, lengths, torch.stack([row, row.flip(0)])).hidden[0]
     parts = hidden.split([3, *map(len, texts)])
     for text, part in zip([row[:3], *texts], parts, strict=True):
@@ -145,7 +145,7 @@ def test_attended_positions_are_those_of_the_last_pass() -> None:
         model(*other)
         with pytest.raises(RuntimeError, match="the requested pass has 3 rows and 3 steps"):
             model.num_attended(prompted)
-    model.start(model.encode(src, lengths))  # reads the prompts alone
+    model.start(model.encode(src, lengths))  # reads only the prompts
     with pytest.raises(RuntimeError, match=r"3 rows and 4 steps, .* 3 rows and 3 steps"):
         model.num_attended(prompted)
 

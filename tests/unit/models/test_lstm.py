@@ -1,4 +1,4 @@
-"""What is the LSTM's own: where its decoder starts, what it feeds back, how it drops and how it begins."""
+"""Tests specific to LSTM models: the decoder's initial state, input feeding, dropout and initialization."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def test_the_encoder_reads_each_sentence_alone_and_in_both_directions(cell: str)
     memory = rnn.encode(src, lengths)
     for row, n in enumerate(lengths.tolist()):
         states, last = rnn.encoder(rnn.src_embedding(src[row : row + 1, :n]))
-        parts = last if cell == "lstm" else (last,)  # a GRU remembers no cell
+        parts = last if cell == "lstm" else (last,)  # a GRU has no cell state
         assert len(memory.summary) == 2 * len(parts)
         torch.testing.assert_close(memory.states[row, :n], states[0])
         assert (memory.states[row, n:] == 0).all()
         for layer in range(2):
-            # The forward direction's last state is at the end, the backward one's at the beginning.
+            # The last state of the forward direction is at the end, that of the backward direction at the start.
             for number, part in enumerate(parts):
                 expected = part[2 * layer : 2 * layer + 2].flatten()
                 torch.testing.assert_close(memory.summary[2 * number + layer][row], expected)
@@ -95,7 +95,7 @@ def test_input_feeding_is_what_it_says(input_feeding: bool) -> None:
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_a_decoder_can_start_from_zeros(cell: str) -> None:
-    """The scores depend on the source by attention alone."""
+    """Check that, starting from zeros, scores depend on the source only through attention."""
     rnn = model(cell=cell, initial_state="zeros").eval()
     state = rnn.start(rnn.encode(torch.tensor([[5, 6], [7, 4]]), torch.tensor([2, 2])))
     assert all((x == 0).all() for x in (*state.hidden, *state.cell))
@@ -108,7 +108,7 @@ def test_a_decoder_can_start_from_zeros(cell: str) -> None:
 
 
 def test_dropout_reaches_the_layers_the_embeddings_and_the_output() -> None:
-    """With a mask of zeros on one place alone, what lies behind it no longer depends on what lies before."""
+    """Check that after a dropout mask of zeros, later values do not depend on earlier ones."""
     rnn = model(dropout=0.5)
     state = rnn.start(rnn.eval().encode(torch.tensor([[5, 6]]), torch.tensor([2])))
     by_token, layers = rnn._decoder_weights()
@@ -128,7 +128,7 @@ def test_parameters_begin_small_and_padding_at_zero(cell: str) -> None:
     for name, parameter in rnn.named_parameters():
         begins = parameter.detach().clone()
         if "bias_ih" in name and cell == "lstm":
-            begins.chunk(4)[1].sub_(1)  # the forget gates stand open
+            begins.chunk(4)[1].sub_(1)  # the biases of the forget gates start around 1
         assert begins.abs().max() <= 0.1, name
         if begins.numel() > 100:
             assert begins.std().item() == pytest.approx(0.1 / 3**0.5, rel=0.1), name
@@ -143,7 +143,7 @@ def test_dropout_is_of_what_the_output_layer_reads() -> None:
 
 
 class Additive(nn.Module):
-    """The score of Bahdanau et al. 2015: `v . tanh(W h_j + U s)`."""
+    """Additive attention of Bahdanau et al. 2015, with the score `v . tanh(W h_j + U s)`."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

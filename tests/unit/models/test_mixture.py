@@ -1,4 +1,4 @@
-"""Losses of mixtures for distributions as targets: a student that copies or aligns learns from a teacher."""
+"""Tests of losses of mixtures with distributions as targets, for students that copy or align monotonically."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OUTPUTS = [("softmax", 1.0), ("entmax", 1.3), ("entmax", 1.5), ("sparsemax", 2.0
 KINDS: list[dict[str, Any]] = [{"copy": [-1, -1, -1, -1, 5, 4, 7, 6]}, {"monotonic": 0}, {"monotonic": 1}]
 SRC, LENGTHS = torch.tensor([[5, 7, 4, 6], [4, 6, 0, 0]]), torch.tensor([4, 2])
 TOKENS = torch.tensor([[1, 4, 6, 5], [1, 7, 4, 4]])
-SYMBOLS = torch.tensor([2, 4, 5, 6, 7])  # those that are not forbidden
+SYMBOLS = torch.tensor([2, 4, 5, 6, 7])  # the symbols that are not forbidden
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
 every_output = pytest.mark.parametrize(("output", "alpha"), OUTPUTS)
 
@@ -32,7 +32,7 @@ def build(kind: dict[str, Any], output: str, alpha: float) -> RNNSeq2Seq:
 
 
 def teacher() -> Tensor:
-    """Distributions [batch * tgt, symbols], of which one is certain and two are empty."""
+    """Return distributions [batch * tgt, symbols]; one is certain and two are empty."""
     rows = torch.zeros(8, 8, dtype=torch.float64)
     rows[:, SYMBOLS] = torch.distributions.Dirichlet(torch.ones(5, dtype=torch.float64)).sample((8,)).round(decimals=1)
     rows[2] = torch.nn.functional.one_hot(torch.tensor(4), 8)
@@ -74,7 +74,7 @@ def test_the_loss_is_the_mean_over_the_symbols_without_the_entropy(
 
 @pytest.mark.parametrize(("output", "alpha"), OUTPUTS[:-1])  # values of alpha-ReLU need not sum to 1
 def test_a_mixture_of_one_part_has_the_loss_of_the_map(output: str, alpha: float) -> None:
-    """A source of one symbol leaves one position, and small parameters make all symbols possible."""
+    """Check a source of one symbol, with one position. Small parameters make all symbols possible."""
     model, rows = build({"monotonic": 0}, output, alpha), SparseRows.from_dense(teacher()[:4])
     with torch.no_grad():
         for parameter in model.parameters():

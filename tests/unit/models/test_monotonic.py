@@ -1,4 +1,4 @@
-"""Hard monotonic attention, against a sum over all alignments that is written out."""
+"""Tests of hard monotonic attention against an explicit sum over all alignments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def build(order: int, seed: int = 0, **options: Any) -> RNNSeq2Seq:
 
 
 def parts(model: RNNSeq2Seq, tokens: Tensor = TOKENS) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """For each step: transitions [from, to], the map's scores [src, symbols], and hidden states [src, d_model]."""
+    """Return per step: transitions [from, to], output scores [src, symbols], and hidden states [src, d_model]."""
     memory = model.encode(SRC, LENGTHS)
     start = tuple(torch.stack(x) for x in (memory.summary[: model.layers], memory.summary[model.layers :]))
     states, _ = model.decoder(model.tgt_embedding(tokens), start)
@@ -65,7 +65,7 @@ def probs_of(model: RNNSeq2Seq, scores: Tensor) -> Tensor:
 
 
 def brute_force(model: RNNSeq2Seq, target: list[int]) -> Tensor:
-    """The probability of the first symbols of an output: a sum over every monotonic alignment."""
+    """Return the probability that an output starts with `target`: sum over all monotonic alignments."""
     transitions, scores, _ = parts(model, torch.tensor([[1, *target[:-1]]]))
     total = torch.zeros((), dtype=torch.float64)
     for alignment in itertools.combinations_with_replacement(range(SRC.shape[1]), len(target)):

@@ -1,4 +1,4 @@
-"""PyTorch's own layers under autocast, also on a processor without an LSTM in half precision."""
+"""Tests of PyTorch's recurrent layers under autocast, also on processors without a half-precision LSTM."""
 
 from __future__ import annotations
 

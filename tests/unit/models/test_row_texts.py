@@ -1,4 +1,4 @@
-"""Rows of several texts: attention that reads each alone is attention with a mask, in states, gradients and counts."""
+"""Tests of rows with several texts: reading each text separately matches attention with a mask."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 def rows(batch: int, length: int) -> Tensor:
-    """Rows with starts, the first in the middle of a text."""
+    """Return rows with several starts of texts; the first row begins in the middle of a text."""
     tokens = torch.randint(4, VOCAB, (batch, length))
     tokens[:, 3::4] = BOS
     tokens[1, 0] = BOS
@@ -58,7 +58,7 @@ def test_rows_are_split_where_that_costs_less() -> None:
     tokens[:, ::8] = BOS
     texts = split_rows(tokens, 16)
     assert texts is not None and texts.lengths.tolist() == [8] * 32
-    tokens[:, 1:40] = 7  # three short texts behind a long one
+    tokens[:, 1:40] = 7  # a long text, followed by three short ones
     assert split_rows(tokens, 16) is None
     assert split_rows(tokens[:, :0], 16) is None
 

@@ -1,4 +1,4 @@
-"""The texts that symbols spell: whether different sequences may spell one, and how a text is spelled step by step."""
+"""Tests of the texts that symbols spell: whether spellings are unique, and spelling a text step by step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_symbols_follow_the_texts_that_subwords_spell(kind: str, size: int, opti
     for _ in range(1500):
         tokens = tuple(draw.choice(range(4, len(subwords))) for _ in range(draw.randrange(5)))
         text = subwords.decode(tokens)
-        if not spellings.are_all_of(text):  # incomplete bytes
+        if not spellings.are_all_of(text):  # skip incomplete byte sequences
             continue
         if kind == "word":
             assert texts.setdefault(text, tokens) == tokens

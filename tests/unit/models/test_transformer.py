@@ -1,4 +1,4 @@
-"""What is the Transformer's own: PyTorch's at softmax, its positions, alphas, shared matrices, and what it reports."""
+"""Tests specific to the Transformer: softmax equals PyTorch's, positions, alphas, shared matrices, statistics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def model(**arguments: Any) -> TransformerSeq2Seq:
 
 
 def sharp(**arguments: Any) -> TransformerSeq2Seq:
-    """In float64 and without dropout, with scores far enough apart for zeros."""
+    """Return a float64 model without dropout, with scores far enough apart for zero weights."""
     result = model(**{"dropout": 0.0, **arguments}).double()
     with torch.no_grad():
         for name, parameter in result.named_parameters():
@@ -55,9 +55,9 @@ def test_with_softmax_it_is_pytorchs(norm: str, activation: str) -> None:
     ours = sharp(norm=norm, activation=activation, attention="softmax", encoder_layers=3)
     options = {"norm_first": norm == "pre", "activation": activation, "batch_first": True, "dtype": torch.float64}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of nested tensors
+        warnings.simplefilter("ignore")  # a warning about nested tensors
         theirs = nn.Transformer(8, 2, 3, 2, 12, dropout=0.0, **options)
-    if norm == "post":  # the last layer has normalised what PyTorch normalises once more
+    if norm == "post":  # PyTorch would normalise the output of the last layer again
         theirs.encoder.norm = theirs.decoder.norm = None
     parts = {k: v for k, v in ours.state_dict().items() if k.startswith(("encoder", "decoder"))}
     theirs.load_state_dict(parts, strict=True)
@@ -191,7 +191,7 @@ def test_attention_is_held_only_when_it_is_asked_for() -> None:
     result = sharp().eval()
     without, inputs = result(SRC, LENGTHS, TGT), result(SRC, LENGTHS, TGT, need_attention=True)
     assert without.attention is None and inputs.attention is not None
-    # Added up in another order where all weights are held.
+    # With all weights in memory, sums are computed in a different order.
     torch.testing.assert_close(without.hidden, inputs.hidden, atol=1e-13, rtol=0)
     assert inputs.attention.shape == (3, 4, 5)
     torch.testing.assert_close(inputs.attention.sum(-1), torch.ones(3, 4, dtype=torch.float64))
@@ -297,14 +297,14 @@ def test_sources_without_rows_are_no_longer_computed() -> None:
         torch.testing.assert_close(step.scores, result.output.scores(hidden))
         state, rows = step.state.select(torch.tensor(keep)), rows[keep]
         history = torch.cat([history[keep], torch.randint(4, 11, (len(rows), 1))], 1)
-    assert record == [8, 8, 3, 3, 1]  # compacted when half of them have no row
+    assert record == [8, 8, 3, 3, 1]  # sources are compacted once half of them have no rows
     assert state.active is not None and state.active[1].tolist() == rows[:1].tolist()
-    assert result.step(state, history[:, -1]).state.active[0] is state.active[0]  # once, not at every step
+    assert result.step(state, history[:, -1]).state.active[0] is state.active[0]  # computed once, not at every step
 
 
 @torch.no_grad()
 def test_long_outputs_are_those_of_all_steps_at_once() -> None:
-    """Longer than the room the buffers have at first, with rows that change their order."""
+    """Check outputs that exceed the initial buffers, with rows that change their order."""
     result = sharp().eval()
     generator = torch.Generator().manual_seed(1)
     state, order = result.start(result.encode(SRC, LENGTHS)), torch.arange(3)
@@ -360,7 +360,7 @@ def test_it_reads_in_both_precisions() -> None:
 
 @pytest.mark.slow
 def test_several_learned_attentions_compile_with_dynamic_shapes() -> None:
-    """The compiler must not trace the backward pass of each map with it: it fails on the second."""
+    """Check that the compiler does not trace backward passes of the mappings: it fails on the second one."""
     torch.manual_seed(0)
     model = TransformerSeq2Seq(12, 12, d_model=8, heads=2, layers=1, d_ff=8, dropout=0.0, attention="learned")
     src, lengths, tgt = torch.randint(4, 12, (2, 5)), torch.tensor([5, 3]), torch.randint(4, 12, (2, 4))

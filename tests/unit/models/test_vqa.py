@@ -1,4 +1,4 @@
-"""The visual question answerer: grids of images, masses of their cells, three kinds of attention."""
+"""Tests of visual question answering: image grids, masses of their cells, three kinds of attention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ every_kind = pytest.mark.parametrize(("attention", "transform", "density"), clas
 
 make, questions = (functools.partial(function, "questions") for function in (classifiers.make, classifiers.inputs))
 
-# Values of Martins et al. 2020, table 5 and sec. 4; `ridge` and `positions` are from the authors' program.
+# Values of Martins et al. 2020, table 5 and sec. 4; `ridge` and `positions` are from the authors' code.
 PAPER: dict[str, Any] = {
     "d_model": 512,
     "heads": 8,
@@ -50,7 +50,7 @@ def test_grids_of_pictures() -> None:
     plain.load_state_dict(layer.state_dict())
     places = (grid - plain(pictures))[0]
     torch.testing.assert_close(places, (grid - plain(pictures))[1])
-    assert (places[:, :1, :8] - places[:, :, :8]).abs().max() < 1e-5  # one half says the row, the other the column
+    assert (places[:, :1, :8] - places[:, :, :8]).abs().max() < 1e-5  # one half encodes the row, the other the column
     assert (places[:1, :, 8:] - places[:, :, 8:]).abs().max() < 1e-5
     apart = torch.cdist(places.flatten(0, 1), places.flatten(0, 1)) + 9 * torch.eye(15)
     assert apart.min() > 0.5
@@ -142,7 +142,7 @@ def test_features_in_place_of_pictures() -> None:
 
 
 def test_the_papers_sizes() -> None:
-    """Of modular co-attention as it is known, but for the bias of scores, which changes nothing; the same for all."""
+    """Check the size against modular co-attention without the bias of scores, which has no effect."""
     vocab, answers, d, ff, fused = 100, 31, 512, 2048, 1024
     attention, network, norm = 4 * (d * d + d), d * ff + ff + ff * d + d, 2 * d
     flat = d * 512 + 512 + 512 + d * fused + fused

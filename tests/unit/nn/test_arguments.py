@@ -1,4 +1,4 @@
-"""Arguments that make no module: each is named with its value when the module is built."""
+"""Tests of invalid arguments of modules: building the module raises an error with the argument and its value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The factor of the scores that sets how many keys queries attend to."""
+"""Tests of calibrating a factor of the scores so that queries attend to a given number of keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tsallis.ops import reference
 
 
 def sums_of(scores: Tensor, alpha: float = 1.5) -> Tensor:
-    """Attended keys, visible keys and queries of scores [queries, keys]."""
+    """Return the numbers of attended keys, visible keys and queries for scores [queries, keys]."""
     return torch.tensor([(entmax(scores, alpha) > 0).sum(), scores.numel(), len(scores)], dtype=torch.float64)
 
 
@@ -44,7 +44,7 @@ def test_bisection_rejects_and_warns() -> None:
 @pytest.mark.parametrize("options", [{}, {"kdim": 6, "vdim": 7}, {"bias": False}, {"num_kv_heads": 1}])
 @torch.no_grad()
 def test_scaling_multiplies_the_scores(options: dict[str, int]) -> None:
-    """At alpha 1, the ratios of weights are the exponentials of score differences."""
+    """Check score differences, which at alpha 1 are the logarithms of ratios of weights."""
     torch.manual_seed(2)
     attention = MultiheadAttention(8, 2, batch_first=True, alpha=1.0, **options).double()
     for parameter in attention.parameters():

@@ -1,4 +1,4 @@
-"""Modules of continuous attention: what their settings mean, where they start, and the translator's interface."""
+"""Tests of continuous attention modules: their settings, their initial densities, and their use in translators."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_densities_start_spread_out_and_each_about_covers_the_whole(dims: int, m
 
 
 def test_a_mask_with_holes_closes_them() -> None:
-    """Without positions the values that count are neighbours."""
+    """Check that, without positions, the unmasked values are treated as adjacent."""
     mask = torch.tensor([[True, False, True, True, False, True, False], [False] * 3 + [True] * 4])
     values, query = torch.randn(2, 7, SIZE), torch.randn(2, 3, SIZE)
     for how in ("query", "discrete"):
@@ -153,7 +153,7 @@ def test_positions_are_time_stamps() -> None:
 
 
 def test_few_queries_and_many_see_the_same_signal() -> None:
-    """For few of them the coefficients are never computed."""
+    """Check the results, and that the coefficients are never computed for few queries."""
     fit = ValueFunction(text_basis(32))
     values = torch.randn(2, 20, SIZE, dtype=torch.float64)
     mean = torch.rand(2, 4, 50, dtype=torch.float64)
@@ -208,7 +208,7 @@ def test_it_takes_the_place_of_global_attention(transform: Any, density: Any) ->
     assert contexts.shape == (3, 2, 6) and all_weights.shape == (3, 2, 7)
     torch.testing.assert_close(contexts[:, 0], context)
     torch.testing.assert_close(all_weights[:, 0], weights)
-    # By hand, row by row: both contexts, and the masses of the cells.
+    # Compute both contexts and the masses of the cells row by row.
     discrete = {"softmax": 1.0, "sparsemax": 2.0}.get(transform, transform)
     for row in range(3):
         own = memory[row : row + 1, mask[row]]
@@ -220,7 +220,7 @@ def test_it_takes_the_place_of_global_attention(transform: Any, density: Any) ->
         torch.testing.assert_close(context[row], signal.expect(fitted)[0, 0] + p @ own[0])
         middles = cell_centres(count * 500)
         mass = fitted.pdf(middles.reshape(-1, 1, 1))[:, 0, 0].reshape(count, 500).mean(1) / count
-        # A narrow density falls between the midpoints.
+        # Skip narrow densities, which fall between the midpoints.
         if fitted.variance.item() > 1e-4:
             torch.testing.assert_close(weights[row, mask[row]], mass, atol=1e-4, rtol=0)
         assert (weights[row, ~mask[row]] == 0).all() and 0 < weights[row].sum().item() <= 1 + 1e-9
@@ -332,7 +332,7 @@ def test_bad_inputs() -> None:
 
 @pytest.mark.parametrize("density", [*DENSITIES, "truncated_paraboloid"])
 def test_meta_tensors_have_the_shapes(density: Any) -> None:
-    """A model is built and checked on the meta device before its parameters are loaded."""
+    """Check shapes on the meta device, where models are built before their parameters are loaded."""
     query, values = (torch.randn(2, length, SIZE, device="meta", requires_grad=True) for length in (3, 12))
     layers = [ContinuousAttention1d] * (density != "truncated_paraboloid") + [ContinuousAttention2d] * (
         density in PLANE

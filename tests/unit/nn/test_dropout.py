@@ -1,4 +1,4 @@
-"""Dropout: its share, its scale, its gradient, and one seed for all ways it is computed."""
+"""Tests of dropout: its rate, its scale, its gradient and its seeds."""
 
 from __future__ import annotations
 

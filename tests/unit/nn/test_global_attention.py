@@ -1,4 +1,4 @@
-"""Global attention: the bilinear score, any of the maps, one step or many."""
+"""Tests of global attention: scores, mappings to probabilities, masks, and one or many steps."""
 
 from __future__ import annotations
 

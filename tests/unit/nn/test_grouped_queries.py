@@ -1,4 +1,4 @@
-"""Heads that share keys and values: the same as heads with equal projections, in outputs, weights and gradients."""
+"""Tests of grouped queries: heads that share keys and values match heads with equal projections."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def grouped(kv_heads: int, **options: Any) -> MultiheadAttention:
 
 
 def repeat_heads(x: Tensor, kv_heads: int) -> Tensor:
-    """Return rows [key heads * size, ...] with each head's as often as heads share it."""
+    """Return rows [key heads * size, ...] in which the rows of each key head are repeated for its query heads."""
     return x.unflatten(0, (kv_heads, SIZE)).repeat_interleave(HEADS // kv_heads, 0).flatten(0, 1)
 
 
 def expanded_state(attention: MultiheadAttention) -> dict[str, Tensor]:
-    """Return the state of an attention in which each head has keys and values of its own, equal in a group."""
+    """Return the state of an attention with separate keys and values per head, equal within each group."""
     state, count = dict(attention.named_parameters()), attention.num_kv_heads
     width = count * SIZE
     for name in ("in_proj_weight", "in_proj_bias"):

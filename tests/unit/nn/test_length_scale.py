@@ -1,4 +1,4 @@
-"""Factors of the scores that grow with the number of keys a query may see, alone and in attention."""
+"""Tests of length scaling: score factors that grow with the number of visible keys."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def random_scale(kind: Any) -> LengthScale:
 
 
 def factors(scale: LengthScale, x: Tensor, counts: Tensor) -> Tensor:
-    """The formulas, query by query; counts are [batch, queries]."""
+    """Compute the factors by their formulas, query by query; counts are [batch, queries]."""
     result = torch.empty(len(x), HEADS, x.shape[1], dtype=x.dtype)
     for b in range(len(x)):
         for h in range(HEADS):
@@ -55,7 +55,7 @@ def test_factors_are_the_formulas(kind: str) -> None:
 
 
 def visible_keys(causal: bool, lengths: Tensor, mask: Tensor | None) -> Tensor:
-    """Which key each query may see [batch, queries, keys]."""
+    """Return whether each query may see each key, [batch, queries, keys]."""
     visible = (torch.arange(LENGTH) < lengths.view(-1, 1, 1)).expand(-1, LENGTH, -1)
     if causal:
         visible = visible & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
@@ -80,7 +80,7 @@ def test_a_query_counts_the_keys_it_may_see(kind: str, causal: bool, masked: boo
     counts = visible_keys(causal, lengths, mask).sum(-1).clamp(min=1)
     scale = attention.length_scale
     assert scale is not None
-    # The factor is on the query: an attention whose queries are projected apart, one query and head at a time.
+    # Apply the factor to the query projection, one query and one head at a time.
     result, _ = attention(x, x, x, **options)
     expected = torch.empty_like(result)
     of_queries = factors(scale, x, counts)  # [batch, heads, queries]

@@ -1,4 +1,4 @@
-"""Multi-head attention: PyTorch's own at alpha 1; beyond it an alpha for each head, statistics and a cache."""
+"""Tests of multi-head attention: equal to PyTorch's at alpha 1, alphas per head, statistics and caches."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 def named(option: Any) -> str:
-    """Return the part of a case's name that stands for one of its options."""
+    """Return the part of a test ID for one option."""
     return ("-".join(option) or "plain") if isinstance(option, dict) else str(option)
 
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=named)
 ALPHAS = [1.0, 1.5, 2.0, 3.0, "learned", torch.tensor([1.0, 1.7])]
 every_alpha = pytest.mark.parametrize("alpha", ALPHAS, ids=str)
-mixed_masks = pytest.mark.filterwarnings("ignore:Support for mismatched")  # PyTorch's
+mixed_masks = pytest.mark.filterwarnings("ignore:Support for mismatched")  # PyTorch's warning
 
 
 def paddings(keys: int = KEYS) -> dict[str, Tensor | None]:
-    """Masks of keys, PyTorch's way: True is padding. The first key is none."""
+    """Return masks of keys, where True is padding as in PyTorch. The first key is never padding."""
     middle = torch.zeros(BATCH, keys, dtype=torch.bool)
     middle[0, 2], middle[1, 1 : keys - 1] = True, True
     return {
@@ -53,7 +53,7 @@ def paddings(keys: int = KEYS) -> dict[str, Tensor | None]:
 
 
 def masks(queries: int = QUERIES, keys: int = KEYS) -> dict[str, Tensor | None]:
-    """Masks of queries and keys, PyTorch's way. All queries see the first key."""
+    """Return masks of queries and keys, where True hides a key as in PyTorch. All queries see the first key."""
     hidden = torch.rand(BATCH * HEADS, queries, keys) > 0.5
     hidden[..., 0] = False
     added = torch.randn(hidden.shape, dtype=torch.float64).masked_fill(hidden, -torch.inf)
@@ -61,7 +61,7 @@ def masks(queries: int = QUERIES, keys: int = KEYS) -> dict[str, Tensor | None]:
 
 
 def pair(**options: Any) -> tuple[MultiheadAttention, nn.MultiheadAttention]:
-    """Ours at alpha 1, and PyTorch's."""
+    """Return our module at alpha 1 and PyTorch's, with the same parameters."""
     theirs = nn.MultiheadAttention(EMBED, HEADS, dtype=torch.float64, **options)
     for parameter in theirs.parameters():
         nn.init.normal_(parameter)
@@ -79,7 +79,7 @@ def inputs(variant: dict[str, Any], queries: int = QUERIES, keys: int = KEYS) ->
 
 
 def results(module: nn.Module, arguments: Sequence[Tensor], **options: Any) -> dict[str, Tensor | None]:
-    """Output, weights, and the gradients of a number made of both; one input is query, key and value."""
+    """Return the output, the weights, and gradients that depend on both. A single input is query, key and value."""
     leaves = [x.detach().clone().requires_grad_() for x in arguments]
     out, weights = module(*(leaves * 3 if len(leaves) == 1 else leaves), **options)
     number = out.square().sum() + (0 if weights is None else weights.square().sum())
@@ -90,7 +90,7 @@ def results(module: nn.Module, arguments: Sequence[Tensor], **options: Any) -> d
 
 
 def small(alpha: Any = 1.5, **options: Any) -> MultiheadAttention:
-    """In float64, batch first, with scores far enough apart for zeros."""
+    """Return a float64 module, batch first, with scores far enough apart for zero weights."""
     attention = MultiheadAttention(EMBED, HEADS, batch_first=True, alpha=alpha, **options).double()
     for name, parameter in attention.named_parameters():
         if name != "alpha":
@@ -216,7 +216,7 @@ def test_alpha_is_learned_kept_or_given() -> None:
         assert set(attention.state_dict()) - names == ({"alpha"} if isinstance(form, Tensor) else set())
         out, _ = attention(x, x, x)
         expected = out if expected is None else expected
-        torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-5)  # these alphas were float32 first
+        torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-5)  # the alphas are rounded to float32
         torch.testing.assert_close(attention.stats().alpha, torch.tensor([1.2, 1.8]), check_dtype=False)
         assert "alpha=" not in repr(attention).splitlines()[0]
     saved = small(torch.tensor([1.2, 1.8]))
@@ -338,13 +338,13 @@ def test_another_alpha_takes_the_place_of_any(start: Any) -> None:
 
 @pytest.fixture
 def tiny_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without weights asked for, all is computed in tiles of a few queries."""
+    """Make tiles so small that attention without weights is computed in tiles of a few queries."""
     for name, size in (("TILE", 6), ("LEAST_ROWS", 2), ("CAUSAL_ROWS", 2)):
         monkeypatch.setattr(f"tsallis.ops.eager.attention.{name}", size)
 
 
 def blocked(queries: int, keys: int, padding: Tensor | None, mask: Tensor | None, causal: bool) -> Tensor:
-    """Where no weight may be [batch, heads, queries, keys]."""
+    """Return whether a key is hidden from a query, [batch, heads, queries, keys]."""
     hidden = torch.zeros(BATCH, HEADS, queries, keys, dtype=torch.bool)
     if padding is not None:
         hidden |= (padding if padding.dtype == torch.bool else padding == -torch.inf).view(BATCH, 1, 1, keys)
@@ -360,7 +360,7 @@ def test_statistics_are_those_of_the_weights(
 ) -> None:
     attention, x = small(torch.tensor([1.0, 2.0])), steps()
     pad, attn_mask = paddings()[padding], masks(KEYS)[mask]
-    if attn_mask is not None:  # a query without keys counts for nothing
+    if attn_mask is not None:  # a query without keys is not counted
         attn_mask[..., 1, :] = True if attn_mask.dtype == torch.bool else -torch.inf
     options = {"key_padding_mask": pad, "attn_mask": attn_mask, "is_causal": causal}
     with pytest.raises(RuntimeError, match="no attention weights are recorded"):
@@ -373,7 +373,7 @@ def test_statistics_are_those_of_the_weights(
     attention(x, x, x, need_weights=False, **options)
     density, support, alpha = attention.stats()
     chosen, visible = weights > 0, ~hidden
-    if pad is not None:  # as keys, so as queries
+    if pad is not None:  # padding is not counted among the queries either
         padded = pad if pad.dtype == torch.bool else pad == -torch.inf
         chosen, visible = (x & ~padded.view(BATCH, 1, KEYS, 1) for x in (chosen, visible))
     chosen = chosen.sum((0, 2, 3))
@@ -548,7 +548,7 @@ def test_a_cache_filled_under_inference_mode_serves_other_steps(gradients: bool)
     attention, x, cache = small(), steps(6), KeyValueCache()
     expected = attention(x, x, x, is_causal=True)[0][:, 3:]
     with torch.inference_mode():
-        for step in x[:, :3].split(1, 1):  # the third leaves a buffer with room for a fourth
+        for step in x[:, :3].split(1, 1):  # after three steps, the buffer has room for a fourth
             attention(step, step, step, cache=cache)
     with torch.set_grad_enabled(gradients):
         outs = torch.cat([attention(s, s, s, cache=cache)[0] for s in x[:, 3:].split(1, 1)], 1)
@@ -771,7 +771,7 @@ def test_the_record_of_a_pass_holds_no_weights(need_weights: bool) -> None:
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_keeps_alphas(dtype: torch.dtype, learned: bool) -> None:
-    """In bfloat16, 1.001 would be 1, and small steps of an optimizer would do nothing."""
+    """Check that alphas stay in float32: in bfloat16, 1.001 would be 1, and small updates would be lost."""
     alpha = torch.tensor([1.001, 1.5])
     attention = small(nn.Parameter(alpha) if learned else alpha)
     if learned:

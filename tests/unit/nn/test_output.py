@@ -1,4 +1,4 @@
-"""The output layer: its map and its loss belong together, and forbidden symbols stay out."""
+"""Tests of the output layer: its probabilities match its loss, and forbidden symbols have probability zero."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_log_probabilities_are_exact_and_only_zeros_are_impossible(transform: st
     assert logs.dtype == torch.float64
     assert (logs == -torch.inf).equal(probs == 0)
     torch.testing.assert_close(logs.exp(), probs.double(), atol=1e-6, rtol=1e-5)
-    if transform == "softmax":  # where float32 probabilities would be zero
+    if transform == "softmax":  # a case in which float32 probabilities underflow to zero
         steep = torch.zeros(1, 9)
         steep[0, 1] = 300.0
         assert output.log_probs(steep)[0, 2].item() == pytest.approx(-300, abs=1e-6)
@@ -133,10 +133,10 @@ def test_alpha_is_learned_kept_or_given() -> None:
 
 
 def smoothed(output: OutputLayer, scores: torch.Tensor, target: torch.Tensor, share: float) -> torch.Tensor:
-    """The loss of a target of which a share is spread over the symbols that may come, from all scores."""
+    """Return the loss with label smoothing: a share of the target is spread over all symbols that are not forbidden."""
     if output.transform != "alpha_relu":
         return tsallis.entmax_loss(scores, target, output.alpha, reduction="none", label_smoothing=share)
-    # Linear in the target: the mean of the losses of all classes, as far as the share goes.
+    # The loss is linear in the target: mix it with the mean loss over all classes.
     classes = [i for i in range(scores.shape[-1]) if not output.never[i]]
     each = [output.loss_of_scores(scores, torch.where(target < 0, target, c), reduction="none") for c in classes]
     plain = output.loss_of_scores(scores, target, reduction="none")

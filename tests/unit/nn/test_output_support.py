@@ -1,4 +1,4 @@
-"""Supports of an output layer, computed without all scores."""
+"""Tests of the supports of an output layer, computed without all scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups for an optimizer: every trainable parameter is in one, alphas in one of their own."""
+"""Tests of optimizer groups: every trainable parameter is in one group, and alphas have a separate group."""
 
 from __future__ import annotations
 

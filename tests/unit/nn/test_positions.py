@@ -1,4 +1,4 @@
-"""Position encodings in attention: slopes and rotations are functions of distances alone."""
+"""Tests of position encodings in attention: slopes and rotations depend only on distances."""
 
 from __future__ import annotations
 
@@ -69,5 +69,5 @@ def test_positions_are_of_one_sequence() -> None:
     attention = MultiheadAttention(EMBED, HEADS, batch_first=True, positions="rope")
     out, _ = attention(x, x, x)
     permuted, _ = attention(x.flip(1), x.flip(1), x.flip(1))
-    assert not torch.allclose(out, permuted.flip(1))  # without positions order is nothing
+    assert not torch.allclose(out, permuted.flip(1))  # without positions, the order would have no effect
     assert attention.state_dict().keys() == MultiheadAttention(EMBED, HEADS).state_dict().keys()

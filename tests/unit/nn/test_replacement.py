@@ -1,4 +1,4 @@
-"""Attention of PyTorch replaced inside modules: with the same weights, the same outputs at alpha 1."""
+"""Tests of replacing PyTorch's attention inside modules: at alpha 1, the outputs stay the same."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_attention_is_that_of_before(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_a_transformer_is_that_of_before(training: bool, norm_first: bool) -> None:
-    """Padded, and causal in the decoder; in evaluation PyTorch's layers have a fast path of their own."""
+    """Check a padded source and a causal decoder. In evaluation mode, PyTorch's layers have a fast path."""
     model = transformer(batch_first=True, norm_first=norm_first).train(training)
     src, tgt = torch.randn(3, 6, 16), torch.randn(3, 5, 16)
     padding = torch.arange(6) >= torch.tensor([[6], [4], [2]])
@@ -88,13 +88,13 @@ def padded_encoder(**options: Any) -> nn.TransformerEncoder:
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_the_fast_path_of_an_encoder_does_not_bypass_it(activation: str) -> None:
-    """Without gradients PyTorch makes nested tensors of padded ones, and computes whole layers by itself."""
+    """Check sparse layers without gradients, when PyTorch would run whole layers on nested tensors by one operation."""
     model = padded_encoder(activation=activation)
     src, padding = torch.randn(3, 6, 16), torch.arange(6) >= torch.tensor([[6], [4], [2]])
     arguments = {"src_key_padding_mask": padding}
     slow = sparsify_module(padded_encoder(activation=activation), 2.0)
     slow.load_state_dict(model.state_dict())
-    expected = slow(src, **arguments).detach()  # with gradients: no fast path
+    expected = slow(src, **arguments).detach()  # gradients disable the fast path
     with torch.no_grad():
         before = model(src, **arguments)
         dense = sparsify_module(model, 1.0)(src, **arguments)
@@ -107,7 +107,7 @@ def test_the_fast_path_of_an_encoder_does_not_bypass_it(activation: str) -> None
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_single_layers_are_sparse_without_gradients(batch_first: bool, norm_first: bool) -> None:
-    """In evaluation PyTorch's encoder layer would compute itself by one operation, and that with softmax."""
+    """Check evaluation mode, in which PyTorch's encoder layer would run one operation with softmax."""
     options: dict[str, Any] = {"dropout": 0.0, "batch_first": batch_first, "norm_first": norm_first}
     encoder = nn.TransformerEncoderLayer(16, 4, 24, **options).eval()
     decoder = nn.TransformerDecoderLayer(16, 4, 24, **options).eval()
@@ -160,7 +160,7 @@ def test_densify_undoes_it_with_what_was_learned() -> None:
     assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
     assert {type(x) for x in model.modules() if "attn" in type(x).__name__.lower()} <= {nn.MultiheadAttention}
     with torch.no_grad():
-        assert torch.equal(model(src, src_key_padding_mask=padding), before)  # by the fast path again
+        assert torch.equal(model(src, src_key_padding_mask=padding), before)  # uses the fast path again
         model.layers[0].self_attn.in_proj_weight.add_(0.1)
         assert not torch.equal(model(src, src_key_padding_mask=padding), before)
 
@@ -317,7 +317,7 @@ def test_hooks_go_with_it(back: bool) -> None:
 
 
 def test_learned_means_the_same_start_everywhere() -> None:
-    """At random, as in a module of one's own; only `initial` starts all heads at one number."""
+    """Check that learned alphas start at random in every module; only `initial` gives heads the same start."""
     starts = []
     for make in (
         lambda: MultiheadAttention(16, 4, alpha="learned"),

@@ -1,4 +1,4 @@
-"""Stored keys and values for decoding, and the errors they raise."""
+"""Tests of stored keys and values for decoding, and of their errors."""
 
 from __future__ import annotations
 

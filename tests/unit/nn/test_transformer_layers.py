@@ -1,4 +1,4 @@
-"""Transformer layers: PyTorch's own at alpha 1, at home in its encoders and decoders, and step by step."""
+"""Tests of Transformer layers: equal to PyTorch's at alpha 1, usable in its stacks, and decoding step by step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = {
 every_kind = pytest.mark.parametrize("kind", KINDS)
 ALPHAS = [1.0, 1.5, 2.0, "learned"]
 every_alpha = pytest.mark.parametrize("alpha", ALPHAS)
-mixed_masks = pytest.mark.filterwarnings("ignore:Support for mismatched")  # PyTorch's
+mixed_masks = pytest.mark.filterwarnings("ignore:Support for mismatched")  # PyTorch's warning
 
 PADDING = torch.arange(SOURCE) >= torch.tensor([[SOURCE], [2], [4]])
 AHEAD = torch.ones(TARGET, TARGET, dtype=torch.bool).triu(1)
@@ -55,7 +55,7 @@ def inputs(kind: str, batch_first: bool = True) -> list[Tensor]:
 
 
 def sharp(layer: nn.Module) -> Any:
-    """Parameters for which no two scores are alike, so that sparse maps give zeros."""
+    """Initialize a layer such that scores differ enough for sparse attention weights to be zero."""
     for name, parameter in layer.named_parameters():
         if not name.endswith("alpha.bias"):
             nn.init.normal_(parameter)
@@ -63,7 +63,7 @@ def sharp(layer: nn.Module) -> Any:
 
 
 def results(layer: nn.Module, arguments: list[Tensor], **options: Any) -> dict[str, Tensor]:
-    """Output, and the gradients of a number made of it."""
+    """Return the output and the gradients of its squared sum."""
     leaves = [x.detach().clone().requires_grad_() for x in arguments]
     out = layer(*leaves, **options)
     names, parameters = zip(*layer.named_parameters(), strict=True)

@@ -1,4 +1,4 @@
-"""Alphas that a compiler can't look at: a compiled graph computes, or raises, what the call does without it."""
+"""Tests of alphas whose values are unknown at compile time: compiled calls return or raise the same as eager calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def outcome(call: Callable[[Tensor], Tensor], alpha: float) -> Tensor | str:
-    """Return the result for two rows or heads, the second with this alpha, or the message of the error."""
+    """Return the result for two rows or heads, or the error message; `alpha` belongs to the second."""
     try:
         return call(torch.tensor([[1.5], [alpha]]))
     except ValueError as error:
@@ -52,7 +52,7 @@ def test_an_alpha_out_of_range(backend: str, name: str) -> None:
 
 
 def test_the_operator_of_attention_weights_reads_alphas_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second look would wait for a GPU once more."""
+    """Check that values are read only once, because each read synchronizes with the GPU."""
     read, extremes = [], alphas.extremes
     for module in (alphas, choice):
         monkeypatch.setattr(module, "extremes", lambda alpha: read.append(alpha) or extremes(alpha))

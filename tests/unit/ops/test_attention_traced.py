@@ -1,4 +1,4 @@
-"""Attention under torch.compile and torch.export on a CPU: one operator, whose memory grows with the lengths alone."""
+"""Tests of attention under torch.compile and torch.export on a CPU: one operator, with memory linear in the lengths."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_graph_without_dropout_has_no_seed() -> None:
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5, "learned"])
 def test_weights_of_any_length_are_exported(alpha: float | str) -> None:
-    """Queries and keys of one length that is not known: no two dimensions of it may be merged."""
+    """Check one dynamic length of queries and keys, whose two dimensions must not be merged."""
     module = tsallis.nn.MultiheadAttention(8, 2, batch_first=True, alpha=alpha).eval()
 
     class Itself(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""Which backend computes: asked for in a block or by the environment, found or missing, and what it keeps in memory."""
+"""Tests of backend selection by context or environment, of missing backends, and of memory kept for backward."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def nothing_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def python(code: str, root: Path = PACKAGE.parent, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run statements in a fresh interpreter that imports the package from a folder."""
+    """Run code in a new interpreter that imports the package from a given folder."""
     saved = {k: v for k, v in os.environ.items() if k not in (choice.VARIABLE, "TSALLIS_KERNEL_PATH")}
     saved = {**saved, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=saved)
@@ -48,7 +48,7 @@ def test_blocks_nest_and_give_back_what_was_before() -> None:
         with tsallis.backend("auto"):
             assert choice.request() == "auto"
         assert choice.request() == "eager"
-        with outer:  # the same one again
+        with outer:  # the same context manager again
             assert choice.request() == "eager"
         assert choice.request() == "eager"
     assert choice.request() == "auto"
@@ -219,7 +219,7 @@ def test_where_kernels_are_missing_it_is_said_once_unless_they_are_not_asked_for
     path = str(tmp_path / "kernel.so")
     words = "it can't use its compiled kernels: not compiled"
     for rest, environment, times in (
-        ("tsallis.entmax(z, 2.5)", {}, 0),  # which they do not compute
+        ("tsallis.entmax(z, 2.5)", {}, 0),  # alphas above 2 never use the kernels
         ("for _ in range(3): tsallis.sparsemax(z)\ntsallis.entmax_loss(z, torch.tensor(1))", {}, 1),
         ("tsallis.entmax_attention(z.view(1, 1, 3), z.view(1, 1, 3), z.view(1, 1, 3))", {}, 1),
         ("tsallis.sparsemax(z)", {choice.VARIABLE: "eager"}, 0),
@@ -250,7 +250,7 @@ def test_a_kernel_of_other_sources_is_not_used(tmp_path: Path) -> None:
 
 
 def kept_by(compute: object) -> list[Tensor]:
-    """The tensors that autograd keeps for backward, one of each storage."""
+    """Return the tensors that autograd keeps for backward, one per storage."""
     saved: dict[int, Tensor] = {}
 
     def pack(x: Tensor) -> Tensor:
@@ -310,13 +310,13 @@ print(resident() - before)
 """
     done = python(code, TSALLIS_BACKEND="cpu")
     assert done.returncode == 0, done.stderr
-    # A matrix of scores lost each step would be 65 MB; allocators alone move it by 5 MB either way.
+    # Leaking a score matrix per step would add 65 MB; allocators alone cause changes of up to 5 MB.
     assert int(done.stdout) < 15e6
 
 
 @needs_kernel
 def test_a_backend_that_refuses_the_cpu_leaves_beams_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Triton does on a machine with a GPU, whose model's beams are still on the CPU."""
+    """Check beams on the CPU with a backend that rejects CPU tensors, like Triton with a GPU."""
 
     def on_device(kind: str) -> bool:
         raise RuntimeError("needs tensors on a GPU")

@@ -1,4 +1,4 @@
-"""Attention by the compiled kernels, on every instruction set this machine has, beside all weights in float64."""
+"""Tests of the compiled attention kernels, on every instruction set of this machine, against float64."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["instructions"]
 pytestmark = pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
 
 DTYPES = [torch.float32, torch.float64]
-NEAR = {torch.float32: (4e-6, 1e-4), torch.float64: (1e-12, 1e-10)}  # outputs and gradients, of the largest entry
+NEAR = {torch.float32: (4e-6, 1e-4), torch.float64: (1e-12, 1e-10)}  # relative tolerances: outputs, gradients
 MIXED = torch.tensor([1.0, 1.02, 1.1, 1.25, 4 / 3, 1.5, 1.75, 2.0])
 
 
 def own(name: str, queries: int, keys: int, alpha: float | Tensor = MIXED, **options: Any) -> Case:
-    """A case of the contract with an alpha for each of eight heads, two of which share keys and values."""
+    """Return a case of the contract with eight heads, one alpha per head; pairs of heads share keys and values."""
     sizes = {"heads": 8, "key_heads": 4, "size": 16, "value_size": 16, "spread": 1.0}
     return Case(name, queries, keys, alpha, **{**sizes, **options})
 
 
-# Of tiles and vectors: on both sides of their sizes.
+# Sizes just below and above those of tiles and vectors.
 OWN = [
     own("a few queries", 3, 130, size=17, value_size=5),
     own("one more than a few", 4, 130),
@@ -58,7 +58,7 @@ def upstream(case: Case) -> Tensor:
 
 
 def at_once(case: Case, inputs: Results, of: Tensor, dropout: float = 0.0) -> Results:
-    """By operations on all weights in float64, PyTorch's own unless a seed drops as these kernels do."""
+    """Compute attention from all weights in float64. With dropout, it drops the same entries as the kernels."""
     options = {**case.options(), "dropout_p": dropout, "return_weights": True}
     with tsallis.backend("auto" if dropout else "eager"):
         result = derivatives(entmax_attention, to(inputs, torch.float64), of, **options)
@@ -67,7 +67,7 @@ def at_once(case: Case, inputs: Results, of: Tensor, dropout: float = 0.0) -> Re
 
 
 def check(case: Case, inputs: Results, of: Tensor, dtype: torch.dtype = torch.float64, dropout: float = 0.0) -> Results:
-    """Compare with all weights at once, of which the same seed drops the same, and return the result."""
+    """Compare the kernels with :func:`at_once`, with the same dropout seed, and return the kernels' results."""
     state = torch.get_rng_state()
     expected = at_once(case, inputs, of, dropout)
     torch.set_rng_state(state)
@@ -81,7 +81,7 @@ def check(case: Case, inputs: Results, of: Tensor, dtype: torch.dtype = torch.fl
 def test_output_and_gradients(case: Case, dtype: torch.dtype) -> None:
     inputs = case.tensors()
     result = check(case, inputs, upstream(case), dtype)
-    # And as it is where nothing is learned, and where a mask lies on its side.
+    # The output is the same without gradients and with a transposed mask.
     inputs = to(inputs, dtype)
     turned = {n: x.mT.contiguous().mT if n == "attn_mask" and x.dim() > 1 else x for n, x in inputs.items()}
     with torch.no_grad():
@@ -100,10 +100,10 @@ def test_dropout(case: Case, dropout: float, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("keys", [3, 40])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_tile_without_any_key_is_zero_without_gradients_too(dtype: torch.dtype, keys: int) -> None:
-    """No lists are saved then, and an empty support fits into no list at all."""
+    """Check a tile for which no lists are saved, because no list can hold an empty support."""
     inputs = to(own("", 70, keys).tensors(), dtype)
     mask = torch.ones(70, keys, dtype=torch.bool)
-    mask[:64] = False  # the first tile
+    mask[:64] = False  # queries of the first tile see no key
     output = entmax_attention(**inputs, attn_mask=mask, enable_gqa=True)
     assert not output[:, :, :64].any() and output[:, :, 64:].any()
     rest = entmax_attention(**{**inputs, "query": inputs["query"][:, :, 64:]}, enable_gqa=True)
@@ -124,7 +124,7 @@ def test_tiles_and_lists_of_any_length(rows: int, listed: int, monkeypatch: pyte
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_nothing_is_written_behind_the_last_list(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a list is stored as a whole vector: of a tile in which there is no room for it, no list is saved."""
+    """Check that memory around the lists is unchanged: list ends are stored as whole vectors and need room."""
     around, memory, allocate = 64, [], attention.allocate
 
     def guarded(*arguments: Any) -> attention.SavedForBackward:
@@ -136,14 +136,14 @@ def test_nothing_is_written_behind_the_last_list(dtype: torch.dtype, monkeypatch
 
     monkeypatch.setattr(attention, "allocate", guarded)
     monkeypatch.setattr(attention, "MOST_LISTED", 6)
-    query = torch.zeros(1, 1, 8, 4, dtype=dtype, requires_grad=True)  # all keys that take part have one weight
+    query = torch.zeros(1, 1, 8, 4, dtype=dtype, requires_grad=True)  # all visible keys get the same weight
     key, value = torch.randn(2, 1, 1, 40, 4).to(dtype)
     for entries in range(24, 49):
         mask = torch.zeros(8, 40, dtype=torch.bool)
         mask[:, :6] = (torch.arange(48) < entries).view(8, 6)
         entmax_attention(query, key, value, alpha=1.5, attn_mask=mask)
         assert all((whole[:around] == 77).all() and (whole[-around:] == 77).all() for whole in memory)
-        if entries <= 48 - 16:  # no vector is longer
+        if entries <= 48 - 16:  # vectors have at most 16 entries
             assert all((whole[around:][:entries] != 77).all() for whole in memory)
 
 
@@ -158,7 +158,7 @@ def test_a_head_is_divided_among_threads(threads: int) -> None:
 
 
 def test_heads_side_by_side_stay_so() -> None:
-    """A layer's projections have heads side by side; what comes back needs no copy to be projected again."""
+    """Check that results keep heads side by side, as projections do, so that the next projection needs no copy."""
     one = own("", 70, 50, key_heads=8)
     inputs, of = one.tensors(), upstream(one)
 
@@ -172,7 +172,7 @@ def test_heads_side_by_side_stay_so() -> None:
 
 @in_pairs(wide=[38, 40, 48], queries=[2, 40])
 def test_parts_of_wider_tensors(queries: int, wide: int) -> None:
-    """What lies between the rows is not read."""
+    """Check that memory between the rows is never read."""
     one = own("", queries, 50, size=37, value_size=37, key_heads=8)
     inputs, of = to(one.tensors(), torch.float32), upstream(one)
     parts = {
@@ -186,7 +186,7 @@ def test_parts_of_wider_tensors(queries: int, wide: int) -> None:
     assert_near(result, at_once(one, inputs, of), *NEAR[torch.float32])
 
 
-@pytest.mark.parametrize("head", [2, 7])  # whose supports are large, and small ones, which are lists
+@pytest.mark.parametrize("head", [2, 7])  # large supports, and small ones, stored as lists
 def test_what_is_not_finite_stays_where_it_is(head: int) -> None:
     inputs = to(own("", 70, 90, key_heads=8).tensors(), torch.float32)
     query, expected = inputs["query"], entmax_attention(**inputs)

@@ -1,4 +1,4 @@
-"""The bookkeeping of a beam search in compiled code beside the same in Python, on hundreds of random searches."""
+"""Tests of compiled beam search bookkeeping against the Python reference, on hundreds of random searches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tsallis.ops.arguments import BeamLimits, BeamOptions, BestSymbols
 pytestmark = pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
 
 SYMBOLS = 6
-FIRST = 1  # the token that all prefixes begin with
+FIRST = 1  # the start token of all prefixes
 
 
 def random_options(chance: random.Random) -> BeamOptions:
@@ -36,7 +36,7 @@ def random_limits(chance: random.Random) -> BeamLimits:
 
 
 def random_step(chance: random.Random, rows: int, count: int, ties: bool) -> BestSymbols:
-    """Draw log-probabilities, with many zeros of probabilities, and with `ties` few different numbers."""
+    """Draw log-probabilities, many of them -inf; with `ties`, only three finite values occur."""
 
     def draw() -> float:
         if chance.random() < 0.3:
@@ -69,7 +69,7 @@ def numbers(x: torch.Tensor | None) -> Any:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_searches_are_those_of_the_reference(seed: int) -> None:
-    """Prefixes, parents, forced symbols, outputs, bounds and what was given up, step by step, bit for bit."""
+    """Check that all steps and outcomes are equal bit for bit: prefixes, parents, forced symbols, and bounds."""
     finished, gave_up = 0, set()
     for number in range(100):
         chance = random.Random(1000 * seed + number)

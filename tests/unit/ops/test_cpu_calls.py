@@ -1,4 +1,4 @@
-"""The structures of Python and those of C++ are the same, and a library that has others is not called."""
+"""Tests that Python and C++ declare the same structures, and that a library with different ones is not called."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from unit.ops.test_backend import TRY, python
 FOLDER = Path(cpu.__file__).parent
 HEADER = re.sub(r"//[^\n]*", "", (FOLDER / "csrc" / "api.h").read_text(encoding="utf-8"))
 NUMBERS = {"int32_t": c_int32, "int64_t": c_int64, "uint64_t": c_uint64, "double": c_double}
-# The structure of the header that each of Python's stands for.
+# The structures of the header and their counterparts in Python.
 STRUCTURES = {"Layout": structs.Layout, "Heads": structs.Heads} | {
     "".join(word.capitalize() for word in name.removesuffix("_gradient" * name.startswith("attention")).split("_"))
     + "Call": call
     for name, call in structs.CALLS.items()
-    if name not in ("begin", "screened")  # calls with the structures of "beam" and "screen"
+    if name not in ("begin", "screened")  # these calls use the structures of "beam" and "screen"
 }
 
 
 def fields(structure: str) -> list[tuple[str, type]]:
-    """Return names and types of a structure's fields, as the header declares them."""
+    """Return the names and types of a structure's fields, as declared in the header."""
     (body,) = re.findall(rf"struct {structure} {{(.*?)}};", HEADER, re.DOTALL)
     result: list[tuple[str, type]] = []
     for declaration in filter(None, map(str.strip, body.split(";"))):
@@ -92,7 +92,7 @@ extern "C" int64_t tsallis_size(const char* name) {
 
 @pytest.mark.parametrize(("name", "size"), [("attention", 8), ("stats", -1), ("drop", None)])
 def test_a_library_of_other_sizes_is_not_used(tmp_path: Path, name: str, size: int | None) -> None:
-    """All of it is right but for one number, or one that it does not know."""
+    """Check a library that is valid except for one size, which is wrong or missing."""
     try:
         compiler = build.find_compiler()
     except build.BuildError as reason:

@@ -1,4 +1,4 @@
-"""Weights on huge pages: copies of the tensors, on every system."""
+"""Tests of weights on huge pages: copies equal the tensors, even on systems without huge pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled CPU kernel: every function it exports, on every instruction set this machine has, beside float64."""
+"""Tests of all functions of the compiled CPU kernel, on every instruction set of this machine, against float64."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.skipif(not cpu.status().available, reason=f"needs kerne
 SIZES = [1, 2, 3, 7, 15, 16, 17, 33, 63, 64, 65, 127, 129, 255, 257, 1000, 1023, 1025, 2049, 5000]
 ALPHAS = (1.0, 1 + 1e-6, 1.001, 1.05, 1.1, 1.25, 4 / 3, 1.5, 1.75, 1.99, 2.0)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-SUM, EACH = 1e-6, 1e-6  # how near to 1 a row of float32 sums, and how near to the truth each probability is
-# What storing a number of size 1 costs, and what computing it costs.
+SUM, EACH = 1e-6, 1e-6  # float32 tolerances of a row's sum and of each probability
+# Errors of storing and of computing a number of size 1.
 ROUNDING = {torch.float32: 0.0, torch.float64: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 COMPUTING = {torch.float32: 1e-6, torch.float64: 1e-11, torch.bfloat16: 1e-6, torch.float16: 1e-6}
 
@@ -36,19 +36,19 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 @pytest.fixture(autouse=True)
 def fewer_bisections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """70 take the reference to float64's last digit here; it has 200 for brackets wider than these."""
+    """Run 70 bisections, enough for float64 accuracy here; the reference's default of 200 is for wider brackets."""
     monkeypatch.setattr(reference, "BISECTIONS", 70)
 
 
 class Problem(NamedTuple):
-    """Rows of scores with every kind of alpha among them, and their float64 truth."""
+    """Rows of scores with different alphas, and their exact results in float64."""
 
-    scores: Tensor  # [rows, d], float64; of a precision that all the dtypes they are used in can hold
-    alpha: Tensor  # [rows, 1], float32's
+    scores: Tensor  # [rows, d], float64; exact in all dtypes that are tested with them
+    alpha: Tensor  # [rows, 1], float64; exact in float32
     target: Tensor  # [rows]; some negative
     probs: Tensor
     loss: Tensor  # [rows], 0 where the target is negative
-    alpha_grad: Tensor  # [rows, 1], of the loss
+    alpha_grad: Tensor  # [rows, 1], gradient of the loss
     weights: Tensor  # [rows, d]
 
     def alphas(self, dtype: torch.dtype) -> Tensor:
@@ -56,7 +56,7 @@ class Problem(NamedTuple):
 
 
 def exact(scores: Tensor, alpha: float | Tensor) -> Tensor:
-    """The reference's probabilities; divided by their sum, of which it loses some digits where alpha is nearly 1."""
+    """Return the reference's probabilities, divided by their sum, which is inexact for alphas near 1."""
     probs = reference.entmax(scores, alpha)
     return probs / probs.sum(-1, keepdim=True)
 
@@ -64,9 +64,9 @@ def exact(scores: Tensor, alpha: float | Tensor) -> Tensor:
 @functools.cache
 def problem(d: int, half: bool) -> Problem:
     generator = torch.Generator().manual_seed(d)
-    rows = 35 if d <= 300 else 13  # no multiple of a block
+    rows = 35 if d <= 300 else 13  # not a multiple of the block size
     scores = torch.randn(rows, d, generator=generator).mul(2)
-    # Numbers of 8 binary digits, that every half precision holds.
+    # Numbers of 8 binary digits are exact in both half precisions.
     scores = (scores * 16).round().clamp(-255, 255).div(16).double() if half else scores.double()
     alpha = torch.tensor([ALPHAS[(5 * r + r // 11) % 11] for r in range(rows)]).double().unsqueeze(-1)
     target = torch.randint(d, (rows,), generator=generator)
@@ -81,7 +81,7 @@ def problem(d: int, half: bool) -> Problem:
 
 
 def close(result: Tensor, expected: Tensor, dtype: torch.dtype, times: float = 1.0) -> None:
-    """Equal up to what the dtype rounds away, and `times` what computing in it costs."""
+    """Check equality up to the rounding of the dtype and `times` the error of computing in it."""
     rounding = ROUNDING[dtype]
     size = max(1.0, float(expected.abs().nan_to_num(0.0).amax()))
     torch.testing.assert_close(
@@ -90,7 +90,7 @@ def close(result: Tensor, expected: Tensor, dtype: torch.dtype, times: float = 1
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Equal to the bit, NaN included."""
+    """Return whether tensors are equal bit for bit, including NaN."""
     return torch.equal(a.nan_to_num(nan=-7.0), b.nan_to_num(nan=-7.0))
 
 
@@ -132,7 +132,7 @@ def test_what_is_dropped_is_a_function_of_the_seed(stays: float, dtype: torch.dt
     assert abs(stayed.double().mean() - stays) <= 5 * error / n**0.5
     other = cpu.drop(x, stays, 2**63 + 6, torch.empty_like(x)) != 0
     pairs = {"neighbours": (stayed[:, 1:], stayed[:, :-1]), "rows": (stayed[1:], stayed[:-1]), "seeds": (stayed, other)}
-    for name, (one, two) in pairs.items():  # independent: together as often as their product says
+    for name, (one, two) in pairs.items():  # independent: joint frequency is the product of the frequencies
         both = (one & two).double().mean()
         assert abs(both - stays**2) <= 8 * error / n**0.5, name
 
@@ -142,13 +142,13 @@ def test_halves_are_rounded_to_the_nearest_even(dtype: torch.dtype) -> None:
     z = torch.full((64, 17), -1.0)
     z[:, 0], z[:, 1] = torch.arange(64) * ROUNDING[dtype], 0
     p = cpu.entmax(z, 2.0)
-    assert torch.equal(p[:, 0], 0.5 + z[:, 0] / 2)  # every second one lies between two halves
+    assert torch.equal(p[:, 0], 0.5 + z[:, 0] / 2)  # every second value lies between two half-precision numbers
     assert torch.equal(cpu.entmax(z.to(dtype), 2.0), p.to(dtype))
     target = torch.zeros(64, dtype=torch.long)
     _, stats, _ = cpu.entmax_loss(z.to(dtype), target, 2.0, False)
-    all_ones = torch.full((64,), -1, dtype=torch.int32).view(torch.float32)  # a NaN that would round up to zero
+    all_ones = torch.full((64,), -1, dtype=torch.int32).view(torch.float32)  # a NaN that must not round to zero
     assert cpu.entmax_loss_gradient(z.to(dtype), target, 2.0, stats, all_ones)[:, 0].isnan().all()
-    large = torch.full((64,), 1e6)  # no float16
+    large = torch.full((64,), 1e6)  # too large for float16
     gradient = cpu.entmax_loss_gradient(z, target, 2.0, stats, large)
     assert torch.equal(cpu.entmax_loss_gradient(z.to(dtype), target, 2.0, stats, large), gradient.to(dtype))
 
@@ -158,7 +158,7 @@ def test_halves_are_rounded_to_the_nearest_even(dtype: torch.dtype) -> None:
 def test_gradients_of_maps(d: int, dtype: torch.dtype) -> None:
     x = problem(d, dtype.itemsize == 2)
     p, g, alpha = x.probs.to(dtype), x.weights.to(dtype), x.alphas(dtype)
-    # From the same rounded probabilities: near the edge of the support the slope takes up their every digit.
+    # Start from the same rounded probabilities: near the edge of the support the slope depends on every digit.
     expected, expected_alpha = pullback(p.double(), g.double(), alpha.double(), True)
     assert expected_alpha is not None
     for need_alpha in (False, True):
@@ -195,7 +195,7 @@ def test_losses_and_their_gradients(d: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("d", [16384, 16390])
 def test_gradients_of_large_losses_are_those_of_their_rows(d: int) -> None:
-    # 19 MiB are written past the caches, 5 MiB are not
+    # Writes of 19 MiB bypass the caches; writes of 5 MiB do not.
     z = torch.randn(300, d, generator=torch.Generator().manual_seed(d))
     target = torch.randint(d, (300,), generator=torch.Generator().manual_seed(0))
     weights = torch.linspace(-1, 1, 300)
@@ -224,19 +224,19 @@ def test_gradients_of_listed_supports_need_no_scores(d: int, dtype: torch.dtype)
         assert torch.equal(loss, expected_loss) and torch.equal(stats[:, :4], short[:, :4])
         assert (stats[:, 4] >= short[:, 4]).all(), "what is in no list need not be counted"
         counts = stats[:, cpu.STATS]
-        known = (counts >= 0) & (short[:, 3] > 0)  # the other rows have no loss
+        known = (counts >= 0) & (short[:, 3] > 0)  # only rows that have a loss
         assert torch.equal(counts[known], short[known, 4]) or (alpha == 1.3 and (counts <= short[:, 4])[known].all())
         assert known[5] or alpha <= 1.3, "a small support"
         assert not known[0] or alpha == 2.0, "a large one"
         gone = torch.where(known.unsqueeze(-1), torch.nan, z)
         result = cpu.entmax_loss_gradient(gone, target, alpha, stats, weights)
-        if alpha == 1.3:  # the only powers here that are packed with the list
+        if alpha == 1.3:  # the only alpha here whose powers are packed with the list
             close(result, expected.double(), dtype)
         else:
             assert torch.equal(result, expected)
 
 
-LEVEL = (1.001, 1.05, 1.06, 1.1, 1.125, 1.2, 1.25, 1.3, 4 / 3)  # of alphas so low, long rows are all support
+LEVEL = (1.001, 1.05, 1.06, 1.1, 1.125, 1.2, 1.25, 1.3, 4 / 3)  # low alphas: large supports in long rows
 
 
 @functools.cache
@@ -245,9 +245,9 @@ def level_rows(d: int) -> Tensor:
     z = torch.randn(10, d, generator=generator)
     z[0] *= 0.1
     z[2] *= 3
-    z[3] = 7  # ties alone
+    z[3] = 7  # only ties
     z[4] = (z[4] * 3).round()
-    z[5, d // 3] = 1e4  # nothing but one
+    z[5, d // 3] = 1e4  # a single dominating score
     z[6, ::2] = -torch.inf
     z[7] = torch.empty(d).exponential_(generator=generator) - 3 * torch.arange(d).add(1).log()
     z[8, -1] = 1e30
@@ -266,12 +266,12 @@ def level_truth(d: int, alpha: float) -> tuple[Tensor, Tensor]:
 def test_losses_of_level_rows(d: int, alpha: float, dtype: torch.dtype) -> None:
     z = level_rows(d)
     if dtype == torch.bfloat16:
-        z = z[[1, 3, 5]].to(dtype)  # whose truth is here: that of float32's bits is not of these
+        z = z[[1, 3, 5]].to(dtype)  # rounded scores, for which level_truth is not exact
         probs = exact(z.double(), alpha)
         most = reference.tsallis_entropy(probs, alpha) + torch.where(probs > 0, probs * z.double(), 0).sum(-1)
     else:
         probs, most = level_truth(d, alpha)
-    target = torch.arange(len(z)) * 7 + 1  # of the row whose every second score takes no part: one that does
+    target = torch.arange(len(z)) * 7 + 1  # odd in row 6, whose even columns are -inf
     loss, stats, _ = cpu.entmax_loss(z, target, alpha, False)
     close(loss, most - z.double().gather(-1, target.unsqueeze(-1)).squeeze(-1), torch.float32, 3)
     gold = torch.nn.functional.one_hot(target, d)
@@ -307,14 +307,14 @@ def test_alpha_relu_losses(alpha: float, dtype: torch.dtype) -> None:
         close(loss, torch.where(x.target >= 0, expected, 0), compute_dtype(dtype), 5)
         r = reference.alpha_relu(z.double(), alpha, tau)
         off = (stats[:, -1] - (r > 0).sum(-1)).abs()
-        assert (off <= (r < 1e-12).logical_and(r > 0).sum(-1)).all()  # values too small to be counted for sure
+        assert (off <= (r < 1e-12).logical_and(r > 0).sum(-1)).all()  # tiny values may or may not be counted
         assert (loss[x.target < 0] == 0).all()
 
 
 @pytest.mark.parametrize("alpha", [1.06, 1.15, 1.2, 1.3, 1.45, 1.6])
 def test_alpha_relu_beyond_one(alpha: float) -> None:
-    """Powers prepared for entmax, whose u is at most 1, are not taken for alpha-ReLU's, which may be any."""
-    scale = 1e4 ** (alpha - 1) / (alpha - 1)  # probabilities up to the order of 1e4 and more
+    """Check that alpha-ReLU does not use the powers of entmax, which assume a base of at most 1."""
+    scale = 1e4 ** (alpha - 1) / (alpha - 1)  # values of 1e4 and more
     for d in (40, 1025, 3000):
         z = torch.randn(6, d, generator=torch.Generator().manual_seed(d)) * scale
         z *= torch.linspace(0.1, 1, 6).unsqueeze(-1)
@@ -333,7 +333,7 @@ def test_alpha_relu_beyond_one(alpha: float) -> None:
 
 @pytest.mark.parametrize("alpha", [1.05, 1.06, 1.1, 1.125, 1.15, 1.17, 1.2, 1.25, 4 / 3, 1.4, 1.5, 1.7, 2.0])
 def test_what_losses_spread_is_a_distribution(alpha: float) -> None:
-    """Equal scores round to the same side every time, and no entry may be missing from a list."""
+    """Check sums of lists and gradients, also for equal scores, whose rounding errors add up."""
     for d, scale in itertools.product((40, 1024, 8192, 33_001), (0.01, 0.3, 1, 3, 10)):
         z = torch.randn(3, d, generator=torch.Generator().manual_seed(d)) * scale
         z[0], z[1] = 1, z[1].round()
@@ -345,7 +345,7 @@ def test_what_losses_spread_is_a_distribution(alpha: float) -> None:
 
 
 def lists_of(z: Tensor, target: Tensor, alpha: float | Tensor) -> tuple[CsrRows, Tensor]:
-    """The supports of rows, and the statistics of their losses."""
+    """Return the supports of rows, and the statistics of their losses."""
     _, stats, _ = cpu.entmax_loss(z, target, alpha, False)
     offsets = torch.zeros(len(z) + 1, dtype=torch.long)
     offsets[1:] = stats[:, -1].long().cumsum(0)
@@ -353,7 +353,7 @@ def lists_of(z: Tensor, target: Tensor, alpha: float | Tensor) -> tuple[CsrRows,
 
 
 def dense(lists: CsrRows, columns: int) -> Tensor:
-    """Lists as float64 rows; entries of one column add up."""
+    """Convert lists to dense float64 rows; entries of the same column add up."""
     count = lists.offsets.diff()
     row = torch.arange(len(count)).repeat_interleave(count)
     table = torch.zeros(len(count), columns, dtype=torch.float64)
@@ -455,7 +455,7 @@ def test_threads_change_no_bit(shape: tuple[int, ...], own_threads: bool) -> Non
     generator = torch.Generator().manual_seed(1)
     z, g = (torch.randn(shape, generator=generator) for _ in range(2))
     rows, d = z.numel() // shape[1], shape[1]
-    assert z.numel() > 2 * 16384  # fewer elements are left to one thread
+    assert z.numel() > 2 * 16384  # smaller inputs use a single thread
     alpha = torch.tensor(ALPHAS).repeat(rows // 11 + 1)[:rows].unsqueeze(-1)
     target = torch.randint(-1, d, (rows,), generator=generator)
     upstream = torch.randn(rows, generator=generator)
@@ -475,7 +475,7 @@ def test_threads_change_no_bit(shape: tuple[int, ...], own_threads: bool) -> Non
     torch.set_num_threads(1)
     alone = everything()
     try:
-        if own_threads:  # as on a machine whose torch has no OpenMP runtime by the expected name
+        if own_threads:  # as if PyTorch's OpenMP runtime was not found
             library.tsallis_set_parallel(None, None)
         torch.set_num_threads(2)
         whole = everything()
@@ -546,7 +546,7 @@ def test_a_target_that_takes_no_part_costs_infinitely_much() -> None:
 
 
 class Fenced:
-    """Memory that ends where a page begins that no one may touch."""
+    """Memory that ends at a protected page, so that any access beyond the end crashes."""
 
     def __init__(self, size: int) -> None:
         page = mmap.PAGESIZE
@@ -560,7 +560,7 @@ class Fenced:
         assert self.libc.mprotect(ctypes.c_void_p(self.fence), ctypes.c_size_t(mmap.PAGESIZE), allowed) == 0
 
     def at_the_end(self, like: Tensor) -> Tensor:
-        """A copy whose last number ends at the fence."""
+        """Return a copy whose last number ends at the protected page."""
         start = self.usable - like.numel() * like.element_size()
         tensor = torch.frombuffer(self.memory, dtype=like.dtype, count=like.numel(), offset=start).view(like.shape)
         return tensor.copy_(like)
@@ -634,7 +634,7 @@ ADVERSARIES = {
 
 @functools.cache
 def adversary(kind: str, d: int, alpha: float) -> tuple[Tensor, Tensor]:
-    """Scores [5, d] in float32 and their probabilities in float64."""
+    """Return scores [5, d] in float32 and their probabilities in float64."""
     noise = torch.randn(5, d, generator=torch.Generator().manual_seed(d)) * 2
     z = ADVERSARIES[kind](noise).contiguous()
     return z, exact(z, alpha)
@@ -649,7 +649,7 @@ def accurate(z: Tensor, alpha: float | Tensor, truth: Tensor) -> None:
 @pytest.mark.parametrize("alpha", [1.2, 1.4, 1.457, 1.6])
 @pytest.mark.parametrize("d", [12, 40, 600])
 def test_entries_clearly_below_the_threshold_get_no_weight(d: int, alpha: float) -> None:
-    """Entries leave the support when the last, small step raises the threshold."""
+    """Check that entries still leave the support when the last, small step raises the threshold."""
     z = 1.5 * torch.randn(240_000 // d, d, generator=torch.Generator().manual_seed(0))
     truth = eager.entmax(z.double(), alpha)
     top, most = z.double().amax(-1, keepdim=True), truth.amax(-1, keepdim=True)
@@ -662,7 +662,7 @@ def test_float32_is_accurate_on_adversarial_rows(kind: str, alpha: float) -> Non
     for d in (2, 50, 777):
         z, truth = adversary(kind, d, alpha)
         accurate(z, alpha, truth)
-        # The loss is finite wherever float32 can hold it, and its parts lie in the same range as the truth's.
+        # The loss must be finite if float32 can represent it.
         if z.abs().max() < 1e7:
             loss, _, slope = cpu.entmax_loss(z, torch.zeros(5, dtype=torch.long), alpha, True)
             assert loss.isfinite().all() and (loss >= 0).all() and slope is not None and slope.isfinite().all()
@@ -670,7 +670,7 @@ def test_float32_is_accurate_on_adversarial_rows(kind: str, alpha: float) -> Non
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_no_result_is_subnormal_but_torch_still_has_such_numbers(instructions: str, threads: int) -> None:
-    """They take some processors a hundred cycles each; the setting is a thread's, and must not stay."""
+    """Check that kernels flush slow subnormal numbers to zero, without changing PyTorch's threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -704,10 +704,10 @@ def test_float32_is_accurate_where_one_entry_leads_a_crowd(alpha: float) -> None
 
 @functools.cache
 def sweep(alpha: float) -> tuple[Tensor, Tensor]:
-    """Many short rows of all scales, and their probabilities in float64."""
+    """Return many short rows of different scales, and their probabilities in float64."""
     generator = torch.Generator().manual_seed(5)
     z = torch.randn(20_000, 37, generator=generator) * 10 ** (torch.rand(20_000, 1, generator=generator) * 4 - 2)
-    return z, eager.entmax(z.double(), alpha)  # that this is the reference, is in its contract
+    return z, eager.entmax(z.double(), alpha)  # the contract tests compare eager with the reference
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)

@@ -1,4 +1,4 @@
-"""The best symbols of rows, by the compiled kernels of every instruction set, beside PyTorch's in float64."""
+"""Tests of the best symbols per row: compiled kernels of every instruction set against eager float64."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ every_map = pytest.mark.parametrize(("alpha", "tau"), MAPS)
 
 @pytest.fixture(autouse=True)
 def sort_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let PyTorch break ties by the symbols in large vocabularies, too."""
+    """Make the eager ranking break ties by symbol even in large vocabularies."""
     monkeypatch.setattr("tsallis.ops.eager.ranking.SORT_LIMIT", 10_000)
 
 
 def scores(rows: int, d: int, seed: int = 0) -> Tensor:
-    """Scores of which some never come, and some are equal."""
+    """Return scores with many -inf and with ties."""
     result = torch.randn(rows, d, generator=torch.Generator().manual_seed(seed)) * 3
     result[0, : d // 3] = -math.inf
     result[-1] = result[-1].round()

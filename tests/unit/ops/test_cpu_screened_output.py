@@ -1,4 +1,4 @@
-"""Steps of compiled decoders that scan the output layer in 8 bits, beside steps that compute all scores."""
+"""Tests of compiled decoders that scan the output layer in 8 bits, against steps that compute all scores."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make(name: str = "1.5-entmax", factor: float = 8, seed: int = 0, **options: 
 
 
 def best_symbols(state: Any, scan: bool, **options: Any) -> list[Tensor]:
-    """Return the best symbols of a step."""
+    """Return the best symbols of a step, with or without a scan."""
     rows, positions = len(state.rows), state.positions and state.positions.first(8)
     with pytest.MonkeyPatch.context() as patch:
         if not scan:
@@ -61,7 +61,7 @@ def best_symbols(state: Any, scan: bool, **options: Any) -> list[Tensor]:
 
 
 def start(model: Any, rows: int = 5) -> tuple[Any, Tensor]:
-    """Return a state and the number of steps that the scan still pauses."""
+    """Return a state and its counter of steps until the scan resumes."""
     state = model.start(model.encode(*sources(rows)))
     assert state.decoder.screen(5)
     return state, state.decoder.screened[0].pauses
@@ -97,7 +97,7 @@ def test_flat_scores_pause_the_scan() -> None:
 
 def test_what_lies_behind_the_scores_has_no_effect() -> None:
     model = make("lstm")
-    model.decoder.bias_ih_l1.fill_(1e3)  # gates that large end behind the scores, in the same memory
+    model.decoder.bias_ih_l1.fill_(1e3)  # such large gates are stored after the scores, in the same memory
     state, _ = start(model, 1)
     assert_equal(best_symbols(state, True), best_symbols(state, False))
 

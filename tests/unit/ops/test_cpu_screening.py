@@ -1,4 +1,4 @@
-"""Attention that scans keys in 8 bits, on every instruction set this machine has, beside all scores in float64."""
+"""Tests of attention that scans keys in 8 bits, on every instruction set of this machine, against float64."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scan_few_keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_no_key_with_a_weight_is_lost(instructions: str) -> None:
     found, dense = problems(range(2000 if instructions == OWN else 120))
     assert not found
-    assert dense < 200  # otherwise nothing would be tested
+    assert dense < 200  # otherwise too few problems would be scanned
 
 
 def test_a_bound_that_is_too_small_is_noticed(instructions: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def test_instruction_sets_find_the_same_keys(instructions: str) -> None:
     rows = screening.ScreenedRows()
     count, index, _ = rows.lists(args)
     cpu._load()[0].tsallis_use_isa(b"portable")
-    again = rows.lists(args)  # the same bytes, read by other instructions
+    again = rows.lists(args)  # the same bytes, read by a different instruction set
     assert count[0] > 0
     assert torch.equal(count, again[0]) and torch.equal(index[0, : count[0]], again[1][0, : count[0]])
 

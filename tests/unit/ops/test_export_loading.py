@@ -1,4 +1,4 @@
-"""Programs that torch.export saved run wherever they are loaded, by the kernels that there are."""
+"""Tests that programs saved by torch.export run on any machine, with the kernels available there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-probabilities beside 45 digits: near the threshold, near certainty, of scores of every size."""
+"""Tests of log-probabilities against 45-digit results: near the threshold, near certainty, at every scale."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ END = 1
 
 
 def rows(alpha: float, offset: float) -> Tensor:
-    """Rows of four scores in float32: ordinary ones, one that leads, and gaps up to the threshold."""
+    """Return rows of four float32 scores: ordinary ones, a leading one, and gaps up to the threshold."""
     width = 60.0 if alpha < 1.02 else 1 / (alpha - 1)
     generator = torch.Generator().manual_seed(int(alpha * 1000))
     gaps = torch.rand(4, 4, generator=generator) * width
@@ -40,7 +40,7 @@ def exact(scores: Tensor, alpha: float, tau: float | None = None) -> Tensor:
 
 
 def spread(best: BestSymbols, classes: int, end: int) -> Tensor:
-    """Return the log-probabilities of all symbols from the best of them."""
+    """Convert the best symbols to log-probabilities of all symbols."""
     result = torch.full((len(best.ends), classes), -math.inf, dtype=torch.float64)
     for row, (logs, symbols) in enumerate(zip(best.log_probs.tolist(), best.symbols.tolist(), strict=True)):
         for value, symbol in zip(logs, symbols, strict=True):
@@ -126,7 +126,7 @@ def test_entropies_and_divergences_are_finite(alpha: float) -> None:
     first, second = EntmaxCategorical(p, alpha), EntmaxCategorical(q, alpha)
     close(kl_divergence(first, second), divergence)
     close(first.entropy(), -(of_p.exp() * of_p).sum())
-    # PyTorch's own distribution, from logits that are finite where the probability is no number.
+    # PyTorch's distribution, with finite logits where the float32 probability underflows.
     dense = torch.distributions.Categorical(logits=torch.tensor([-200.0, 0.0, -1.0]))
     close(kl_divergence(first, dense), (of_p.exp() * (of_p - dense.logits.double())).sum())
 
@@ -150,7 +150,7 @@ def test_gradients_are_right_where_probabilities_are_tiny(alpha: float) -> None:
 
     assert torch.autograd.gradcheck(finite, (z, alphas))
     grads = torch.autograd.grad(log_entmax(z, alphas)[0, 3], (z, alphas), allow_unused=True)
-    if alpha > 1:  # outside the support there is no gradient
+    if alpha > 1:  # outside the support the gradient is zero
         assert all(grad is None or not grad.any() for grad in grads)
 
 

@@ -1,4 +1,4 @@
-"""The LSTM's operations with a backward pass of their own, beside PyTorch's operations and PyTorch's LSTM."""
+"""Tests of fused LSTM operations with custom backward passes, against PyTorch's operations and LSTM."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def trainable(x: LSTMSteps) -> list[Tensor]:
 
 
 def replace(x: LSTMSteps, tensors: tuple[Tensor, ...]) -> LSTMSteps:
-    """Put other tensors in the places of those that are trainable, in their order."""
+    """Replace the trainable tensors, in their order."""
     later = iter(tensors)
 
     def take(part: Tensor | None) -> Tensor | None:
@@ -94,7 +94,7 @@ def test_steps_have_derivatives_of_both_orders() -> None:
 
 
 def test_gradients_to_differentiate_of_inputs_that_depend_on_each_other() -> None:
-    """Keys are computed from the memory, as a model does: what flows through them must be counted once."""
+    """Check that gradients through keys, which models compute from the memory, are counted only once."""
     x, weight = steps(), draw(SIZE, SIZE)
     results = []
     for compute in (fused_steps, plain_steps):
@@ -146,13 +146,13 @@ def test_rows_are_read_as_by_pytorch(layers: int) -> None:
 
 @pytest.fixture
 def plainly(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Let a test switch the operations off."""
+    """Return a patch with which a test can disable the fused operations."""
     with monkeypatch.context() as patch:
         yield patch
 
 
 def decoded(model: RNNSeq2Seq, autocast: bool = False) -> list[Tensor]:
-    """Return states, weights, and the gradient of every parameter that has one."""
+    """Return hidden states, attention weights, and the gradients of all parameters used."""
     torch.manual_seed(1)
     src, tgt = torch.randint(4, 13, (BATCH, SRC)), torch.randint(4, 11, (BATCH, TGT))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
@@ -171,7 +171,7 @@ def test_a_model_gives_the_same_with_and_without_the_operations(dtype: torch.dty
 
 
 def test_gradients_add_up() -> None:
-    """Each parameter has a gradient in memory of its own: what is added to one is not added to another."""
+    """Check that no two gradients share memory: in-place accumulation in one would change the other."""
     model = RNNSeq2Seq(13, 11, d_model=SIZE, dropout=0.0).double()
     src, tgt = torch.randint(4, 13, (BATCH, SRC)), torch.randint(4, 11, (BATCH, TGT))
     first = []
@@ -188,7 +188,7 @@ def test_gradients_add_up() -> None:
 def test_autocast_is_nearer_to_float64_than_pytorchs_operations_under_it(plainly) -> None:
     model = RNNSeq2Seq(13, 11, d_model=32, dropout=0.0)
     ours = decoded(model, autocast=True)
-    assert ours[0].dtype == ours[1].dtype == torch.float32  # autocast's products alone are in half precision
+    assert ours[0].dtype == ours[1].dtype == torch.float32  # autocast computes only matrix products in half precision
     plainly.setattr(lstm_model, "tracing_active", lambda: True)
     theirs, exact = decoded(model, autocast=True), decoded(model.double())
 

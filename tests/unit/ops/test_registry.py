@@ -1,4 +1,4 @@
-"""Every backend of the table has the functions that it lists, with the parameters of the protocol."""
+"""Tests that every registered backend has the functions that it lists, with the parameters of the protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Marks for torch.compile that need no compiler to be set: the same as those of PyTorch's own decorators."""
+"""Tests of markers for torch.compile, which are set without importing the compiler and match PyTorch's decorators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_constant_is_called_while_tracing_and_not_traced() -> None:
     @tracing.constant
     def constant(x: int) -> int:
         calls.append(x)
-        return x + 1 if os.getpid() else x  # a number of the system's cannot be traced
+        return x + 1 if os.getpid() else x  # os.getpid cannot be traced
 
     def function(x: Tensor) -> Tensor:
         return x * constant(2)
@@ -56,7 +56,7 @@ def test_what_is_untraced_runs_each_time_and_breaks_a_graph() -> None:
 
 
 def test_no_cuda_graph_captures_operators_that_wait_for_a_number() -> None:
-    importlib.import_module("tsallis.ops.autograd.linear")  # registers them
+    importlib.import_module("tsallis.ops.autograd.linear")  # registers the operators
     for name in ("entmax_loss", "linear_loss", "linear_loss_backward"):
         assert torch.Tag.cudagraph_unsafe in getattr(torch.ops.tsallis, name).default.tags
     assert torch.Tag.cudagraph_unsafe not in torch.ops.tsallis.entmax.default.tags

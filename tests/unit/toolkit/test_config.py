@@ -1,4 +1,4 @@
-"""Configurations: every mistake at once and with its path, and what they are turned into."""
+"""Configurations: all errors are reported together with their paths, and settings become arguments."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
         "seach: unknown key (did you mean search?)",
     ):
         assert words in message
-    assert message.count("; ") == 7  # eight mistakes, one mention each
+    assert message.count("; ") == 7  # eight mistakes, each reported once
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_single_mistakes(tmp_path: Path, text: str, words: str) -> None:
-    text = text.replace("}\n{", ", ")  # one section
+    text = text.replace("}\n{", ", ")  # merge two sections into one
     with pytest.raises(InputError, match=words) as caught:
         config(tmp_path, text)
     assert "\n" not in str(caught.value)
@@ -156,7 +156,7 @@ def test_overrides(tmp_path: Path) -> None:
 
 
 def test_overrides_of_texts_are_taken_as_they_are(tmp_path: Path) -> None:
-    """What YAML takes for a mapping, a number or no value at all is a file's name where a name is expected."""
+    """If a setting expects a name, text that YAML would parse as a mapping or a number is a name."""
     loaded = config(tmp_path, "version: 1\n", "data.train={language}-train-low", "data.dev={language}")
     assert (loaded.data.train, loaded.data.dev) == ("{language}-train-low", "{language}")
     loaded = config(tmp_path, "version: 1\n", "data={train: a, dev: b}", "data.folder=2018", "data.test=null")
@@ -271,7 +271,7 @@ def test_the_text_is_the_whole_configuration_without_the_folder(tmp_path: Path) 
 
 
 SECTIONS = {name: section for task in TASKS.values() for name, section in task.models.items()}
-IMAGES = {"kind": "questions", "image": "features", "d_image": 5}  # what the data says
+IMAGES = {"kind": "questions", "image": "features", "d_image": 5}  # settings that the data determines
 
 
 @pytest.mark.parametrize(
@@ -281,8 +281,8 @@ def test_a_model_without_settings_is_that_of_the_configuration(architecture: str
     section = SECTIONS[architecture]
     inputs = section(architecture=architecture).model_dump(exclude={"architecture"})
     if "tau" in inputs:
-        assert inputs.pop("tau") == "auto"  # a way to find the number, which no class can do without data
-    if "copy" in inputs:  # the class takes the symbols, which come from the data
+        assert inputs.pop("tau") == "auto"  # needs data: the class accepts only the number
+    if "copy" in inputs:  # needs data: the class accepts the symbols instead
         assert inputs.pop("copy") is False and inputs.pop("features") == "joined"
     plain, set_ = (MODELS[architecture](20, 20, **more, **settings) for settings in ({}, inputs))
     arguments = [
@@ -319,7 +319,7 @@ def test_endings_compete_in_translation(tmp_path: Path, text: str, competing: bo
 
 
 def test_limits_of_outputs(tmp_path: Path) -> None:
-    """Only those that are set are arguments of a search; a run's folder has them all."""
+    """Only limits that are set become arguments of a search. The stored configuration has all of them."""
     loaded = config(tmp_path, BASE, "search.min_length=2", "search.max_length=9", "search.length_penalty=0.6")
     assert loaded.search.options.limits == {"min_length": 2, "max_length": 9, "length_penalty": 0.6}
     for overrides in ((), ("search.min_length=0",)):
@@ -348,7 +348,7 @@ def test_prepared_runs_have_plain_arguments(tmp_path: Path) -> None:
     assert prepared.settings.seed == 3 and prepared.settings.batch_size == 64
     built = build_model(prepared.description)
     assert built.arguments["src_vocab"] == len(data.vocabularies.src) and built.arguments["d_model"] == 8
-    assert 3 in data.dev.corpus.tgt[0]  # "v" was never seen in training: nothing of dev is in the vocabulary
+    assert 3 in data.dev.corpus.tgt[0]  # "v" is not in the training data, so it is unknown
     everything = prepare(config(tmp_path, text, "data.languages=all", "model.d_model=8"))
     assert everything.task.facts()["languages"] == ["eo"]
 
@@ -402,7 +402,7 @@ def test_values_that_no_setting_has(tmp_path: Path, value: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sequence", "mapping", "merge"])
 def test_aliases_that_stand_for_too_much(tmp_path: Path, kind: str) -> None:
-    """Ten times ten times ten ...: a few hundred bytes that no value of theirs is made from."""
+    """Each level has ten aliases of the level before: a few hundred bytes would expand to billions of values."""
     forms = {"sequence": "[{}]", "mapping": "{{{}}}", "merge": "{{<<: [{}]}}"}
     lines = ["a0: &a0 {x: 1}"]
     for level in range(1, 12):
@@ -413,7 +413,7 @@ def test_aliases_that_stand_for_too_much(tmp_path: Path, kind: str) -> None:
 
 
 def integers_without_an_end() -> list[str]:
-    """Settings of every section whose schema knows no largest value."""
+    """Return the integer settings whose schema has no largest value."""
     result = []
     schemas = [schema(task, name) for task in TASKS.values() for name in task.models]
     definitions = {k: v for each in schemas for k, v in each.model_json_schema()["$defs"].items()}

@@ -1,4 +1,4 @@
-"""Files with names of earlier versions open as if they had the new names."""
+"""Files with names from earlier versions open as if they had the current names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `tsallis info --check` notices: every function of a backend made wrong, in every result and by any fault."""
+"""`tsallis info --check` detects every kind of fault in every result of every function of a backend."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Fault = Callable[[Any], Any]
 
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a backend without faults into the place of all others."""
+    """Replace all backends except the eager one by a stand-in without faults."""
     monkeypatch.delenv(choice.VARIABLE, raising=False)
     entries = {"eager": registry.BACKENDS["eager"], "stand-in": registry.Entry("stand_in", ("cpu",))}
     monkeypatch.setattr(registry, "BACKENDS", entries)

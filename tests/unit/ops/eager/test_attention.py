@@ -1,4 +1,4 @@
-"""What is the tiles' own: a batch element without keys is in no tile, and has zeros all the same."""
+"""Tests of the tiles of eager attention: a batch element without keys is in no tile, and its output is zero."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tsallis.ops.eager import attention
 
 
 def test_no_keys_are_zeros_and_zero_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "TILE", 1)  # a batch element a tile
+    monkeypatch.setattr(attention, "TILE", 1)  # one batch element per tile
     monkeypatch.setattr(torch, "empty_like", lambda x, **options: torch.full_like(x, torch.nan))
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 1, 3, 4, dtype=torch.double, requires_grad=True) for _ in range(3))

@@ -1,4 +1,4 @@
-"""Tsallis entropy and its slope in alpha beside the same formulas with fifty digits, on both sides of the series."""
+"""Tests of Tsallis entropy and its derivative in alpha against 50-digit formulas, with and without the series."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from tsallis.ops.eager.entropy import SERIES_BELOW, entropy, entropy_alpha_gradient
 
 PROB = 0.25
-# What `x = (alpha - 1) log p` is: 0, within the series, at its bound, soon beyond it, and far off. From 1.39 on alpha
-# would be negative.
+# Values of `x = (alpha - 1) log p`: 0, inside the range of the series, at its bound, just outside and far outside.
+# For x of at least 1.39, alpha would be negative.
 NEAR = [1e-9, 1e-3, 0.1, 0.3, 0.499, SERIES_BELOW, 0.501, 0.7, 1.0, 1.38]
 EXPONENTS = [0.0, *NEAR, *(-x for x in NEAR), -3.0, -10.0]
 
 
 def exact(alpha: float) -> tuple[float, float]:
-    """Return the part of the probability `PROB` in the entropy, and its derivative in alpha."""
+    """Return the contribution of the probability `PROB` to the entropy, and its derivative in alpha."""
     with localcontext() as context:
         context.prec = 50
         p, a = Decimal(PROB), Decimal(alpha)

@@ -1,4 +1,4 @@
-"""Sums of a table's rows by lists of numbers, beside the product of matrices."""
+"""Tests of sparse weighted sums of table rows against a dense matrix product."""
 
 from __future__ import annotations
 

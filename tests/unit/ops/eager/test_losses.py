@@ -1,4 +1,4 @@
-"""The loss of rows that were compacted: a NaN or an infinite score breaks its own row, and no other."""
+"""Tests of the loss of compacted rows: a NaN or an infinite score breaks only its own row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long rows are compacted to what may be in the support: rows without any score stay empty."""
+"""Tests of long rows, which are compacted to the candidates for the support. A row of -inf stays empty."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_an_empty_row_among_long_ones(alpha: float, d: int) -> None:
 @pytest.mark.parametrize("alpha", [1.0, 1.01, 1.5, 2.0])
 @pytest.mark.parametrize("budget", [0, 1.5, 2, 39.5, 40, 50])
 def test_a_budget_among_equal_scores_is_shared_equally(alpha: float, budget: float) -> None:
-    """The threshold is as far from the largest score as it can be."""
+    """Check that the threshold for equal scores is as far from the largest score as possible."""
     probs = maps.budgeted_entmax(torch.zeros(2, 40), alpha, budget)
     torch.testing.assert_close(probs, torch.full((2, 40), min(budget / 40, 1.0)), atol=1e-7, rtol=1e-6)
 

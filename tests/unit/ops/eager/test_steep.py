@@ -1,4 +1,4 @@
-"""Alphas above 2 beside the same formulas with many digits: the smallest probability's power is far below rounding."""
+"""Tests of alphas above 2 against many-digit formulas: powers of small probabilities vanish in float64 rounding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALPHAS = [2.5, 4.0, 5.0, 7.0, 10.0, 15.0, 30.0, 50.0]
 
 
 def exact(row: list[float], alpha: float, budget: float = 1.0) -> list[Decimal]:
-    """Return the probabilities of a row: the support by trying, the smallest one by bisection."""
+    """Return the probabilities of a row: find the support by trial, the smallest probability by bisection."""
     eps = Decimal(alpha) - 1
     scores = [Decimal(z) for z in row]
 
@@ -42,7 +42,7 @@ def derivatives(probs: list[Decimal], grad: list[float], alpha: float) -> tuple[
     """Return the gradients of a row's scores and of its alpha."""
     eps = Decimal(alpha) - 1
     s = [((1 - eps) * p.ln()).exp() if p else Decimal(0) for p in probs]
-    # k is -dp/d alpha by s at a fixed threshold.
+    # k is -dp/dalpha divided by s, at a fixed threshold.
     k = [(1 + (eps * p.ln()).exp() * (eps * p.ln() - 1)) / eps**2 if p else Decimal(0) for p in probs]
 
     def jacobian(vector: list[Decimal]) -> list[Decimal]:
@@ -54,14 +54,14 @@ def derivatives(probs: list[Decimal], grad: list[float], alpha: float) -> tuple[
 
 
 def rows(scale: float, d: int = 7) -> Tensor:
-    """Scores [4, d], those of the last two with ties."""
+    """Return scores [4, d]; the last two rows have ties."""
     noise = torch.randn(4, d, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     noise[2:] = noise[2:].round()
     return (noise * scale).float().double()
 
 
 def known(alpha: float) -> tuple[Tensor, Tensor]:
-    """Return scores [13, 7] of all scales, and their probabilities."""
+    """Return scores [13, 7] of several scales, and their probabilities."""
     scores = torch.cat([rows(0.01), rows(1.0), rows(100.0), torch.tensor([[0.3, 0.2, *[0.0] * 5]]).double()])
     with localcontext() as context:
         context.prec = 60
@@ -110,11 +110,11 @@ def test_long_rows_have_all_digits(alpha: float) -> None:
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_gradients_have_all_digits_where_a_slope_leaves_the_range(alpha: float) -> None:
-    """Of two entries with 0.99 and 0.01 the slope at alpha 50 is 1e96, and the derivative that of the larger one."""
+    """With probabilities 0.99 and 0.01, the slope at alpha 50 is 1e96; the larger entry determines the derivative."""
     scores = torch.tensor([[0.3, 0.2, -1.0], [0.0, 1 / (alpha - 1) - 0.001, -3.0], [0.02, 0.01, 0.0]]).double()
     grad = [0.5, -1.5, 2.0]
     with localcontext() as context:
-        context.prec = 500  # what is subtracted in the plain formula is so much larger than what is left
+        context.prec = 500  # the plain formula subtracts numbers that are much larger than their difference
         results = [derivatives(exact(row, alpha), grad, alpha) for row in scores.tolist()]
     dz = torch.tensor([[float(x) for x in row] for row, _ in results], dtype=torch.float64)
     da = torch.tensor([[float(x)] for _, x in results], dtype=torch.float64)
@@ -138,7 +138,7 @@ def test_gradients_have_all_digits_where_a_slope_leaves_the_range(alpha: float) 
 
 @pytest.mark.parametrize("alpha", [2.5, 10.0])
 def test_derivatives_of_both_orders(alpha: float) -> None:
-    scores = (rows(0.2, 5)[1:3] + torch.linspace(0, 0.01, 5)).requires_grad_()  # a tie has no derivative
+    scores = (rows(0.2, 5)[1:3] + torch.linspace(0, 0.01, 5)).requires_grad_()  # no ties: they have no derivative
     alphas = torch.full((2, 1), alpha, dtype=torch.float64, requires_grad=True)
     for compute in (tsallis.entmax, lambda z, a: tsallis.budgeted_entmax(z, a, 1.5)):
         assert torch.autograd.gradcheck(compute, (scores, alphas), check_forward_ad=True)
@@ -171,7 +171,7 @@ def test_an_offset_changes_nothing() -> None:
 
 
 def test_newtons_steps_end_when_all_rows_have_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten steps are enough for any row, scores of all sizes among them."""
+    """Check that ten steps are enough for every row, including scores of very different sizes."""
     generator = torch.Generator().manual_seed(6)
     scores = -torch.rand(50, 300, generator=generator, dtype=torch.float64).mul(-40).exp()
     enough, _ = steep.solve_steep(scores, 10.0)

@@ -1,4 +1,4 @@
-"""Thresholds of few entries, which are sorted, and of many, by Newton's steps: both are those of the reference."""
+"""Tests of thresholds against the reference: few entries are sorted, many entries use Newton steps."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tsallis.ops.eager.thresholds import SMALL, threshold
 def test_probabilities_and_thresholds_are_those_of_the_reference(alpha: float, rows: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
     scores = torch.randn(rows, 150, generator=generator, dtype=torch.float64) * 2
-    scores[0, 1:] = -torch.inf  # one entry alone
-    scores[1] = -torch.inf  # none
-    scores[2] = 0  # all alike
+    scores[0, 1:] = -torch.inf  # a single finite entry
+    scores[1] = -torch.inf  # no finite entry
+    scores[2] = 0  # all scores are equal
     assert (scores.numel() < SMALL) == (rows == 3)
     top = scores.amax(-1, keepdim=True)
     values = (scores - torch.where(top == -torch.inf, 0, top)).to(dtype)
@@ -30,7 +30,7 @@ def test_probabilities_and_thresholds_are_those_of_the_reference(alpha: float, r
     active = torch.tensor([row != 1 for row in range(rows)])
     largest = probs.amax(-1, keepdim=True)[active].double()
     torch.testing.assert_close(c[active].double(), (1 - largest ** (alpha - 1)) / (alpha - 1), atol=2 * limit, rtol=0)
-    # A lower bound of the threshold to start from changes neither; an alpha for each row neither.
+    # Neither a lower bound as the starting point nor one alpha per row changes the result.
     below = torch.where(active.unsqueeze(-1), c - 0.1, 0).clamp(min=0)
     torch.testing.assert_close(threshold(values, alpha, below)[0], probs, atol=limit, rtol=0)
     alphas = torch.full((rows, 1), alpha, dtype=dtype)
@@ -39,7 +39,7 @@ def test_probabilities_and_thresholds_are_those_of_the_reference(alpha: float, r
 
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
 def test_newtons_steps_end_when_all_rows_have_theirs(monkeypatch: pytest.MonkeyPatch, alpha: float) -> None:
-    """A dozen steps are enough for any row: the limit is for what isn't a number."""
+    """Check that a dozen steps are enough for every row; only NaN reaches the limit."""
     values = torch.randn(100, 100, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     values -= values.amax(-1, keepdim=True)
     enough, _ = threshold(values, alpha)

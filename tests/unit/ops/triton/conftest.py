@@ -1,4 +1,4 @@
-"""What tests of the kernels for GPUs share."""
+"""Fixtures for the tests of the GPU kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention by Triton's kernels for long rows and short ones: all as attention with all weights at hand, in float64."""
+"""Tests of the Triton attention kernels for long and short rows, against dense float64 attention."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ EVERY_ALPHA = [1.0, 1.001, 1.25, 1.5, 1.9, 2.0]
 
 @pytest.fixture(autouse=True)
 def _sparse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of whatever length by the kernels for long ones."""
+    """Use the kernels for long rows at every length."""
     small_blocks(monkeypatch)
     monkeypatch.setattr(launching, "short_tiling", lambda *_: None)
 
 
 @pytest.fixture(params=["long", "short"])
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of up to 48 keys by the kernels for long ones, or by those that keep all scores, in three parts."""
+    """Test rows of up to 48 keys with the kernels for long rows, or with those that keep all scores in three parts."""
     if request.param == "short":
         monkeypatch.setattr(launching, "short_tiling", lambda *n: ShortTiling(16, 16, 3, 4) if n[3] <= 48 else None)
 
@@ -161,7 +161,7 @@ def test_what_no_query_sees_is_never_read(either: None) -> None:
     assert key.grad.isfinite().all() and (key.grad[..., 21:, :] == 0).all()
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from NumPy, in Triton's interpreter
 @pytest.mark.parametrize(("alpha", "bad"), [(1.2, torch.nan), (1.5, torch.inf), (1.5, torch.nan), (2.0, torch.inf)])
 def test_a_broken_query_breaks_its_own_row_only(alpha: float, bad: float, either: None) -> None:
     query, key, value = tensors(1, 1, 20, 33)
@@ -178,7 +178,7 @@ def test_a_broken_query_breaks_its_own_row_only(alpha: float, bad: float, either
 
 def test_any_strides(either: None) -> None:
     inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors(2, 2, 15, 33)]
-    inputs[2] = inputs[2].mT.contiguous().mT  # not even one row is consecutive
+    inputs[2] = inputs[2].mT.contiguous().mT  # not even a single row is contiguous
     mask = torch.randn(33, 15).T[None, None]
     check(tuple(inputs), torch.tensor([[1.4, 1.6]]).expand(2, 2), mask)
 
@@ -186,7 +186,7 @@ def test_any_strides(either: None) -> None:
 @pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0])
 def test_scores_far_from_zero_and_far_from_each_other(alpha: float, either: None) -> None:
     query, key, value = tensors(1, 1, 15, 48)
-    key[..., 0] += 100  # of all scores of a query: hundreds
+    key[..., 0] += 100  # shifts all scores of a query by hundreds
     check((query, key, value), torch.tensor([[alpha]]), output=2e-4, gradient=2e-3)
     query, key, value = tensors(1, 1, 15, 48)
     check((query * 30, key, value), torch.tensor([[alpha]]), output=2e-4, gradient=2e-3)
@@ -199,7 +199,7 @@ def test_many_equal_scores(either: None) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype: torch.dtype, either: None) -> None:
-    # The interpreter cuts float32 to bfloat16 where a GPU rounds it.
+    # The interpreter truncates float32 to bfloat16, a GPU rounds it.
     tolerance = 1e-2 if dtype == torch.bfloat16 else 2e-3
     inputs = tuple(x.to(dtype) for x in tensors(1, 4, 15, 33, key_heads=2))
     alpha = torch.tensor([[1.0, 1.3, 1.5, 2.0]])
@@ -210,7 +210,7 @@ def test_dropout_drops_weights_and_their_gradients(either: None) -> None:
     share, seed = 0.3, (5 << 40) + 7
     query, key, _ = tensors(1, 2, 15, 33)
     options = {"dropout": share, "seed": seed}
-    # Values that are the rows of an identity: the output is the weights, as they were dropped.
+    # With the identity as values, the output is the attention weights after dropout.
     ones = torch.eye(33).expand(1, 2, 33, 33)
     alpha = torch.tensor([[1.0, 1.5]])
     whole, _ = attend(query, key, ones, alpha, None)
@@ -219,7 +219,7 @@ def test_dropout_drops_weights_and_their_gradients(either: None) -> None:
     torch.testing.assert_close(dropped, whole * factors, rtol=1e-6, atol=1e-7)
     assert set(factors.flatten().tolist()) == {0.0, torch.tensor(1 / (1 - share)).item()}
     assert abs((factors == 0).float().mean() - share) < 0.04
-    assert len({tuple(row.tolist()) for row in factors.flatten(0, 2)}) == 30  # every row is drawn anew
+    assert len({tuple(row.tolist()) for row in factors.flatten(0, 2)}) == 30  # every row has different draws
     other = drop_factors(query, 33, dropout=share, seed=seed + 1)
     assert not torch.equal(factors, other)
     check(tensors(1, 2, 15, 33), alpha, torch.randn(1, 1, 15, 33), factors=factors.double(), **options)
@@ -229,14 +229,14 @@ def test_dropout_drops_weights_and_their_gradients(either: None) -> None:
 
 @pytest.mark.slow
 def test_dropout_of_more_heads_than_a_grid_is_high(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second and the third dimension of a grid have at most 65,535 programs."""
+    """Check more heads than the 65,535 programs that fit in the second or third dimension of a grid."""
     grids: list[tuple[int, ...]] = []
     watch_launches(monkeypatch, gpu_attention, lambda _, grid, __: grids.append(grid))
     query = torch.empty(16385, 4, 3, 1)
     factors = drop_factors(query, 2, dropout=0.3, seed=9)
     assert all(max(grid[1:], default=1) < 65536 for grid in grids)
     assert abs((factors == 0).float().mean() - 0.3) < 0.004
-    few = drop_factors(query[:1], 2, dropout=0.3, seed=9)  # which does not depend on what other heads there are
+    few = drop_factors(query[:1], 2, dropout=0.3, seed=9)  # must not depend on the other heads
     assert torch.equal(few, factors[:1])
     assert factors[-1].unique().numel() == 2 and not torch.equal(factors[-1], factors[-2])
 
@@ -253,7 +253,7 @@ def test_dropout_is_refused_while_a_graph_is_captured(monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def in_reverse(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Have PyTorch use deterministic algorithms; return what makes the interpreter run the last program first."""
+    """Enable deterministic algorithms; return a function that makes the interpreter run programs in reverse order."""
 
     def reverse() -> None:
         if DEVICE == "cpu":
@@ -301,7 +301,7 @@ def test_gradients_have_gradients(either: None) -> None:
 
 
 def test_blocks_without_support_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys near a query attend to it, and nothing else: a dense sweep, then hardly more than the diagonal."""
+    """Check that, if queries attend only to near keys, little more than the diagonal is read after a dense sweep."""
     launched: dict[str, Tensor] = {}
     watch_launches(monkeypatch, launching, lambda _, __, arguments: launched.update(arguments))
     angle = torch.arange(128.0) / 128
@@ -310,14 +310,14 @@ def test_blocks_without_support_are_skipped(monkeypatch: pytest.MonkeyPatch) -> 
     value = torch.randn(1, 1, 128, 16)
     for alpha, limit in ((1.5, 1), (2.0, 2)):
         output, counts = attend(query, query / 600, value, alpha, None)
-        needed, candidates, sweeps = launched["counts"].flatten(1)  # of each of 4 blocks of queries
+        needed, candidates, sweeps = launched["counts"].flatten(1)  # one entry per block of queries, 4 in all
         assert (counts < 40).all()
-        assert (needed <= 5).all()  # of 8
+        assert (needed <= 5).all()  # out of 8 blocks of keys
         assert (candidates <= 8).all() and candidates.sum() < 32
         assert (sweeps <= limit + 2).all()
         assert launched["bits"].sum() == needed.sum()
         exact, _ = dense(query.double(), query.double() / 600, value.double(), alpha, None)
-        close(output, exact, 3e-4)  # scores of 600
+        close(output, exact, 3e-4)  # scores are as large as 600
 
 
 def test_what_is_not_computed_is_said() -> None:

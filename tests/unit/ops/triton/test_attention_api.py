@@ -1,4 +1,4 @@
-"""`entmax_attention` and the module by Triton's kernels: the same as by PyTorch's operations, decoding and compiled."""
+"""Tests of `entmax_attention` and the module with Triton's kernels, also decoding and compiled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def decode(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Small blocks; rows of up to 16 keys are short, and longer ones may be decoded. The kernels that ran."""
+    """Use small blocks, treat rows of up to 16 keys as short, and return the names of launched kernels."""
     small_blocks(monkeypatch)
     monkeypatch.setattr(launching, "short_tiling", lambda *n: ShortTiling(16, 16, 1, 4) if n[3] <= 16 else None)
     monkeypatch.setattr(gpu_attention, "SHORT_KEYS", 16)
@@ -78,7 +78,7 @@ def test_decoding_in_half_precision(dtype: torch.dtype) -> None:
     check(inputs, ALPHAS[None], compute=decode, output=1e-2 if dtype == torch.bfloat16 else 2e-3)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from NumPy, in Triton's interpreter
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_decoding_a_broken_query_breaks_its_own_row_only(bad: float) -> None:
     query, key, value = tensors(1, 2, 3, 65, key_heads=1)
@@ -186,7 +186,7 @@ def test_the_module_decodes_with_a_cache(triton: None, launched: list[str]) -> N
         first, _ = module(x[:, :19], x[:, :19], x[:, :19], need_weights=False, is_causal=True, cache=cache)
         launched.clear()
         steps = [module(x[:, n : n + 1], *[x[:, n : n + 1]] * 2, need_weights=False, cache=cache)[0] for n in (19, 20)]
-        assert launched == 2 * DECODING[:3]  # so few keys are one split
+        assert launched == 2 * DECODING[:3]  # so few keys need a single split
     close(torch.cat([first, *steps], 1), expected.double(), 1e-5)
     assert torch.equal(module.support(), support[..., -1:])
     assert module.stats().support.shape == (4,)
@@ -218,7 +218,7 @@ def test_compiled_it_is_one_operator(keys: int, triton: None, launched: list[str
 
 def test_compiled_dropout_is_the_same_backward_and_large_alphas_are_computed(triton: None) -> None:
     query, key, _ = (x.requires_grad_() for x in on_device(*tensors(1, 1, 5, 9)))
-    ones = torch.eye(9, device=DEVICE)[None, None].requires_grad_()  # the output is the weights, as they were dropped
+    ones = torch.eye(9, device=DEVICE)[None, None].requires_grad_()  # the output is the weights after dropout
 
     @torch.compile(backend="aot_eager", fullgraph=True)
     def function(query: Tensor, value: Tensor, alpha: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ def test_compiled_dropout_is_the_same_backward_and_large_alphas_are_computed(tri
     torch.testing.assert_close(gradient[..., 0], output.sum(-2))
     other = function(query, ones, torch.tensor([1.2], device=DEVICE))
     assert not torch.equal(output, other)
-    large = torch.tensor([2.5], device=DEVICE)  # the kernels have no such alpha: PyTorch's operations serve
+    large = torch.tensor([2.5], device=DEVICE)  # the kernels do not support this alpha: PyTorch's operations run
     weights = function(query, ones, large)
     expected = tsallis.entmax_attention(query, key, ones, large)
     assert isinstance(expected, Tensor)

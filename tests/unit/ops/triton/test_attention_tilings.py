@@ -1,4 +1,4 @@
-"""How the attention kernels are cut for a GPU: every size has its tiling, and they compile without a GPU."""
+"""Tests of the tilings of the attention kernels: every size has one, and the kernels compile without a GPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_tiling_holds_what_it_is_for(size: int, dtype: torch.dtype, memory: in
 def test_heads_are_as_wide_as_the_gpu_with_least_shared_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [
         SimpleNamespace(shared_memory_per_block=49_152, shared_memory_per_block_optin=232_448),
-        SimpleNamespace(shared_memory_per_block=65_536),  # by another maker
+        SimpleNamespace(shared_memory_per_block=65_536),  # from a different vendor
     ]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
@@ -214,7 +214,7 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16)[: 2 if capability < 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [(75, 65_536), (80, 166_912), (86, 101_376)], ids=["sm_75", "sm_80", "sm_86"])
 def test_the_kernels_fit_the_shared_memory_of_every_gpu(target: tuple[int, int]) -> None:
-    """The usual heads and the widest; others take long to compile."""
+    """Check the usual and the widest heads; by default no others, because compiling takes long."""
     sizes = "(32, 64, 80, 128, 256)" if os.environ.get("TSALLIS_COMPILE_ALL") else "(64, launch.largest_head(limit))"
     compile_for_a_gpu(SHARED.replace("TARGET", str(target)).replace("SIZES", sizes))
 
@@ -230,5 +230,5 @@ ALL_CASES = (
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", [ONE_CASE] + [ALL_CASES] * bool(os.environ.get("TSALLIS_COMPILE_ALL")))
 def test_the_kernels_compile_for_a_gpu_and_not_anew_for_every_length(cases: str) -> None:
-    """Without one: what the interpreter runs is not always what the compiler takes."""
+    """Check that the kernels compile: the interpreter accepts code that the compiler rejects."""
     compile_for_a_gpu(COMPILE.replace("CASES", cases))

@@ -1,4 +1,4 @@
-"""Derivatives through the kernels for GPUs: they save and hand on tensors as the others do."""
+"""Tests of first and second derivatives of the GPU kernels, of negative views and of traced graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sparse output layer by Triton's kernels, run by Triton's interpreter: all as with all scores, in float64."""
+"""Tests of the Triton kernels of the sparse output layer against float64 results from all scores."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tsallis.ops.sparse_rows import CsrRows
 from tsallis.ops.triton import alpha_relu as gpu_relu
 from tsallis.ops.triton import sparse as gpu_lists
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from NumPy, in Triton's interpreter
 DTYPES = [torch.float32, torch.bfloat16]
 TOKENS, D, CLASSES = 12, 7, 33
 
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks so small that a tiny layer fills some, and lists so short that some are cut."""
+    """Use blocks so small that a tiny layer fills several, and pieces so short that some lists are split."""
     monkeypatch.setattr(gpu_lists, "PIECE", 16)
     monkeypatch.setattr(gpu_lists, "ENTRIES", 16)
     monkeypatch.setattr(gpu_lists, "COLUMNS", 16)
@@ -44,12 +44,12 @@ CHUNKS = {"in chunks": {"chunk": 5 * CLASSES, "whole": 0, "tokens": 1}, "all at 
 
 @pytest.fixture(params=list(CHUNKS))
 def small_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five rows of the layer below a chunk: the last one is shorter. Or all of them, whose scores may be kept."""
+    """Use chunks of five rows, of which the last is shorter, or one chunk of all rows, whose scores may be kept."""
     resize(monkeypatch, **CHUNKS[request.param])
 
 
 def some_lists(rows: int, columns: int, counts: list[int], seed: int = 0) -> tuple[CsrRows, Tensor]:
-    """Random lists of given lengths, a column at most once in each; and the same as a matrix in float64."""
+    """Return random lists of given lengths, without repeated columns, and the same as a float64 matrix."""
     generator = torch.Generator().manual_seed(seed)
     matrix = torch.zeros(rows, columns, dtype=torch.float64)
     order = torch.rand(rows, columns, generator=generator).argsort(-1)
@@ -62,11 +62,11 @@ def some_lists(rows: int, columns: int, counts: list[int], seed: int = 0) -> tup
     return CsrRows(offsets.to(DEVICE), column.int().to(DEVICE), value.to(DEVICE)), matrix
 
 
-COUNTS = [0, 3, 40, 8, 9, 1, 0, 17, 33]  # pieces are of 16 entries here
+COUNTS = [0, 3, 40, 8, 9, 1, 0, 17, 33]  # a piece has 16 entries here
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
-    return 1e-2 if dtype == torch.bfloat16 else 2e-6  # the interpreter cuts bfloat16 where a GPU rounds it
+    return 1e-2 if dtype == torch.bfloat16 else 2e-6  # the interpreter truncates bfloat16, a GPU rounds it
 
 
 @pytest.mark.parametrize("size", [1, 7, 33])
@@ -131,7 +131,7 @@ def test_lists_by_class() -> None:
 def layer(
     dtype: torch.dtype = torch.float32, scale: float = 1.0, tokens: int = TOKENS, d: int = D, classes: int = CLASSES
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Hidden states, a weight, a bias, and targets of which two are ignored."""
+    """Return hidden states, a weight, a bias, and targets, two of them ignored."""
     generator = torch.Generator().manual_seed(3)
     hidden = torch.randn(tokens, d, generator=generator) * scale
     weight, bias = (torch.randn(*s, generator=generator) for s in ((classes, d), (classes,)))
@@ -141,7 +141,7 @@ def layer(
 
 
 def mixed(dtype: torch.dtype = torch.float32, peak: float = 200.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The first five rows peaked, the others flat."""
+    """Return a layer whose first five rows are peaked and whose other rows are flat."""
     hidden, weight, bias, target = layer(dtype, 0.1)
     hidden[:5] *= peak
     return hidden, weight, bias, target
@@ -150,7 +150,7 @@ def mixed(dtype: torch.dtype = torch.float32, peak: float = 200.0) -> tuple[Tens
 def exact(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float | Tensor, tau: float | None = None
 ) -> Tensor:
-    """Losses by the float64 reference, 0 where the target is ignored."""
+    """Return the losses of the float64 reference, 0 for ignored targets."""
     scores = F.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
     if tau is None:
         loss = reference.entmax_loss(scores, target.clamp(min=0), alpha)
@@ -168,7 +168,7 @@ def check(
     tolerance: float = 2e-5,
     biased: bool = True,
 ) -> None:
-    """Loss and gradients against float64's; errors relative to the largest value or to 1."""
+    """Compare the loss and gradients with float64; errors are relative to the largest value or to 1."""
     *leaves, target = inputs
     leaves = [x.detach().requires_grad_() for x in leaves]
     arguments = [*leaves, alpha.requires_grad_()] if isinstance(alpha, Tensor) else leaves
@@ -230,7 +230,7 @@ def test_each_row_has_its_alpha(monkeypatch: pytest.MonkeyPatch, reduction: str)
 @pytest.mark.usefixtures("triton")
 @pytest.mark.parametrize(("alpha", "tau"), [(1.25, 0.5), (1.5, 0.5), (2.0, 1.5), (1.5, 6.0)])
 def test_alpha_relu_is_that_of_the_scores_in_one_pass(alpha: float, tau: float) -> None:
-    """At the highest threshold most rows have no support."""
+    """Check several thresholds; with the highest, most rows have an empty support."""
     check(layer(), alpha, "none", tau)
 
 
@@ -239,7 +239,7 @@ def test_alpha_relu_is_that_of_the_scores_in_one_pass(alpha: float, tau: float) 
 def test_alpha_relu_is_that_of_the_scores_in_chunks(
     monkeypatch: pytest.MonkeyPatch, alpha: float, tau: float, share: float
 ) -> None:
-    """Also where one pass was tried, and found too many values."""
+    """Check computation in chunks; with share 0, one pass is tried first and finds too many values."""
     monkeypatch.setattr(gpu_relu, "LEAST", 0)
     monkeypatch.setattr(linear_chunks, "ONE_PASS", share == 0)
     resize(monkeypatch, share=share)
@@ -257,7 +257,7 @@ def test_without_a_bias() -> None:
 def test_bfloat16(monkeypatch: pytest.MonkeyPatch, tau: float | None, reduction: str, small_chunks: None) -> None:
     resize(monkeypatch, share=0.2)
     hidden, weight, bias, target = (x.mul_(0.5) if x.is_floating_point() else x for x in mixed(torch.bfloat16))
-    # Scores of some 10 are rounded to two digits, as those of a linear layer are.
+    # Scores of about 10 are rounded to two digits, as in a linear layer.
     check((hidden, weight, bias, target), 1.5, reduction, tau, tolerance=4e-2)
 
 
@@ -276,7 +276,7 @@ def test_values_above_zero_in_one_pass(monkeypatch: pytest.MonkeyPatch, tokens: 
     values = torch.where((target < 0)[:, None], 0, values)
     row, column = values.nonzero(as_tuple=True)
     assert torch.equal(lists.offsets.diff(), (values > 0).sum(-1))
-    assert torch.equal(lists.column, column.int())  # in order
+    assert torch.equal(lists.column, column.int())  # in ascending order
     close(lists.value, values[row, column], 2e-6)
 
 
@@ -332,7 +332,7 @@ def test_no_class_takes_part() -> None:
 @pytest.mark.parametrize("alpha", [1.0, 1.5])
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_gradients_can_be_asked_for_twice_and_have_gradients(alpha: float, reduction: str) -> None:
-    """What was made in the forward pass is used up by the first backward pass."""
+    """Check repeated backward passes: the first one consumes the buffers of the forward pass."""
     hidden, weight, bias, target = mixed(peak=30.0)
     leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
     loss = tsallis.linear_entmax_loss(hidden, weight, target, alpha, bias=bias, reduction=reduction).sum() * 0.5
@@ -354,10 +354,10 @@ def test_gradients_can_be_asked_for_twice_and_have_gradients(alpha: float, reduc
 def test_flat_chunks_round_the_weight_gradient_a_few_times_only(
     monkeypatch: pytest.MonkeyPatch, reduction: str
 ) -> None:
-    """As many chunks as there ever are, of bfloat16: a few times the error of rounding what is exact."""
+    """Check that, even with the most chunks, the error is a few times that of rounding once to bfloat16."""
     resize(monkeypatch, chunk=CLASSES, whole=0, tokens=1)
     hidden, weight, bias, target = layer(torch.bfloat16, 0.1, tokens=128)
-    hidden += 0.5  # sums that grow
+    hidden += 0.5  # nonzero mean, so that sums grow
     leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
     assert len(linear_chunks.make_plan(Layer(*leaves, target, 1.5, None)).chunks) == 16
     loss = tsallis.linear_entmax_loss(hidden, weight, target, bias=bias, reduction=reduction).sum()
@@ -384,7 +384,7 @@ needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs gpu: the interpret
 @pytest.mark.parametrize("scale", [0.1, 20.0])
 @pytest.mark.parametrize("tau", [None, 0.5])
 def test_memory_stays_bounded(scale: float, tau: float | None) -> None:
-    """An eighth of scores, log-probabilities and their gradient, which a layer and cross-entropy have at once."""
+    """Check that the loss needs less than an eighth of the memory of a linear layer with cross-entropy."""
     tokens, d, classes = 16_384, 64, 64_000
     generator = torch.Generator(DEVICE).manual_seed(0)
     inputs: dict[str, Any] = {"generator": generator, "device": DEVICE, "dtype": torch.bfloat16}
@@ -436,5 +436,5 @@ for dtype in (torch.bfloat16, torch.float32):
 
 @pytest.mark.slow
 def test_the_kernels_compile_for_a_gpu_and_not_anew_for_every_length() -> None:
-    """Without one: what the interpreter runs is not always what the compiler takes."""
+    """Check that the kernels compile: the interpreter accepts code that the compiler rejects."""
     compile_for_a_gpu(COMPILE)

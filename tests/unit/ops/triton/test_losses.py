@@ -1,4 +1,4 @@
-"""The losses by Triton's kernels: values, gradients, supports against float64, and what a row without a loss keeps."""
+"""Tests of the Triton loss kernels: values, gradients and supports against float64, and rows without a loss."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from triton_interpreter import DEVICE, close, gpu, losses
 from tsallis.ops import reference
 from tsallis.ops.eager.entropy import entropy_alpha_gradient
 
-ERROR, GRADIENT = 2e-6, 5e-6  # relative to the largest, or to 1
+ERROR, GRADIENT = 2e-6, 5e-6  # tolerances relative to the largest value or to 1
 
 
 @pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Small rows cut as long ones are."""
+    """Split small rows in the same way as long ones."""
     monkeypatch.setattr(losses, "tiling", tiling(request.param))
     monkeypatch.setattr(losses, "TILE", 64)
     return str(request.param)
@@ -73,11 +73,11 @@ def test_an_offset_changes_nothing(path: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "alpha"), PATHS_AND_ALPHAS, indirect=["path"])
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from NumPy, in Triton's interpreter
 def test_rows_without_a_loss_and_broken_ones(path: str, alpha: float) -> None:
     z = torch.randn(8, 65, device=DEVICE)
     z[0] = -torch.inf
-    z[1, 3] = -torch.inf  # the target's
+    z[1, 3] = -torch.inf  # the score of the target
     z[2, 7] = torch.nan
     z[3, 9] = torch.inf
     z[4, 7] = torch.nan

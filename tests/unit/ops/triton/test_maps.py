@@ -1,4 +1,4 @@
-"""The maps by Triton's kernels: probabilities and every gradient against the float64 reference, by every path."""
+"""Tests of the Triton kernels for softmax and entmax: results and gradients of every path against float64."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from sweep import ALPHAS, LISTS, PATHS, PATHS_AND_ALPHAS, tiling
 from triton_interpreter import DEVICE, close, compile_for_a_gpu, gpu, losses, maps
 from tsallis.ops import reference
 
-ERROR = 1e-6  # of probabilities and of sums
-GRADIENT = 5e-6  # relative to the largest, or to 1
+ERROR = 1e-6  # absolute tolerance of probabilities and sums
+GRADIENT = 5e-6  # tolerance relative to the largest gradient or to 1
 
 
 @pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Small rows cut as long ones are."""
+    """Split small rows in the same way as long ones."""
     monkeypatch.setattr(maps, "tiling", tiling(request.param))
     monkeypatch.setattr(maps, "gradient_tiling", tiling(request.param))
     return str(request.param)
 
 
 def check(scores: Tensor, alpha: float | Tensor, error: float = ERROR, gradient: float = GRADIENT) -> Tensor:
-    """The probabilities, once they and the gradients of scores and alpha were compared."""
+    """Compare probabilities and the gradients of scores and alpha with float64; return the probabilities."""
     scores = scores.to(DEVICE)
     rows = len(scores)
     exact = scores.double().requires_grad_()
@@ -39,7 +39,7 @@ def check(scores: Tensor, alpha: float | Tensor, error: float = ERROR, gradient:
     assert (result.double().sum(-1) - expected.sum(-1)).abs().max() <= error
     direction = torch.randn(scores.shape, device=DEVICE)
     target = torch.autograd.grad(expected, (exact, alphas), direction.double())
-    # Of probabilities that are not quite those of the reference the kernels' gradients are not quite its either.
+    # Gradients are compared only where the kernel finds the same support as the reference.
     certain = ((result > 0) == (expected > 0)).all(-1)
     dz, da = gpu.entmax_gradient(result, direction, inputs, True)
     assert da is not None and da.shape == (rows, 1) and da.dtype == torch.float32
@@ -69,7 +69,7 @@ def test_each_row_has_its_alpha(path: str) -> None:
 
 
 KINDS = ["constant", "ties", "one", "huge", "tiny", "rising"]
-# Short rows and long ones of every kind; long ones are cut in one way or another, by turns.
+# Short and long rows of every kind; the kinds take turns with the ways to split long rows.
 PATHS_AND_KINDS = [("short", kind) for kind in KINDS] + list(zip(["lists", "full", "parts"] * 2, KINDS, strict=True))
 
 
@@ -94,19 +94,19 @@ def rows_of(kind: str, d: int = 65) -> Tensor:
 def test_rows_of_every_kind(path: str, kind: str) -> None:
     alphas = torch.tensor([[1.0], [1.3], [1.5], [2.0]])
     check(rows_of(kind).repeat(2, 1), alphas)
-    if path in ("short", "lists"):  # the powers of one alpha, which the other paths have from the lists
+    if path in ("short", "lists"):  # a single alpha; the other paths share the code of lists
         check(rows_of(kind)[:1], 1.5)
 
 
 @pytest.mark.parametrize("offset", [1e4, 1e6])
 def test_an_offset_changes_nothing(path: str, offset: float) -> None:
-    z = (torch.randn(1, 65) * 2 + offset) - offset  # what float32 can hold there
+    z = (torch.randn(1, 65) * 2 + offset) - offset  # exact in float32 after the offset
     for alpha in (1.25, 2.0):
         torch.testing.assert_close(check(z + offset, alpha), check(z, alpha), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(("path", "alpha"), PATHS_AND_ALPHAS, indirect=["path"])
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from NumPy, in Triton's interpreter
 def test_what_takes_no_part_and_what_is_broken(path: str, alpha: float) -> None:
     z = torch.randn(6, 65, device=DEVICE)
     z[0] = -torch.inf
@@ -135,7 +135,7 @@ def test_half_precision(path: str, dtype: torch.dtype) -> None:
         exact = reference.entmax(z, alpha)
         p = gpu.entmax(z, alpha)
         assert p.dtype == dtype
-        assert ((p.double() - exact).abs() <= ulp * exact + 1e-6).all()  # the interpreter cuts where a GPU rounds
+        assert ((p.double() - exact).abs() <= ulp * exact + 1e-6).all()  # the interpreter truncates, a GPU rounds
         g = torch.randn(2, 65, device=DEVICE).to(dtype)
         dz, _ = gpu.entmax_gradient(p, g, alpha, False)
         inside = p.double()
@@ -173,7 +173,7 @@ def test_any_dimension() -> None:
 
 
 def test_how_rows_are_cut() -> None:
-    """Nothing is lost between the sizes, and few long rows are shared."""
+    """Check that every row fits its tiling, and that only few long rows are split among programs."""
     for d in (1, 31, 1024, 1025, 8192, 8193, 131072):
         for powers in range(3):
             for rows in (1, 5, 1000):
@@ -185,7 +185,7 @@ def test_how_rows_are_cut() -> None:
                     assert (cut.parts > 1) == (rows < 66 and d >= 8192)
 
 
-# The public functions, forward and backward by these kernels
+# Public functions, forward and backward, with these kernels
 
 
 def test_public_transforms_and_alphas_above_two() -> None:
@@ -195,12 +195,12 @@ def test_public_transforms_and_alphas_above_two() -> None:
         _, moved = torch.func.jvp(lambda x: tsallis.entmax(x, 1.5), (z,), (torch.ones_like(z),))
         above = tsallis.entmax(z, 2.5)
     close(batched, reference.entmax(z.double(), 1.5), ERROR)
-    assert moved.abs().max() < 1e-6  # a shift of all scores
+    assert moved.abs().max() < 1e-6  # a shift of all scores has no effect
     close(above, reference.entmax(z.double(), 2.5), ERROR)
 
 
 def test_rows_of_all_numbers_of_parts_have_the_same_constants(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler is called for each new combination of them, and of those which arguments 16 divides."""
+    """Check for recompilation, which new constants or a new divisibility of arguments by 16 would cause."""
     variants: dict[str, set[Any]] = {}
     parts = set()
 
@@ -259,5 +259,5 @@ ALL = (
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", [ONE] + [ALL] * bool(os.environ.get("TSALLIS_COMPILE_ALL")))
 def test_the_kernels_compile_for_a_gpu_and_not_anew_for_every_number(cases: str) -> None:
-    """Without one: what the interpreter runs is not always what the compiler takes."""
+    """Check that the kernels compile: the interpreter accepts code that the compiler rejects."""
     compile_for_a_gpu(COMPILE.replace("CASES", cases))

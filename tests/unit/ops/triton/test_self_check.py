@@ -1,4 +1,4 @@
-"""The comparison of the kernels for GPUs with PyTorch's operations, which reports a wrong kernel."""
+"""Tests of the self-check, which compares GPU kernels with PyTorch's operations and reports wrong kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triton_interpreter import DEVICE, gpu, maps
 pytest.importorskip("typer")
 from tsallis.toolkit.cli.self_check import FAMILIES, measure
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from NumPy, in Triton's interpreter
 PLACE = torch.device(DEVICE, 0) if DEVICE == "cuda" else torch.device(DEVICE)
 
 
@@ -32,7 +32,7 @@ def test_every_kernel_of_a_map_is_compared_and_a_wrong_one_reported(monkeypatch:
     def spoil(kernel: Any, grid: Any, where: Tensor, **arguments: Any) -> None:
         names.add(kernel.fn.__name__)
         run(kernel, grid, where, **arguments)
-        if kernel.fn.__name__ == "long_gradient":  # of rows that a program sweeps
+        if kernel.fn.__name__ == "long_gradient":  # the kernel for long rows
             arguments["scores_grad"].mul_(1.01)
 
     monkeypatch.setattr(maps, "run", spoil)

@@ -1,4 +1,4 @@
-"""Batches: padding that is never scored, and an order that depends on seed and epoch alone."""
+"""Batches: padding is never scored, and the order depends only on seed and epoch."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_epoch_is_a_function_of_seed_and_number() -> None:
 
 
 def test_the_order_stays_what_it_was() -> None:
-    """A run goes on inside an epoch by position: another order would show it some rows twice."""
+    """A run resumes inside an epoch by position: with another order, some rows would occur twice."""
     plan = BatchPlan([5, 3, 8, 1, 9, 2, 7, 4], batch_size=2, seed=1)
     assert list(plan.epoch(0)) == [[1, 7], [3, 5], [2, 4], [0, 6]]
     assert list(plan.epoch(1)) == [[2, 4], [3, 5], [1, 7], [0, 6]]
@@ -160,7 +160,7 @@ def test_a_budget_is_used() -> None:
     assert batches.costs.mean() > 950
     padded = sum(max(max(lengths[i][0], lengths[i][1] + 1) for i in b) * len(b) for b in batches)
     assert padded < 1.05 * sum(max(s, t + 1) for s, t in lengths)
-    # Inside a pool each batch takes all that fits: with one pool only the last is not full.
+    # Inside a pool each batch takes as many rows as fit. With one pool, only the last batch is not full.
     whole = BatchPlan(lengths, max_tokens=1000, bucket=10**6).epoch(0)
     ordered = [whole[i] for i in np.argsort(whole.starts)]
     widths = [[max(lengths[i][0], lengths[i][1] + 1) for i in batch] for batch in ordered]
@@ -205,7 +205,7 @@ def test_updates(lengths: list[tuple[int, int]], accumulate: int, ranks: int, bu
         assert counts == [accumulate] * ranks or number + 1 == len(updates)
     with pytest.raises(IndexError, match=f"from 0 to {len(updates) - 1}"):
         updates[len(updates)]
-    # One process goes through the batches in their order, and what an update holds depends on the product alone.
+    # One process takes the batches in order. The content of an update depends only on ranks times accumulate.
     assert [b for update in plan.updates(1, accumulate) for b in update[0]] == batches
     others = plan.updates(1, ranks, accumulate)
     assert [sorted(b for m in u for b in m) for u in others] == [sorted(b for m in u for b in m) for u in updates]

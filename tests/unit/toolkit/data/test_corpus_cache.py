@@ -1,4 +1,4 @@
-"""Parallel text: read as it is, encoded once, and taken from the cache only where it is whole and the same."""
+"""Parallel text is read unchanged, encoded once, and cached; damaged or outdated entries are not used."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_what_is_encoded_and_what_is_left_out(tmp_path: Path, monkeypatch: pytes
     assert [bytes(r).decode() for r in RaggedRows.open(tmp_path / "c" / "tgt.text")] == ENGLISH
     again = open_corpus(tmp_path / "c")
     assert again == corpus and again.counts == corpus.counts
-    # Exactly the longest stays; one subword less, and it goes.
+    # The limit equals the longest length. With a limit of one subword less, the longest pairs are left out.
     shorter = encode_pairs(iter(pairs), tmp_path / "d", SRC, TGT, limit - 1)
     assert shorter.counts is not None and shorter.counts.long > 1
     assert int(shorter.lengths().max()) <= limit - 1 < int(corpus.lengths().max()) == limit
@@ -190,7 +190,7 @@ def test_the_second_time_comes_from_the_cache(tmp_path: Path, encodings: list[Pa
     assert len(encodings) == 1
     assert first == second == Corpus(SRC.encode_many(GERMAN), TGT.encode_many(ENGLISH))
     assert first.digest() == second.digest() and second.counts == Counts(5, 5, 0, 0)
-    # The same content under another name is the same.
+    # Files with the same content and other names use the same entry.
     (tmp_path / "other").mkdir()
     assert cached_corpus(tmp_path / "new" / "cache", *written(tmp_path / "other"), SRC, TGT, 50) == first
     assert len(encodings) == 1 and len(entries(tmp_path / "new" / "cache")) == 1
@@ -216,7 +216,7 @@ def test_anything_else_is_encoded_anew(tmp_path: Path, encodings: list[Path]) ->
 
 
 def test_changed_text_is_seen(tmp_path: Path, encodings: list[Path]) -> None:
-    """With the same size and the same time of writing, too."""
+    """A change is noticed even if size and modification time stay the same."""
     paths, cache = written(tmp_path), tmp_path / "cache"
     cached_corpus(cache, *paths, SRC, TGT)
     times = paths[0].stat()
@@ -245,7 +245,7 @@ def test_what_was_left_by_a_kill_is_swept(
     paths, cache = written(tmp_path), tmp_path / "cache"
     with monkeypatch.context() as patch:
         patch.setattr(corpus_cache, "write_atomic", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as if it had been killed
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as after a kill
         with pytest.raises(KeyboardInterrupt):
             cached_corpus(cache, *paths, SRC, TGT)
     (left,) = entries(cache)
@@ -319,7 +319,7 @@ def test_segmentations_of_every_epoch(tmp_path: Path) -> None:
         assert [model.decode(t[:n].tolist()) for t, n in zip(tokens, lengths, strict=True)] == [
             texts[i % 5] for i in rows
         ]
-    # Neither the other rows of a batch nor what was drawn before matters, nor another process.
+    # Segmentations do not depend on other rows of the batch, on earlier draws or on the process.
     corpus.batch(range(50), 0)
     for number, row in enumerate(rows):
         alone = pickle.loads(pickle.dumps(corpus)).batch([row], 1)
@@ -330,7 +330,7 @@ def test_segmentations_of_every_epoch(tmp_path: Path) -> None:
     assert not torch.equal(everything[0], everything[1]) and not torch.equal(everything[1], everything[2])
     assert torch.equal(corpus.batch(range(100), 2).src, everything[2])
     assert not torch.equal(sampled(tmp_path / "a", seed=5).batch(range(100), 2).src, everything[2])
-    # Rows of the same text are segmented each in its own way.
+    # Rows with the same text have different segmentations.
     assert (
         len(
             {

@@ -1,4 +1,4 @@
-"""Images by name, of arrays, folders and archives; damaged and forged ones; and a store of images by number."""
+"""Images by name from arrays, folders and archives, damaged and forged files, and a store of images."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_arrays_plain_or_packed(tmp_path: Path) -> None:
             with pytest.raises(InputError, match="expected an image number from 0 to 2, found"):
                 pictures.batch(["0", name])
     saved = plain.batch(["0"])
-    saved.zero_()  # what comes out is nobody else's
+    saved.zero_()  # a batch is a copy
     assert (plain.batch(["0"]).numpy() == PIXELS[[0]]).all()
 
 
@@ -119,7 +119,7 @@ def test_missing_files(tmp_path: Path, name: str) -> None:
 
 
 def forged(shape: object, descr: str = "|u1", header: str | None = None, length: int | None = None) -> bytes:
-    """A file in NumPy's format that says this of itself, and a hundred bytes."""
+    """Return a file in NumPy's format with this header and a hundred bytes of data."""
     text = (header or f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}").encode()
     size = len(text) if length is None else length
     return b"\x93NUMPY\x02\0" + size.to_bytes(4, "little") + text + bytes(100)
@@ -150,7 +150,7 @@ def forged(shape: object, descr: str = "|u1", header: str | None = None, length:
 def test_forged_arrays(tmp_path: Path, blob: bytes, ending: str) -> None:
     path = tmp_path / f"a{ending}"
     path.write_bytes(lzma.compress(blob) if ending == ".npy.xz" else blob)
-    tracemalloc.start()  # nothing that a header promises is allocated before it can be there
+    tracemalloc.start()  # the size in a header must not be allocated at once
     with pytest.raises(InputError, match=rf"^{path}: .*(not an array file|memory|expected )"):
         open_pictures(path)
     peak = tracemalloc.get_traced_memory()[1]

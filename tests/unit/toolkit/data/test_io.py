@@ -1,4 +1,4 @@
-"""Files that are none, never end or unpack without end: refused at once, by one line that names them."""
+"""Pipes, devices and files of unlimited size are rejected at once, with one line that names them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_is_no_file(name: str, tmp_path: Path) -> None:
 
 
 def test_what_a_process_was_started_with_is_read() -> None:
-    """A shell's `<(...)` is a pipe too."""
+    """Pipes that a process inherits are readable: `<(...)` in a shell is such a pipe."""
     read, write = os.pipe()
     os.write(write, b"a\nb\n")
     os.close(write)
@@ -104,7 +104,7 @@ def test_small_files_that_unpack_without_end(
     with pytest.raises(InputError, match=r"unpacks to more than 200 times its size|a line of more than"):
         for _ in stream_lines(path):
             pass
-    text = "".join(f"{i}\n" for i in range(60_000)).encode()  # of more than that, but text
+    text = "".join(f"{i}\n" for i in range(60_000)).encode()  # above the limit, but ordinary text
     path.write_bytes(gzip.compress(text) if ending == ".gz" else lzma.compress(text, preset=0))
     assert sum(1 for _ in stream_lines(path)) == 60_000
 
@@ -124,7 +124,7 @@ def test_json_that_is_none(text: str, tmp_path: Path) -> None:
 
 
 def test_a_packed_dictionary_larger_than_memory_costs_nothing(tmp_path: Path) -> None:
-    """What an .xz file says of itself is not believed either."""
+    """The dictionary size in the header of an .xz file is not trusted."""
     blob = bytearray(lzma.compress(b"text\n", format=lzma.FORMAT_ALONE))
     blob[1:5] = (1 << 31).to_bytes(4, "little")
     (tmp_path / "a.xz").write_bytes(blob)

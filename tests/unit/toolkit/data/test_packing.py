@@ -1,4 +1,4 @@
-"""Texts in rows of one length: every token is predicted once, and every text's end."""
+"""Texts in rows of one length: every token and the end of every text is predicted once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tsallis.errors import InputError
 from tsallis.symbols import BOS, EOS, IGNORE_INDEX, PAD
 from tsallis.toolkit.data.packing import TextCorpus, pack
 
-SYMBOLS = 300  # more than a byte holds
+SYMBOLS = 300  # too many for one byte
 
 
 def texts_of(seed: int, count: int = 40) -> list[list[int]]:

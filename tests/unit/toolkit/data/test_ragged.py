@@ -1,4 +1,4 @@
-"""Rows in files: the same as rows in lists, and never taken for whole where they are not."""
+"""Rows in files equal rows in lists, and incomplete or changed files are rejected."""
 
 from __future__ import annotations
 

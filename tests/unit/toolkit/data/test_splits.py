@@ -1,4 +1,4 @@
-"""Held-out parts of data: chosen by names and a seed, group by group, with a share of each stratum."""
+"""Held-out data: whole groups, chosen by name and seed, with the same share of each stratum."""
 
 from __future__ import annotations
 
@@ -64,6 +64,6 @@ def test_shares_that_cannot_be(share: float) -> None:
 
 
 def test_the_split_stays_what_it_was() -> None:
-    """Accuracies are compared across machines and versions: another dev set would be another number."""
+    """Accuracies are comparable across machines and versions only on the same development set."""
     examples = [Example("a", f"text {i}") for i in range(12)]
     assert [e.name for e in by_class(examples, 0.25)[1]] == ["text 3", "text 9", "text 10"]

@@ -1,4 +1,4 @@
-"""Models of sentencepiece that number special symbols in other ways: renumbered, they segment as before."""
+"""Sentencepiece models with other numbers of special symbols segment as before when renumbered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subwords: text there and back, models that are files, and segmentations drawn the same way twice."""
+"""Subwords: decoding restores the text, models are files, and random segmentations are reproducible."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_special_symbols() -> None:
     tokens = BPE.encode("singen")
     assert BPE.decode([1, *tokens, 2, 0, 0]) == "singen"
     assert 3 in BPE.encode("singen ☃") and BPE.decode(BPE.encode("singen ☃")).split() == ["singen", "⁇"]
-    # What looks like one in the text is text.
+    # Text that looks like a special symbol is encoded as text.
     assert not {0, 1, 2} & set(BPE.encode("<pad> <s> </s>"))
     for number in (SIZE, -1):
         with pytest.raises(IndexError, match="out of range"):
@@ -141,7 +141,7 @@ def test_a_model_is_a_file(tmp_path: Path, model: Subwords) -> None:
 def test_damaged_files(tmp_path: Path, model: Subwords) -> None:
     path = tmp_path / "m.model"
     whole = model.model
-    # Every place where sentencepiece itself would find a message that ends as it should.
+    # Cuts after which sentencepiece itself would still find a well-formed message.
     ends = set(itertools.accumulate(len(tag) for tag in pieces(whole)))
     assert len(ends) > SIZE
     for cut in sorted(ends | set(range(0, len(whole), 9973)))[:-2]:
@@ -167,7 +167,7 @@ def pieces(blob: bytes) -> Iterator[bytes]:
 def test_words_are_what_white_space_separates() -> None:
     lines = ["ein@@ ige Hunde , ſo Ａ", "Hunde bellen ."] * 3
     words = Subwords.train(lines, 100, "word", normalization="identity")
-    assert len(words) == 4 + 8  # no more than there are
+    assert len(words) == 4 + 8  # the text has only 8 words
     tokens = words.encode("Hunde  bellen ſo laut")
     assert [words.name(i) for i in tokens] == ["▁Hunde", "▁bellen", "▁ſo", "<unk>"]
     assert words.decode(words.encode(lines[0])) == lines[0]
@@ -198,7 +198,7 @@ def test_segmentations_drawn_at_random(model: Subwords) -> None:
     drawn = [model.sample(line, 0.3, seed) for seed in range(50)]
     assert len(set(map(tuple, drawn))) > 5
     assert all(model.decode(tokens) == line for tokens in drawn)
-    # Neither what came before nor a call in between matters.
+    # Draws depend on the seed, not on earlier calls.
     assert [model.sample(line, 0.3, seed) for seed in reversed(range(50))] == drawn[::-1]
     assert model.sample_many([line] * 50, 0.3, range(50)) == drawn
     model.sample("etwas anderes", 0.9, 12345)
@@ -236,7 +236,7 @@ def test_merges_left_out() -> None:
 
 
 def test_how_often_merges_are_left_out() -> None:
-    """Merges ab and abc: what is left out is decided once for each, and abc needs ab."""
+    """Each draw decides once per merge whether to leave it out; the merge abc needs the merge ab."""
     pieces = [Piece(t, 0.0, 2) for t in ("<pad>", "<s>", "</s>", "<unk>")]
     pieces += [Piece(t, -float(i), 1) for i, t in enumerate(["ab", "abc", "a", "b", "c"])]
     sampler = MergeSampler(pieces)
@@ -248,7 +248,7 @@ def test_how_often_merges_are_left_out() -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_how_often_unigram_segmentations_are_drawn(alpha: float) -> None:
-    """Against the probabilities of all segmentations, one by one; ☃ is unknown."""
+    """The frequencies match the exact probabilities of all segmentations; ☃ is unknown."""
     scores = {"a": -1.0, "b": -2.0, "ab": -1.5, "ba": -2.5, "aba": -4.0, "bb": -3.0}
     pieces = [Piece(t, 0.0, 2) for t in ("<pad>", "<s>", "</s>", "<unk>")]
     pieces += [Piece(text, score, 1) for text, score in scores.items()]

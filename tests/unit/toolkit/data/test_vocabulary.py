@@ -1,4 +1,4 @@
-"""Symbols and their numbers: nothing in the data can pass for padding, start, end or unknown."""
+"""Vocabularies: no symbol of the data is encoded as padding, start, end or unknown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tsallis.errors import InputError
 from tsallis.symbols import BOS, EOS, PAD, SPECIALS, UNK
 from tsallis.toolkit.data import Vocabulary
 
-# JSON as UTF-8 can't hold half a surrogate pair, and no file that was read has one.
+# Lone surrogates are excluded: UTF-8 can't represent them, so no file contains them.
 SYMBOLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
 
 
@@ -98,7 +98,7 @@ def test_the_fingerprint_tells_order_and_borders() -> None:
 
 
 def test_the_fingerprint_stays_what_it_was() -> None:
-    """Runs on disk carry it: another way of computing it would make them all look damaged."""
+    """Stored runs contain the fingerprint: if its computation changed, they would all look damaged."""
     expected = "253c719c2ae1986a73ef82c5f6e5c17c0bb31744f794fa6cb498e143a07e0cea"
     assert Vocabulary(["a", "ß", "<tag:V>"]).fingerprint() == expected
 

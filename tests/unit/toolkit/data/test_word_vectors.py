@@ -1,4 +1,4 @@
-"""Files of word vectors: what is read of them, and what is refused with its place."""
+"""Files of word vectors: vectors of a vocabulary, and errors with their location."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize("header", ["", "4 3\n"])
 @pytest.mark.parametrize("end", ["\n", " \n"])
 def test_text(tmp_path: Path, header: str, end: str) -> None:
-    """As GloVe and word2vec write it: words with spaces, a word twice, a space at the end of lines."""
+    """Text files of GloVe and word2vec have words with spaces, repeated words, and spaces at line ends."""
     lines = ["red 1 2 3", ". . 4 5 6e-1", "other 0 0 0", "blue -1 .5 7", "red 9 9 9"]
     path = write(tmp_path, header + "".join(line + end for line in lines))
     vectors = read_word_vectors(path, SYMBOLS)

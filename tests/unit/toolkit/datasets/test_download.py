@@ -1,4 +1,4 @@
-"""Downloads and unpacking, against a local server that breaks off, forgets ranges, lies and changes its mind."""
+"""Downloads and unpacking, tested with a local server that interrupts transfers and sends wrong content."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_whole_part_needs_no_server(server: Server, tmp_path: Path) -> None:
 def test_a_part_of_something_else_is_fetched_anew(server: Server, tmp_path: Path, part: bytes) -> None:
     (tmp_path / "file.part").write_bytes(part)
     assert fetch(server.file(), tmp_path / "file").read_bytes() == CONTENT
-    # Only what could still become the file is gone on with.
+    # Only a part that is shorter than the file is resumed.
     begun = [("/file", "bytes=5000-")] if len(part) < len(CONTENT) else []
     assert server.requests == [*begun, ("/file", None)]
 
@@ -156,7 +156,7 @@ def test_languages_of_a_data_set(server: Server, tmp_path: Path, monkeypatch: py
         get("tinny", tmp_path)
 
 
-# Files of which nothing is known but their address.
+# Files with a known address, but without a known size or digest.
 
 
 def test_the_first_transfer_of_an_unknown_file_is_recorded(server: Server, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_the_published_md5_will_do(server: Server, tmp_path: Path) -> None:
 # Texts in packed files.
 
 TEXT = "eins\nzwei\nd\u2028rei\r\n".encode()
-OTHER = b"one\ntwo\nthree"  # no end of line at its end
+OTHER = b"one\ntwo\nthree"  # the last line has no line end
 
 
 PACKINGS = {
@@ -277,7 +277,7 @@ def test_a_damaged_archive_is_thrown_away(server: Server, tmp_path: Path, packin
     with pytest.raises(InputError, match=r"archive1.*: can't be read: .*deleted"):
         fetch_text(file, tmp_path / "text", tmp_path / "packed")
     assert not (tmp_path / "text").exists() and not (tmp_path / "text.part").exists()
-    # What is as it was published stays; its damage would come back with it.
+    # An archive with the published digest stays: a new download would be equally damaged.
     assert (tmp_path / "packed" / "archive1").exists() == known
     if not known:
         server.files["/archive1"] = content
@@ -419,7 +419,7 @@ def test_what_is_not_ours_stays_in_the_folder_of_archives(server: Server, tmp_pa
 
 
 def forged_zip(flag: int = 0, method: int = 0) -> bytes:
-    """A zip file whose member is said to be encrypted, or packed in an unknown way."""
+    """Return a zip file with the given flags and compression method in the headers of its member."""
     blob = bytearray(zipped({"text": TEXT}))
     for signature, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         start = blob.index(signature) + at
@@ -429,7 +429,7 @@ def forged_zip(flag: int = 0, method: int = 0) -> bytes:
 
 
 def zip_with_a_name_of_no_text() -> bytes:
-    """The name before the content is no UTF-8, which it is said to be; that of the list is as it was."""
+    """Return a zip file whose local header declares a UTF-8 name that is not UTF-8; the directory is intact."""
     content = zipped({"text": TEXT}).replace(b"text", b"t\xddxt", 1)
     return content[:6] + b"\x00\x08" + content[8:]
 
@@ -452,7 +452,7 @@ def test_archives_that_cannot_be_unpacked(server: Server, tmp_path: Path, packin
 def test_archives_that_unpack_without_end(
     server: Server, tmp_path: Path, packing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no number of lines is known."""
+    """Unpacking has a limit even if the number of lines is unknown."""
     monkeypatch.setattr("tsallis.toolkit.data.io.PLAUSIBLE", 1 << 16)
     lines = b"\n" * (1 << 22)
     content = {

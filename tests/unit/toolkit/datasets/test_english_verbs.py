@@ -1,4 +1,4 @@
-"""The embedded English verbs: right forms, and splits that measure the rules."""
+"""The embedded English verbs: correct forms, and splits that measure how well rules are learned."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_lemma_has_its_four_cells_in_one_split(verbs: dict[str, list[Strin
 
 
 def test_what_no_rule_predicts_is_in_train(verbs: dict[str, list[StringsExample]]) -> None:
-    """A held-out irregular verb is a prefix on one whose forms training has shown."""
+    """A held-out irregular verb is a prefix plus a verb whose forms are in the training data."""
     known = {(e.source, e.features): e.target for e in verbs["train"]}
     irregular = {lemma for lemma, kind, _ in generator._read_list() if kind == "irregular"}
     held_out = {e.source for split in ("dev", "test") for e in verbs[split]} & irregular

@@ -1,4 +1,4 @@
-"""The embedded numbers and dates: the same everywhere, with splits that share nothing."""
+"""The embedded numbers and dates: reproducible, with splits that share no source."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def test_the_file_is_what_the_rules_write() -> None:
 
 
 def test_the_generator_is_the_published_one() -> None:
-    # The first values of SplitMix64 from 1234567, as its authors' code prints them.
+    # The first values of SplitMix64 with seed 1234567, from the code of its authors.
     random = Random(1234567)
     assert [random.below(1 << 64) for _ in range(3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]

@@ -1,4 +1,4 @@
-"""Labelled texts, questions about images and series: what is made of the published files, on a server of our own."""
+"""Labelled texts, questions, series and images: conversion of published files, with a local server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def here(server: Server, file: SourceFile, known: bool = False) -> SourceFile:
-    """The same file on our server, under its own name; what is known of the published one holds only if asked for."""
+    """Return the file with addresses on the local server; `known` keeps its published size and digests."""
     parts = tuple(
         replace(
             part,
@@ -64,7 +64,7 @@ def lines_of(file: SourceFile, folder: Path) -> list[str]:
     return fetch_text(file, folder / file.name, folder / "packed").read_text(encoding="utf-8").split("\n")[:-1]
 
 
-# Reviews: a file each.
+# Reviews: one file per review.
 
 REVIEWS = {
     "aclImdb/README": b"about",
@@ -82,7 +82,7 @@ TRAIN = "0\t4\tneg/9_4\tdull\n0\t1\tneg/10_1\ta b\n1\t9\tpos/0_9\tGood.  Better.
 
 def test_reviews_become_lines(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved(server, monkeypatch, "imdb")
-    server.files["/aclImdb_v1.tar.gz"] = tar(dict(reversed(REVIEWS.items())))  # their order decides nothing
+    server.files["/aclImdb_v1.tar.gz"] = tar(dict(reversed(REVIEWS.items())))  # the order has no effect
     said: list[str] = []
     train, test = get("imdb", tmp_path, report=said.append)
     assert train.read_text(encoding="utf-8") == TRAIN
@@ -120,7 +120,7 @@ def cut(content: bytes) -> bytes:
 
 
 def changed(content: bytes) -> bytes:
-    """The checksum at the end of what gzip packed is another one."""
+    """Return gzip data with a wrong checksum at its end."""
     return content[:-8] + bytes(4) + content[-4:]
 
 
@@ -133,7 +133,7 @@ def test_a_damaged_folder(server: Server, tmp_path: Path, mode: str, damage: Cal
     with pytest.raises(InputError, match=r"can't be read: .*was deleted"):
         lines_of(SourceFile("half", parts=(part,)), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["packed"] and not list((tmp_path / "packed").iterdir())
-    # Nothing but the number of its members tells that a tar file breaks off at a member's end.
+    # A tar file that is cut after a member looks complete. Only its number of members shows the damage.
     plain = tar(members, "w:")[: 512 * 20]
     for count, whole in ((len(members), False), (None, True)):
         part = packed_in(server, "tar-folder", plain, pattern, form="reviews", count=count)
@@ -145,7 +145,7 @@ def test_a_damaged_folder(server: Server, tmp_path: Path, mode: str, damage: Cal
                 lines_of(file, tmp_path)
 
 
-# Patients: a file each, many lines.
+# Patients: one file of many lines per patient.
 
 PATIENT = b"Time,Parameter,Value\r\n00:00,RecordID,132540\r\n00:00,Age,76\r\n00:00,Weight,-1\r\n01:11,pH,7.45\r\n"
 OTHER = b"Time,Parameter,Value\n00:00,RecordID,9\n00:00,Age,54\n48:00,HR,80"
@@ -189,7 +189,7 @@ def test_labelled_sentences(server: Server, tmp_path: Path) -> None:
     text = b'0 the action clich\xe9s just pile up . \n1  " caf\xc3\xa9 " \x85\r\n12 a\tb\n'
     part = packed_in(server, "plain", text, form="labelled")
     file = SourceFile("text", parts=(part,))
-    # The blank before a text stays; U+0085 in Latin-1 and \u00e9 in UTF-8 can't be in one line of UTF-8.
+    # A blank before a text stays. The byte 0x85 makes a line Latin-1, so the UTF-8 line is tested without it.
     assert lines_of(file, tmp_path)[0] == "0\tthe action clich\u00e9s just pile up ."
     assert lines_of(file, tmp_path)[2] == "12\ta b"
     part = packed_in(server, "plain", b'1  " caf\xc3\xa9 " \n', form="labelled")
@@ -224,7 +224,7 @@ def test_questions_in_json(server: Server, tmp_path: Path) -> None:
 
     entries = [["what is\tit?", "a  box", 0], ["why?", "no", 12]]
     assert made(json.dumps(entries)) == [QUESTIONS, "0\twhat is it?\ta box", "12\twhy?\tno"]
-    # Longer than any line of text may be.
+    # The JSON text is longer than the limit for a line of text.
     assert len(made(json.dumps([["what is this?", "a box", n] for n in range(30_000)]))) == 30_001
     for wrong in ('[["a", "b", 1]', '{"a": 1}', '[["a", "b"]]'):
         with pytest.raises(InputError, match=r"q\.json: can't be read: .*was deleted"):
@@ -313,7 +313,7 @@ def test_photographs_one_by_one(server: Server, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"/image20\.png: expected a PNG file"):
         fetch_text(file, tmp_path / "images.tar", tmp_path / "packed", said.append)
     assert said == [f"{server.address}/image1.png and 29 more files, of unknown size"]
-    # Only what is wrong goes; with it right, nothing else is fetched again.
+    # Only the wrong file is removed. The next download continues with it.
     assert len(list((tmp_path / "packed").glob("*.png"))) == 19 and not list(tmp_path.glob("images.tar*"))
     server.files["/image20.png"], server.requests = saved, []
     path = fetch_text(file, tmp_path / "images.tar", tmp_path / "packed")
@@ -335,7 +335,7 @@ def test_files_stand_for_languages(server: Server, tmp_path: Path, monkeypatch: 
         get("easy-vqa", tmp_path, ["answers"])
 
 
-# The published data, from copies that were made of it.
+# Published data, restored from copies in the shared folder.
 
 
 def unpacked(path: Path) -> bytes:
@@ -357,7 +357,7 @@ COPIES = {
 def test_sentences_of_the_copy(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_data: Path, name: str
 ) -> None:
-    """From a number and a blank before each sentence come the lines of the copy."""
+    """Lines with a number and a blank before each sentence are converted to the lines of the copy."""
     moved(server, monkeypatch, name, known=True)
     base, whole = COPIES[name], {}
     files = {file.name for file in SOURCES[name].files}

@@ -1,4 +1,4 @@
-"""The registry of data sets: complete, addressed to what can't change, and right about the published texts."""
+"""The registry of data sets is complete, has permanent addresses, and matches the published files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_entries_are_whole(name: str) -> None:
         assert archive.urls and all(url.startswith("https://") for url in archive.urls)
         assert archive.sha256 is None or re.fullmatch("[0-9a-f]{64}", archive.sha256)
         assert archive.md5 is None or re.fullmatch("[0-9a-f]{32}", archive.md5)
-        # What lies at a commit can't change; what lies at a branch of GitHub can.
+        # Files of a commit can't change; files of a branch can.
         assert all("github" not in url or re.search("/[0-9a-f]{40}(/|$)", url) for url in archive.urls)
 
 
@@ -65,7 +65,7 @@ def test_parallel_corpora_have_every_split_on_every_side(name: str) -> None:
     for split in splits:
         sides = [f for f in source.files if f.name.startswith(f"{split}.")]
         assert len({f.lines for f in sides}) == 1
-        # The sides are made alike, and each of its own language.
+        # All sides are made in the same way, each from files of its language.
         made = [[(p.archive if p.packing != "gz" else 0, p.packing, p.form, p.every) for p in f.parts] for f in sides]
         assert all(m == made[0] for m in made)
         for file in sides:
@@ -149,7 +149,7 @@ def test_splits_of_paraphrases_share_no_sentence() -> None:
         assert not (sentences[0] & sentences[1] or sentences[0] & sentences[2] or sentences[1] & sentences[2])
     assert all(5 <= len(splits[s]) <= 5 + LARGEST for s in ("dev", "test"))
     assert {pair for pair in splits["train"] if pair[1] == "Lauf!"} == {pair for pair in pairs if pair[1] == "Lauf!"}
-    # The order within a split is that of the pairs; their order in the file decides nothing.
+    # The split does not depend on the order of the pairs in the file. Each split keeps this order.
     assert {s: set(p) for s, p in split_pairs(pairs[::-1], held_out=5).items()} == {
         s: set(p) for s, p in splits.items()
     }

@@ -1,4 +1,4 @@
-"""Synthetic tasks: every example is what its task says, and a seed and a number are enough to make it again."""
+"""Synthetic tasks: examples follow the rules of their task, and a seed and a number determine each one."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_flip_flop_reads_what_was_written_last() -> None:
             assert targets[i : i + 2] == [memory if instruction == READ else IGNORE, IGNORE]
             assert instruction != READ or bit == memory
             skipped += instruction not in (READ, WRITE) and bit != memory
-    assert skipped  # a skipped bit may be the other one
+    assert skipped  # an ignored bit may differ from the memory
 
 
 @every_task

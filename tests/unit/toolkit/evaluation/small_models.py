@@ -1,4 +1,4 @@
-"""Small models of verbs' forms, and the forms."""
+"""Small models for verb inflection, and their data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CORPUS = encode_examples(EXAMPLES, SRC, TGT)
 def model(output: str = "entmax", spread: float = 3.0) -> RNNSeq2Seq:
     torch.manual_seed(2)
     result = RNNSeq2Seq(len(SRC), len(TGT), d_model=8, layers=1, dropout=0.5, output=output)
-    with torch.no_grad():  # scores far enough apart for sparse supports
+    with torch.no_grad():  # the larger scores differ enough for sparse supports
         result.output.projection.weight.mul_(10 * spread)
         result.attention.bilinear.weight.mul_(100)
         result.output.projection.bias[EOS] += 0.5

@@ -1,4 +1,4 @@
-"""The empty output, beside its probability at the first step."""
+"""Probability of the empty output, and its comparison with the outputs of a search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTHING = Certificate("none", -torch.inf)
 
 @pytest.mark.parametrize("output", ["softmax", "entmax"])
 def test_the_empty_output(output: str) -> None:
-    """Its probability is that of the end at the first step; it counts where no hypothesis is as probable."""
+    """The empty output is as probable as an end at the first step, and counts if it beats the best hypothesis."""
     net = model(output).eval()
     first = []
     for i in range(len(CORPUS)):
@@ -44,7 +44,7 @@ def test_the_empty_output_is_no_more_probable_than_itself() -> None:
 
 
 def test_the_most_probable_output_decides_however_outputs_are_ranked() -> None:
-    """A length penalty puts a longer output first; the empty one is less probable than the second."""
+    """With a length penalty, the first hypothesis need not be the most probable one."""
     hypotheses = Hypothesis((5,) * 8, -1.3, (1,), (1,)), Hypothesis((4,), -0.9, (1,), (1,))
     result = Result(hypotheses, Certificate("complete", -torch.inf))
     assert compare_empty(-1.2, result) == (True, "no")

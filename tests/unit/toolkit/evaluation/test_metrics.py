@@ -1,4 +1,4 @@
-"""Measures against slow and plain counts of the same."""
+"""Evaluation measures, compared with slow and simple computations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_evaluation_is_what_its_results_say(output: str) -> None:
     assert result.complete == sum(r.certificate.kind == "complete" for r in results) / count
     assert result.as_dict()["loss"] == teacher_forced_scores(net, CORPUS).loss
     if output == "alpha_relu":
-        assert result.single == 0  # its values are no probabilities
+        assert result.single == 0  # its outputs are not probabilities
         assert result.output_sum != pytest.approx(1, abs=1e-3)
     else:
         assert result.single == sum(bool(r.best and r.best.prob >= WHOLE) for r in results) / count
@@ -51,7 +51,7 @@ def test_evaluation_is_what_its_results_say(output: str) -> None:
 def test_a_gold_output_that_was_found_is_possible() -> None:
     net = model("softmax").eval()
     results = search_corpus(net, CORPUS, SearchOptions(beam_size=3))
-    message = Corpus(CORPUS.src, [list(r.hypotheses[-1].tokens) for r in results])  # the search's own finds as the gold
+    message = Corpus(CORPUS.src, [list(r.hypotheses[-1].tokens) for r in results])  # found outputs as references
     assert evaluate(net, message, results, 1.0).gold_listed == 1
     assert evaluate(net, CORPUS, results, 1.0).gold_listed == 0
     best = Corpus(CORPUS.src, [list(r.best.tokens) if r.best else [] for r in results])
@@ -60,7 +60,7 @@ def test_a_gold_output_that_was_found_is_possible() -> None:
 
 @pytest.mark.parametrize("output", ["softmax", "sparsemax", "alpha_relu"])
 def test_what_is_possible_does_not_depend_on_the_beam(output: str) -> None:
-    """As the score of each gold output says, and with a symbol that the vocabulary lacks it never is."""
+    """`gold_possible` agrees with the scores of references; those with unknown symbols are impossible."""
     net = model(output, spread=2.0).eval()
     known = [[4, 5], [4], [5, 5, 4], *CORPUS.tgt[3:-1]]
     corpus = Corpus(CORPUS.src, [*known, [UNK]])
@@ -75,7 +75,7 @@ def test_what_is_possible_does_not_depend_on_the_beam(output: str) -> None:
 
 
 def test_a_classifier_is_measured_by_its_labels() -> None:
-    """Its ends are certain, and would halve the loss, and have half of the symbols right."""
+    """The end symbol after a label does not count: it is certain and would halve the loss."""
     torch.manual_seed(1)
     net = LabelDecoder(12, 6, d_model=8, num_basis=8).eval()
     with torch.no_grad():
@@ -94,7 +94,7 @@ def test_a_classifier_is_measured_by_its_labels() -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_an_ensemble_is_evaluated_as_one_model(nested: bool) -> None:
-    """Of equal models the numbers are the model's; of others supports unite and losses are averaged."""
+    """An ensemble of equal models has the results of one model."""
     net = model("entmax").eval()
     twice = Ensemble([Ensemble([net, net]), net] if nested else [net, net])
     expected, result = evaluated(net).as_dict(), evaluated(twice).as_dict()

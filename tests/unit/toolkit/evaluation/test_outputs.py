@@ -1,4 +1,4 @@
-"""Outputs beside references, and the empty output beside all others."""
+"""Outputs compared with references, and the empty output compared with all other outputs."""
 
 from __future__ import annotations
 

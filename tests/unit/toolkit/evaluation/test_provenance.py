@@ -15,7 +15,7 @@ from tsallis.toolkit.evaluation import provenance
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A repository with the package's first file in it, which stands for the package."""
+    """Yield a folder with an empty package that replaces the real one."""
     package = tmp_path / "src" / "tsallis"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")

@@ -1,4 +1,4 @@
-"""Searches over a corpus, beside those of single rows."""
+"""Searches over a corpus, compared with searches of single rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss and sparsity with teacher forcing, beside sums over single rows."""
+"""Loss and sparsity with teacher forcing, compared with sums over single rows."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_measuring_leaves_the_model_in_training() -> None:
     net = model()
     net.train()
     first = teacher_forced_scores(net, CORPUS)
-    assert net.training and teacher_forced_scores(net, CORPUS) == first  # no dropout while measuring
+    assert net.training and teacher_forced_scores(net, CORPUS) == first  # dropout is off while measuring
     search_corpus(net, CORPUS, SearchOptions(beam_size=2))
     assert net.training
 
@@ -124,7 +124,7 @@ def test_an_ensemble_of_different_models() -> None:
     torch.testing.assert_close(probs.float(), mean, atol=1e-6, rtol=1e-5)
     counts = batch.tgt_out != -100
     assert result.output_support == pytest.approx((mean > 0).sum(-1)[counts].float().mean().item())
-    # What forced decoding gives is what the search's steps give.
+    # Forced decoding and the steps of a search give the same log-probabilities.
     totals = (
         probs.log().gather(-1, batch.tgt_out.clamp(min=0).unsqueeze(-1)).squeeze(-1).masked_fill(~counts, 0).sum(-1)
     )
@@ -136,7 +136,7 @@ def test_an_ensemble_of_different_models() -> None:
 @pytest.mark.parametrize("output", ["softmax", "sparsemax", "entmax", "alpha_relu", "ensemble"])
 @pytest.mark.parametrize("rows", [1, 12])
 def test_a_symbol_that_the_vocabulary_lacks_is_wrong_and_out_of_the_support(output: str, rows: int) -> None:
-    """It has probability zero, as in `score`; the loss, which would be infinite, is that of the others."""
+    """An unknown symbol has probability zero, as in `score`. The mean loss excludes its infinite loss."""
     net = Ensemble([model().eval(), model("softmax").eval()]) if output == "ensemble" else model(output).eval()
     known = Corpus(CORPUS.src[:rows], CORPUS.tgt[:rows])
     corpus = Corpus(known.src, [[*known.tgt[0][:-1], UNK], *known.tgt[1:]])

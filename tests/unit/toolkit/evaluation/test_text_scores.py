@@ -1,4 +1,4 @@
-"""Scores of texts, beside those of sacrebleu."""
+"""Scores of texts, compared with those of sacrebleu."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_intervals_of_means_over_lines() -> None:
     edits = LineScore([0, 3, 1, 0] * 50, [4, 6, 5, 5] * 50)
     low, high = edits.interval()
     assert edits.value == 0.2 and 0.12 < low < 0.2 < high < 0.28
-    # The difference of equal scores is 0 in every sample; half the edits on each line make half the error.
+    # Equal scores differ by 0 in every resample. Half the edits on each line give half the error rate.
     assert edits.interval(edits) == (0, 0)
     half = LineScore([value / 2 for value in edits.values], edits.weights)
     assert half.interval(edits) == pytest.approx((-high / 2, -low / 2))
@@ -36,7 +36,7 @@ def test_translations_are_scored_by_sacrebleu() -> None:
 
 
 def test_intervals_of_translations_are_those_of_sacrebleu() -> None:
-    """Up to the draws of lines."""
+    """The intervals agree only approximately because both sides resample lines at random."""
     from sacrebleu.metrics import BLEU, CHRF, TER
 
     references = [f"the {a} sees the {b} near a {c}" for a in "abcdef" for b in "ghijkl" for c in "mnopqr"]
@@ -59,11 +59,11 @@ def test_the_difference_of_two_translations() -> None:
     ):
         assert first.lines is not None and second.lines is not None
         low, high = second.lines.interval(first.lines)
-        assert low < second.value - first.value < high and low * high > 0  # every draw has worse lines
+        assert low < second.value - first.value < high and low * high > 0  # every resample has worse lines
 
 
 def test_lengths_are_those_that_bleu_counts() -> None:
-    """The penalty for brevity follows from them; the full stop is a word."""
+    """BLEU computes its brevity penalty from these lengths and counts the full stop as a word."""
     from sacrebleu import corpus_bleu
 
     texts, references = ["the cat sat.", ""], ["the cat sat there.", "a dog, too"]

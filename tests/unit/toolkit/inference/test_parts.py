@@ -1,4 +1,4 @@
-"""Alignments of matrices; columns of several tasks; answers that no run gave."""
+"""Alignments from attention matrices, columns of several tasks, and answers without outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs say of texts that several sequences of subwords spell, against probabilities in closed form."""
+"""Texts with several segmentations into subwords, compared with probabilities in closed form."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tsallis.toolkit.tasks.registry import task_of
 from tsallis.toolkit.tasks.scoring import evaluate_outputs
 
 LINES = ["low lower", "new newer", "low new"] * 4
-# Of every step, whatever was before it.
+# Probabilities of every step, independent of the previous steps.
 PROBS = {"</s>": 0.4, "▁low": 0.2, "low": 0.1, "▁": 0.1, "l": 0.1, "o": 0.05, "w": 0.05}
-# The first space is not seen, however many spaces there are: they sum to a factor of 1 / (1 - 0.1).
+# Leading spaces are not visible in a text. Any number of them sums to a factor of 1 / (1 - 0.1).
 FIRST, LATER = (0.2 + 0.1 + 0.1 * 0.05 * 0.05) / 0.9, 0.2 + 0.1 * (0.1 + 0.1 * 0.05 * 0.05)
 KNOWN = {"": 0.4 / 0.9, "low": FIRST * 0.4, "low low": FIRST * LATER * 0.4, "l": 0.1 / 0.9 * 0.4, "low ": FIRST * 0.04}
 SOURCE = "low lower"
 
 
 def set_probs(model: Any, vocabulary: Any, probs: dict[str, float]) -> None:
-    """Give every step the same probabilities: sparsemax leaves what is a distribution as it is."""
+    """Set the same probabilities for every step; sparsemax leaves a distribution unchanged."""
     numbers = {vocabulary.name(number): number for number in range(len(vocabulary))}
     with torch.no_grad():
         model.output.weight.zero_()
@@ -99,7 +99,7 @@ def test_probabilities_of_texts_are_those_of_all_their_segmentations(run: TextRu
     for output, score in zip(outputs, run.score([SOURCE] * len(texts), texts), strict=True):
         assert score.possible and score.exact and output.log_prob == pytest.approx(score.log_prob, abs=1e-5)
     if answer.result is not None and answer.result.certificate.proves_best and not options.get("length_penalty"):
-        assert texts[0] == ""  # the most probable of all
+        assert texts[0] == ""  # the most probable text
     content = json.loads(json.dumps(answer.to_dict()))
     for output in [*content.get("hypotheses", []), *content.get("draws", [])]:
         total = math.fsum(math.exp(part["log_prob"]) for part in output["segmentations"])
@@ -110,7 +110,7 @@ def test_exact_search_proves_the_most_probable_text(run: TextRun) -> None:
     (answer,) = run.translate([SOURCE], SearchOptions(mode="exact"))
     assert answer.text == "" and answer.certificate == "optimal"
     (answer,) = run.translate([SOURCE], SearchOptions(mode="exact", prefix="low"))
-    assert answer.text == "low" and answer.certificate in ("bounded", "none")  # of all texts it is not the best
+    assert answer.text == "low" and answer.certificate in ("bounded", "none")  # without a prefix, another is best
 
 
 def test_the_score_of_a_text(run: TextRun) -> None:
@@ -119,18 +119,18 @@ def test_the_score_of_a_text(run: TextRun) -> None:
     expected = [math.log(KNOWN[text]) if text in KNOWN else -math.inf for text in texts[:-1]]
     expected.append(math.log(0.1 * 0.05 / 0.9 * 0.4))
     assert [score.log_prob for score in scores] == pytest.approx(expected, abs=1e-5)
-    # However many spaces there may be before `new`, the model gives none of its subwords: at some point one must stop.
+    # The model has no subwords of `new`, but any number of spaces may precede it. The search stops without a proof.
     assert [score.possible for score in scores] == [True] * len(KNOWN) + [None, False, True]
     for score in scores:
         content = score.to_dict()
         assert content["exact"] is (score.possible is not None) and content["possible"] is score.possible
         assert content["missing"] < 1e-8 and (content["impossible"] is None) is (score.possible is True)
-    # The symbols are those of the most probable segmentation.
+    # The tokens are those of the most probable segmentation.
     assert scores[1].tokens == ("▁low", "</s>") and scores[1].scores.log_prob < scores[1].log_prob
 
 
 def test_a_text_is_possible_if_another_segmentation_is(make_run: Callable[..., TextRun]) -> None:
-    """The vocabulary spells `low` by one subword, which this model never gives."""
+    """The vocabulary encodes `low` as one subword, which this model never outputs."""
     run = make_run({"</s>": 0.5, "low": 0.25, "l": 0.15, "o": 0.05, "w": 0.05})
     prob = (0.25 + 0.15 * 0.05 * 0.05) * 0.5
     (score,) = run.score([SOURCE], ["low"])
@@ -148,14 +148,14 @@ def test_a_text_is_possible_if_another_segmentation_is(make_run: Callable[..., T
     records = [*output_records(run.run.model, run.run.tgt_vocab, lines.corpus, answers, results)]
     assert [record["reference"]["possible"] for record in records] == [True, False, True]
     assert records[0]["reference"]["log_prob"] == pytest.approx(math.log(prob), abs=1e-6)
-    for record in records:  # an output that is right is as probable as the reference
+    for record in records:  # each probability sums over all segmentations
         (of_text,) = run.score([SOURCE], [record["output"]["text"]])
         assert record["output"]["log_prob"] == pytest.approx(of_text.log_prob, abs=1e-6)
     assert records[2]["output"]["right"] and records[2]["empty"]["log_prob"] == pytest.approx(math.log(0.5))
 
 
 def test_next_characters_are_those_of_all_outputs(make_run: Callable[..., TextRun]) -> None:
-    """Also where the typed text ends inside a subword."""
+    """The typed text may end inside a subword."""
     probs, longest = {"</s>": 0.8, "▁low": 0.08, "low": 0.04, "▁": 0.03, "l": 0.03, "o": 0.01, "w": 0.01}, 5
     run = make_run(probs)
     vocabulary: Any = run.run.tgt_vocab
@@ -176,7 +176,7 @@ def test_next_characters_are_those_of_all_outputs(make_run: Callable[..., TextRu
         (found,) = run.suggest([SOURCE], [typed])
         assert found.characters is not None and math.exp(found.log_prob) == pytest.approx(total, abs=1e-4)
         expected = {character: prob / total for character, prob in joint.items()}
-        longer = 0.2 ** (longest + 1) / total  # the share of outputs that are not enumerated, at most
+        longer = 0.2 ** (longest + 1) / total  # upper bound on the share of longer outputs
         assert found.characters.missing < 1e-6 and found.characters.probs == pytest.approx(expected, abs=longer)
         content = json.loads(json.dumps(found.to_dict()))["characters"]
         assert content == {"probs": found.characters.probs, "missing": found.characters.missing}
@@ -232,14 +232,14 @@ def test_a_language_model_adds_what_spells_one_text(make_run: Callable[..., Text
     run = make_run(PROBS)
     batch = run.task.read([SOURCE], "lines", run.run, gold=False).corpus.batch([0])
     vocabulary = run.run.tgt_vocab
-    prompt = vocabulary.encode("low")  # in the place of a source, which the model with constant probabilities ignores
+    prompt = vocabulary.encode("low")  # replaces the source: the model with constant probabilities ignores it
     batch = replace(batch, src=torch.tensor([prompt]), src_lengths=torch.tensor([len(prompt)]))
     options = SearchOptions(beam_size=40, max_length=3)
     (result,) = search_texts(run.run, run.task, batch, options, run.search_options)
     text = continue_prompt(run.run, "low", prompt, result.best).text
     assert text == "low" and result.best.prob == pytest.approx(0.4) and result.certificate.proves_best
     spelled = {vocabulary.decode([*prompt, *sequence.tokens]) for sequence in result.best.segmentations}
-    assert spelled == {"low"}  # behind a prompt a space is seen
+    assert spelled == {"low"}  # a space after a prompt is visible
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Summaries of runs that answer with labels, beside examples one by one."""
+"""Summaries of runs that answer with labels, compared with single examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of trainings, as logs have them."""
+"""Histories of numbers from training logs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def log(folder: Path, *events: Any) -> Path:
 
 
 def test_a_real_run_has_a_history(tmp_path: Path) -> None:
-    """Its first event has alphas, and no step: it is what the model starts with."""
+    """The first event has the initial alphas and no step."""
     alphas = [[1.5, 1.4], [1.3, 1.2]]
     later = {"event": "epoch", "epoch": 1, "step": 7, "alpha_encoder": [[2.0, 1.4], [1.3, 1.2]]}
     log(tmp_path, {"event": "start", "alpha_encoder": alphas}, {"event": "update", "step": 3}, later)
@@ -80,7 +80,7 @@ def test_values_over_a_training(tmp_path: Path) -> None:
 
 
 def test_seconds_add_up_over_epochs(tmp_path: Path) -> None:
-    """An event within an epoch counts from the epoch's beginning; one that was not timed leaves all unknown."""
+    """A validation within an epoch counts from its start. If one time is missing, all times are unknown."""
     events = [("validation", 2, 3.0), ("epoch", 4, 7.0), ("validation", 6, 2.5), ("epoch", 8, 6.0)]
     for name, key in (("log", "dev_loss"), ("timing", "seconds")):
         records = [{"event": event, "step": step, key: number} for event, step, number in events]

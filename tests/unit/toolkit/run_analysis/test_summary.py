@@ -1,4 +1,4 @@
-"""Summaries of runs hold what the functions return, from one pass over the corpus."""
+"""Summaries of runs contain the results of the library's functions, from one pass over the corpus."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_summary_holds_what_the_functions_return(make: Any, tmp_path: Path) ->
 
 
 def test_a_corpus_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights and outputs come from one pass; a second one is over the sentences alone that are shown."""
+    """Weights and outputs come from one pass. A second pass reads only the sentences that are shown."""
     model, data, calls = transformer(), corpus(3 * BATCH), []
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda *a, **k: calls.append(len(a[0])) or forward(*a, **k))
@@ -160,11 +160,11 @@ def test_answers_stand_beside_their_references_and_one_with_several_outputs_is_s
     counts = {answer.index: len(results[answer.index].hypotheses) for answer in summary.answers}
     assert (counts[summary.example] > 1) == (max(counts.values()) > 1)
     answered = summarize_runs([RunInput(run, data, "samples", target_run="run")], Options(sentences=2, beam_size=1))
-    assert answered[0][0].answers == ()  # its own answers are no references
+    assert answered[0][0].answers == ()  # a run's own answers are not references
 
 
 def test_a_softmax_head_has_no_zeros(tmp_path: Path) -> None:
-    """Float32 has no numbers for the smallest weights; keys that a decoder doesn't see stay out."""
+    """Weights that float32 rounds to zero still count. Keys that a decoder doesn't see are left out."""
     model = transformer(attention="softmax", output="softmax")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -174,7 +174,7 @@ def test_a_softmax_head_has_no_zeros(tmp_path: Path) -> None:
     assert {head.density for head in summary.heads} == {1.0}
     assert summary.outputs.sparsity == 0
     weights = [weights for sentence in summary.sentences for weights in sentence.weights]
-    assert min(part.values.min() for part in weights) < 1e-37  # some did round to zero
+    assert min(part.values.min() for part in weights) < 1e-37  # some weights round to zero
 
 
 def test_more_sentences_may_be_searched_for_empty_outputs(tmp_path: Path) -> None:
@@ -241,12 +241,12 @@ def test_empty_outputs_are_compared_exactly() -> None:
         return Result((Hypothesis(tokens, log_prob, (1, 1), (1, 1)),), Certificate("none", 0.0))
 
     less, more = math.nextafter(empty[0], -math.inf), math.nextafter(empty[1], 0)
-    itself = math.nextafter(empty[2], -math.inf)  # its two sums may round differently
+    itself = math.nextafter(empty[2], -math.inf)  # the two sums for the same output may round differently
     nothing = Result((), Certificate("none", 0.0))
     empty_wins = empty_rate(model, data, [result(less), result(more), result(itself, ()), nothing])
     assert [output.index for output in empty_wins.outputs] == [0, 3] and empty_wins.rate == 0.5
     assert (empty_wins.outputs[0].empty, empty_wins.outputs[0].best) == (empty[0], less)
-    assert empty_rate(model, data, [result(value) for value in empty]).rate == 0  # a tie is none
+    assert empty_rate(model, data, [result(value) for value in empty]).rate == 0  # a tie does not count
 
 
 def test_empty_rates_of_nothing() -> None:

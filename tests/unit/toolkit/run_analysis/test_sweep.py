@@ -1,4 +1,4 @@
-"""Sweeps: which setting runs differ in, and the scores of each of its values."""
+"""Sweeps: the setting in which runs differ, and the scores for each of its values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(name: str, scores: list[float], seed: int = 1, **settings: Any) -> Sweep
 def test_scores_against_alpha_with_seeds_as_spread() -> None:
     runs = [
         run("c", [1.0, 5.0, 3.0], 1, output="entmax", output_alpha=1.5),
-        run("a", [2.0, 4.0], 1, output="softmax", output_alpha=1.5),  # alpha 1, whatever the setting says
+        run("a", [2.0, 4.0], 1, output="softmax", output_alpha=1.5),  # softmax has alpha 1 and ignores the setting
         run("d", [7.0], 2, output="entmax", output_alpha=1.5),
         run("e", [9.0], 1, output="sparsemax", output_alpha=1.5),
     ]
@@ -32,7 +32,7 @@ def test_scores_against_alpha_with_seeds_as_spread() -> None:
     middle = result.points[1]
     assert (middle.runs, middle.seeds, middle.scores["dev_bleu"]) == (("c", "d"), (1, 2), (5.0, 7.0))
     assert middle.mean("dev_bleu") == 6 and middle.deviation("dev_bleu") == pytest.approx(2**0.5)
-    assert middle.scores["dev_loss"] == (1 / 5, 1 / 7)  # of the same validation
+    assert middle.scores["dev_loss"] == (1 / 5, 1 / 7)  # from the same validation
     assert result.points[0].deviation("dev_bleu") is None and result.points[0].mean("none") is None
     assert middle.steps == ((10, 20, 30), (10,)) and middle.curves["dev_bleu"] == ((1.0, 5.0, 3.0), (7.0,))
     spread = json.loads(json.dumps(result.to_dict()))["points"][1]["spread"]["dev_bleu"]

@@ -1,4 +1,4 @@
-"""A small run that is served, and a server on a port of its own in a thread."""
+"""Fixtures: a small served run, and a server in a thread with its own port."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Client:
         self.port = port
 
     def send(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
-        """Return status, content and headers of the answer; bytes are sent as they are, all else as JSON."""
+        """Return status, content and headers of the answer. Send bytes unchanged and other bodies as JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(connection):
             kind = {"content-type": "application/json"} if body is not None else {}
@@ -66,7 +66,7 @@ Serve = Callable[..., Client]
 
 @pytest.fixture
 def serve(served: ServedRun) -> Iterator[Serve]:
-    """Start servers of runs, by default of the small one; end them after the test."""
+    """Yield a function that starts servers, by default with the small run. Stop them after the test."""
     with contextlib.ExitStack() as stack:
 
         def start(*runs: ServedRun, **limits: Any) -> Client:
@@ -90,7 +90,7 @@ def serve(served: ServedRun) -> Iterator[Serve]:
 
 
 class Slow(ServedRun):
-    """A run whose searches take a second or until the request is given up."""
+    """A run whose searches take a second unless they are cancelled."""
 
     entered = threading.Event()
     ended = threading.Event()

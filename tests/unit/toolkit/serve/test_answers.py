@@ -1,4 +1,4 @@
-"""Answers are those of the library's functions, in batches as alone."""
+"""Served answers equal those of the library's functions, in batches and alone."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def test_a_request_leaves_limits_to_the_run(served: ServedRun) -> None:
 def test_answers_are_the_objects_of_the_command(
     served: ServedRun, options: dict[str, Any], limits: dict[str, Any]
 ) -> None:
-    """Beside them the API has trees and the numbers of symbols."""
+    """The API also returns trees and the numbers of symbols."""
     run, defaults = open_run(served.run.folder), SearchOptions(beam_size=3, **limits)
-    vars(run)["search_options"] = defaults  # in place of those of its folder
+    vars(run)["search_options"] = defaults  # instead of those in its folder
     if options.get("mode") == "sample":
         limits = {"max_length": limits["max_length"]} if limits else {}
     elif options.get("min_risk"):
         limits = {name: value for name, value in limits.items() if name != "length_penalty"}
-    for line in [*LINES[:2], "q\tV;X"]:  # with unknown symbols, too
+    for line in [*LINES[:2], "q\tV;X"]:  # the last line has unknown symbols
         ((answer,),) = translate(replace(served, search=defaults), {"sources": [line], **options})
         (expected,) = run.translate([line], SearchOptions(**{k: v for k, v in options.items() if k != "tree"}))
         assert ("tree" in answer) == ("tree" in options)
@@ -167,7 +167,7 @@ def test_steps_are_those_of_the_analysis(served: ServedRun) -> None:
 
 
 def test_steps_end_at_a_symbol_that_is_impossible(served: ServedRun) -> None:
-    (content,) = served.steps([StepsRequest(source=LINES[0], tokens=[3, 4])], no_check)  # never given
+    (content,) = served.steps([StepsRequest(source=LINES[0], tokens=[3, 4])], no_check)  # 3: unknown
     assert not content["possible"] and content["log_prob"] is None and len(content["steps"]) == 1
     assert content["steps"][0]["prob"] == 0 and content["steps"][0]["words"]
 

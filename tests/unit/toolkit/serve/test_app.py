@@ -1,4 +1,4 @@
-"""The application over HTTP: refusals, headers, hosts, clients that come together and clients that leave."""
+"""The application over HTTP: rejected requests, headers, hosts, simultaneous clients and disconnects."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_input_is_never_part_of_a_page(serve: Serve) -> None:
         assert "alert" not in str(client.send("GET", path)[1])
     status, content, headers = client.send("POST", "/api/translate", {"sources": ["<script>alert(1)</script>"]})
     assert status == 400 and headers["content-type"] == "application/json"
-    assert headers["x-content-type-options"] == "nosniff" and "<script>" in content["error"]  # as text, of JSON
+    assert headers["x-content-type-options"] == "nosniff" and "<script>" in content["error"]  # as text inside JSON
 
 
 def test_clients_that_come_together_are_all_answered(serve: Serve) -> None:

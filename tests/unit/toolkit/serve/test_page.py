@@ -1,4 +1,4 @@
-"""The served page in a browser: what it asks, and what it shows of answers and of mistakes."""
+"""The served page in a browser: its requests, and how it shows answers and errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAULT = ".pair section .fault"
 
 @pytest.fixture
 def visit(browser: Any, serve: Serve) -> Iterator[Visit]:
-    """Open the page of a server with some limits; `facts` are those of the run that are not its own."""
+    """Yield a function that opens the page of a server with given limits; `facts` replace facts of the run."""
     tabs = []
 
     def start(facts: dict[str, Any] | None = None, **limits: Any) -> Any:
@@ -57,7 +57,7 @@ def ask(tab: Any, lemma: str = "scan", tags: str = "V;PST") -> None:
 
 
 def answer(tab: Any, **content: Any) -> None:
-    """Let searches be answered in the server's stead."""
+    """Answer searches in the browser instead of sending them to the server."""
     tab.route("**/api/translate", lambda route: route.fulfill(**content))
 
 

@@ -1,4 +1,4 @@
-"""The fields of requests: every mistake is a refusal that names it."""
+"""Fields of requests: every invalid field is rejected with an error that names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Abuse of a server: what is no HTTP, clients that are slow or silent, more connections than are answered."""
+"""Abuse of a server: invalid HTTP, slow or silent clients, and too many connections."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sockets(client: Client, blobs: list[bytes]) -> Iterator[list[socket.socket]]
 
 @pytest.fixture
 def outliving() -> Iterator[contextlib.ExitStack]:
-    """Close connections after the server has ended: request this fixture before `serve`."""
+    """Close connections after the server has stopped; request this fixture before `serve`."""
     with contextlib.ExitStack() as stack:
         yield stack
 
@@ -57,7 +57,7 @@ def test_answers_that_nobody_reads_hold_up_nobody(outliving: contextlib.ExitStac
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
     connection.settimeout(1)
     connection.connect(("127.0.0.1", client.port))
-    with pytest.raises(OSError):  # the server reads no further requests while its answers wait
+    with pytest.raises(OSError):  # the server stops reading while nobody reads its answers
         connection.sendall(HEALTH.replace(b"/api/health", path.encode()) * 100_000)
     assert client.post("translate", {"sources": [LINE]})[0] == 200
 
@@ -67,7 +67,7 @@ def test_more_connections_than_are_answered_are_refused(serve: Serve, monkeypatc
     client = serve()
     with sockets(client, [b""] * 8), sockets(client, [HEALTH]) as (refused,):
         assert refused.recv(1 << 16).startswith(b"HTTP/1.1 503")
-    time.sleep(0.2)  # until the server has noticed that they are closed
+    time.sleep(0.2)  # wait until the server notices the closed connections
     assert client.send("GET", "/api/health")[0] == 200
 
 
@@ -75,7 +75,7 @@ def test_more_connections_than_are_answered_are_refused(serve: Serve, monkeypatc
     "blob",
     [
         b"HELO\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00",  # as a browser that expects TLS sends it
+        b"\x16\x03\x01\x02\x00\x01\x00",  # sent by a browser that expects TLS
         b"GET / HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\r\nA: " + b"a" * 200_000,
         head(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + b"no length\r\n",

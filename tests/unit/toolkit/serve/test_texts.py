@@ -1,4 +1,4 @@
-"""A language model that is served: a source is a prompt, which may be empty, and draws that are cut come back, too."""
+"""A served language model continues prompts, also empty ones, and returns unfinished samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue of a server: which requests are worked on together, which are not at all, and how work ends."""
+"""The queue of a server: requests that share a batch, requests that are dropped, and the end of work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tsallis.toolkit.serve.worker import Cancellation, Check, InterruptibleModel
 
 
 class Gate:
-    """Work that notes its batches, and waits at its beginning until the gate is open."""
+    """A job that records its batches and blocks until the gate is open."""
 
     def __init__(self) -> None:
         self.open, self.entered, self.batches = threading.Event(), threading.Event(), list[list[Any]]()
@@ -60,7 +60,7 @@ def test_equal_searches_that_wait_are_made_together(worker: Worker, gate: Gate) 
     gate.open.set()
     assert [job.answer.result(10) for job in jobs] == [f"answer to {number}" for number in range(5)]
     assert first.answer.result(10) == "answer to first"
-    assert gate.batches == [["first"], [0, 2], [1], [3], [4]]  # of x two, with two sources each, fit into one
+    assert gate.batches == [["first"], [0, 2], [1], [3], [4]]  # a batch has room for two requests of size 2
 
 
 def test_one_bad_request_harms_no_other(worker: Worker, gate: Gate) -> None:
@@ -76,7 +76,7 @@ def test_work_that_nobody_waits_for_is_dropped_or_ends(worker: Worker, gate: Gat
     first = hold(worker, gate)
     waiting, last = worker.submit(gate.work, None, "waiting"), worker.submit(gate.work, None, "last")
     waiting.cancel()
-    first.cancel()  # its work ends at the next check, with the gate still closed
+    first.cancel()  # its work ends at the next check, although the gate is closed
     with pytest.raises(Cancellation):
         first.answer.result(10)
     with pytest.raises(CancelledError):

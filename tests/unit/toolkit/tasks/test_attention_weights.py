@@ -1,4 +1,4 @@
-"""Attention in numbers: each weight above zero of an output's steps, beside the symbols that it belongs to."""
+"""Attention weights in numbers: the positive weights of each output step, with their symbols."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def transformer(**more: Any) -> TransformerSeq2Seq:
     model = TransformerSeq2Seq(len(SYMBOLS), len(SYMBOLS), output="softmax", **sizes)
     with torch.no_grad():
         model.output.weight.copy_(6 * torch.randn(len(SYMBOLS), 8, generator=torch.Generator().manual_seed(1)))
-    return model  # with scores so far apart outputs are not empty
+    return model  # the large output weights prevent empty outputs
 
 
 def dense(content: dict[str, Any], entry: dict[str, Any]) -> Any:
-    """Return the matrix of an entry; every weight that is written is above zero."""
+    """Return the matrix of an entry, and check that every stored weight is positive."""
     columns = entry["grid"][0] * entry["grid"][1] if "grid" in entry else len(content[entry["columns"]])
     matrix = np.zeros((len(content[entry["rows"]]), columns))
     for row, column, weight in entry["weights"]:
@@ -48,7 +48,7 @@ def dense(content: dict[str, Any], entry: dict[str, Any]) -> Any:
 
 
 def search_line(run: Run, line: str) -> tuple[Any, list[int]]:
-    """Return a line as a batch of its own, and the symbols of its output."""
+    """Return a batch with only this line, and the symbols of its best output."""
     read = read_lines(run, [line], "in", gold=False)
     batch = read.corpus.batch([0])
     (result,) = beam_search(run.model, batch.src, batch.src_lengths, beam_size=2)
@@ -64,7 +64,7 @@ def search_line(run: Run, line: str) -> tuple[Any, list[int]]:
     ],
 )
 def test_the_matrix_is_that_of_figures(tmp_path: Path, model: Any) -> None:
-    """Lines are read together: each one's weights are those that it has alone."""
+    """Lines are read in one batch, but each line has the weights that it has alone."""
     run = run_of(tmp_path, model())
     contents = dict(weights_of(run, read_lines(run, LINES, "in", gold=False), beam_size=2))
     assert [*contents] == [0, 1, 2]
@@ -110,7 +110,7 @@ def test_densities_of_a_recurrent_model(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = RNNSeq2Seq(len(SYMBOLS), len(SYMBOLS), density="truncated_parabola", d_model=8, layers=1, num_basis=6)
     with torch.no_grad():
-        model.attention.bilinear.weight.mul_(100)  # means that differ from step to step
+        model.attention.bilinear.weight.mul_(100)  # the means differ between steps
     run = run_of(tmp_path, model)
     for number, content in weights_of(run, read_lines(run, LINES, "in", gold=False), beam_size=2):
         batch, tokens = search_line(run, LINES[number])
@@ -163,7 +163,7 @@ def test_documents(tmp_path: Path, attention: str, names: list[str]) -> None:
             assert dense(content, entry) == pytest.approx(expected.numpy(), abs=1e-5)
             if entry["name"] == "continuous":
                 (density,) = entry["densities"]
-                ((lower, upper),) = density["support"]  # the map is sparsemax, the density a truncated parabola
+                ((lower, upper),) = density["support"]  # sparsemax has a truncated parabola as density
                 assert lower == pytest.approx(reference.density.support.lower.item(), abs=1e-4)
                 assert upper == pytest.approx(reference.density.support.upper.item(), abs=1e-4)
 

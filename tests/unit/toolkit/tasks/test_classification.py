@@ -1,4 +1,4 @@
-"""Documents and classes: lines, words, a split of one's own, and rows of numbers."""
+"""Classification data: files, words, labels and encoded documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of columns as users have them: the formats of the shared tasks, one-command training, and wrong columns."""
+"""Column files of users: formats of the shared tasks, one-command training, and swapped columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tsallis.toolkit.tasks.registry import config_of_file, task_of
 from tsallis.toolkit.tasks.strings import Strings, StringsData, StringsExample, split_features
 
 RNN = {"architecture": "rnn", "d_model": 4, "layers": 1}
-# Lines in the formats of the shared tasks by year, the settings that read them, and the first example.
+# Shared task of a year: lines in its format, the settings that read them, and the first example.
 FORMATS: dict[str, tuple[list[str], dict[str, Any], StringsExample]] = {
     "2016": (
         ["gehen\tpos=V,mood=IND,num=SG\tgeht", "laufen\tpos=V,mood=IND,num=PL\tlaufen"],
@@ -34,7 +34,7 @@ FORMATS: dict[str, tuple[list[str], dict[str, Any], StringsExample]] = {
         StringsExample("touch", ("V", "V.PTCP", "PRS"), "touching"),
     ),
     "2020 inflection": (
-        ["mopa\tmopera\tN;PL\t1", "tasa\ttasara\tN;PL"],  # another column is ignored
+        ["mopa\tmopera\tN;PL\t1", "tasa\ttasara\tN;PL"],  # the fourth column is ignored
         {},
         StringsExample("mopa", ("N", "PL"), "mopera"),
     ),
@@ -44,7 +44,7 @@ FORMATS: dict[str, tuple[list[str], dict[str, Any], StringsExample]] = {
         StringsExample("ship", (), "ʃ ɪ p"),
     ),
     "2022": (
-        ["gatto\tgatti\tN;PL;", "casa\tcase\tN;PL"],  # a separator too many
+        ["gatto\tgatti\tN;PL;", "casa\tcase\tN;PL"],  # a trailing separator
         {},
         StringsExample("gatto", ("N", "PL"), "gatti"),
     ),
@@ -82,7 +82,7 @@ def test_formats_of_shared_tasks(year: str, tmp_path: Path) -> None:
     task = task_of(run.task)
     read = task.read(lines, "in", run, gold=True)
     assert len(read.corpus) == 2 and read.count == len(lines)
-    # Lines with all columns, and lines without the target, mean the same input.
+    # Lines with and without the target column give the same input.
     target = task.columns.target - 1  # type: ignore[attr-defined]
     fields = [line.rstrip("\r").split("\t") for line in lines]
     plain = ["\t".join([*row[:target], *row[target + 1 : task.columns.width]]) for row in fields]  # type: ignore[attr-defined]
@@ -98,7 +98,7 @@ def test_formats_of_shared_tasks(year: str, tmp_path: Path) -> None:
         ("V;PST", ";", ["V", "PST"]),
         ("V;NOM(3,SG);ACC(PL;PSS(1,PL))", ";", ["V", "NOM(3)", "NOM(SG)", "ACC(PL)", "ACC(PSS(1))", "ACC(PSS(PL))"]),
         ("N;(non)NOM;PL", ";", ["N", "(non)NOM", "PL"]),
-        ("N;A(B;C", ";", ["N", "A(B", "C"]),  # brackets that don't match are characters
+        ("N;A(B;C", ";", ["N", "A(B", "C"]),  # unbalanced brackets are ordinary characters
         ("pos=V|num=SG", "|", ["pos=V", "num=SG"]),
         ("", ";", []),
         ("V;;PST", ";", ["V", "", "PST"]),
@@ -118,7 +118,7 @@ def test_graphemes_and_normalization(tmp_path: Path) -> None:
     assert set(composed.src_vocab.symbols) == {"a", "\u00e9", "b"}
     assert set(composed.tgt_vocab.symbols) == {"n\u0303", "a"}
     vocabulary = Vocabulary.build(["e\u0301a"], separator=GRAPHEMES)
-    assert vocabulary.split_typed("ae") == (vocabulary.encode("a"), "e")  # a mark may follow the last letter
+    assert vocabulary.split_typed("ae") == (vocabulary.encode("a"), "e")  # a combining mark may follow the last letter
     assert Vocabulary.from_json(vocabulary.to_json()) == vocabulary
 
 
@@ -148,7 +148,7 @@ def test_columns_are_different() -> None:
 
 
 def paradigms(order: str) -> list[str]:
-    """Return 24 lines; `order` names the columns: s(ource), t(arget), f(eatures)."""
+    """Return 24 lines with columns in the given order: s(ource), t(arget), f(eatures)."""
     cells = {"V;PST": "ed", "V;V.PTCP;PRS": "ing", "V;3;SG;PRS": "s", "V;NFIN": ""}
     verbs = ("walk", "talk", "jump", "play", "open", "visit")
     rows = [{"s": verb, "t": verb + end, "f": tags} for verb in verbs for tags, end in cells.items()]
@@ -188,7 +188,7 @@ def test_swapped_columns_of_a_file_stop_a_command(tmp_path: Path) -> None:
         InputError, match=r"in:1: all features of this line are unknown .* source 'walk', features 'walked'"
     ):
         task.read(["walk\twalked"], "in", run, gold=False)
-    for separator in " ,|":  # that of the run is a semicolon
+    for separator in " ,|":  # the separator of the run is a semicolon
         with pytest.raises(InputError, match=r"in:1: all features of this line are unknown .*write ';' between feat"):
             task.read([f"walk\tV{separator}PST"], "in", run, gold=False)
     greek = [f"walk\tπερπάτησα\tV;PST{end}" for end in ("", ";SG", ";3", ";PRS", ";NFIN")]
@@ -216,7 +216,7 @@ def test_a_file_becomes_a_configuration(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         describe_file(unusual, ["data.header=true"])
-    for third in ("tag", "Whatever"):  # the third of three columns contains features, as without a header
+    for third in ("tag", "Whatever"):  # the third column has features, as in a file without header
         three = write(tmp_path / "three.tsv", [f"Lemma\tInflected\t{third}", "go\twent\tV;PST"])
         assert describe_file(three)["data"]["columns"] == {"source": 1, "target": 2, "features": 3}
     four = write(tmp_path / "four.tsv", ["lemma\tform\tid\tcount", "go\twent\t1\t2"])

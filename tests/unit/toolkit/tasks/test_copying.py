@@ -1,4 +1,4 @@
-"""Runs that copy: their vocabularies, and unknown symbols of lines as texts."""
+"""Runs that copy symbols: their vocabularies, and unknown symbols in inputs and outputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tsallis.toolkit.tasks.translation import Translation
 from tsallis.toolkit.tasks.types import Lines
 from tsallis.toolkit.training import Run
 
-TRAIN = "abx\tbad\tV\nba\tab\tV;PST\nxab\tabd\tV\n"  # x is in sources alone, d in targets alone
+TRAIN = "abx\tbad\tV\nba\tab\tV;PST\nxab\tabd\tV\n"  # x occurs only in sources, d only in targets
 DEV = "aλb\txλ\tV\n"  # λ is unknown
 DATA = {"train": "train", "dev": "dev"}
 MODEL = {"d_model": 8, "layers": 1, "dropout": 0.0, "copy": True}
@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def copier(folder: Path, gate: float = 0.0, **model: Any) -> TextRun:
-    """A run that was not trained, whose attention is softmax and whose gate has this logit."""
+    """Return an untrained run with softmax attention, whose gate has a constant logit."""
     settings = {**MODEL, "attention": "softmax", "output": "sparsemax", **model}
     run = untrained_run(folder, DATA, settings)
     with torch.no_grad():
@@ -118,7 +118,7 @@ def test_a_trained_run_opens_again_and_resumes(folder: Path, architecture: str) 
     assert again.description == prepared.description and again.folder is not None
     task = task_of(run.task)
     report = evaluate(run, task.split(run, config_of(content).data, "dev"), beam_size=2)
-    assert math.isfinite(report["loss"]) and report["unknown_symbols"] == 1  # these lines were read without λ
+    assert math.isfinite(report["loss"]) and report["unknown_symbols"] == 1  # the vocabulary of these lines lacks λ
     wide, lines = copy_unknown(task, run, task.split(run, config_of(content).data, "dev"))
     assert evaluate(wide, lines, beam_size=2)["unknown_symbols"] == 0
 
@@ -138,7 +138,7 @@ def test_an_unknown_symbol_of_the_source_can_be_output(folder: Path) -> None:
 
 
 def test_scores_of_unknown_symbols(folder: Path) -> None:
-    """A symbol of the source is possible; one that is in another line's source or in none is unknown."""
+    """A symbol of the same source is possible. A symbol of no source or of another one is unknown."""
     opened = copier(folder)
     sources, targets = ["aλb\tV", "aøb\tV", "ab\tV", "λøa\tV"], ["λa", "λa", "øa", "øλ"]
     scores = opened.score(sources, targets)
@@ -156,7 +156,7 @@ def test_the_probability_of_an_unknown_symbol_is_the_attention_to_it(folder: Pat
         opened.run.model.attention.bilinear.weight.zero_()  # attention is uniform
     (score,) = opened.score(["λaλ\tV"], ["λ"])
     assert score.scores is not None
-    # Half of the probability is copied; two of four positions have the symbol.
+    # The copy gate has probability 1/2, and two of four source positions have the symbol.
     assert score.scores.log_probs[0] == pytest.approx(math.log(0.25), abs=1e-6)
 
 
@@ -169,7 +169,7 @@ def test_lines_without_unknown_symbols_keep_the_run(folder: Path) -> None:
     run, lines = read_all(opened.run, opened.task, path, True)
     assert len(run.src_vocab) == len(opened.run.src_vocab) + 1 and run.tgt_vocab.name(8) == "λ"
     assert [row[1] for row in lines.corpus.tgt] == [3, 8]
-    assert opened.task.count_unknown(lines.corpus.src[1]) == 1  # the tag
+    assert opened.task.count_unknown(lines.corpus.src[1]) == 1  # the unknown tag
 
 
 def test_a_symbol_that_only_the_target_vocabulary_knows_is_copied_too(folder: Path) -> None:
@@ -198,7 +198,7 @@ def test_the_threshold_of_alpha_relu_is_that_of_the_map(folder: Path) -> None:
 
 
 def test_any_task_of_sequences_can_copy() -> None:
-    """Tasks without features and with one answer define nothing for it."""
+    """A task without features and with one answer per source needs no code for copying."""
     task, letters = Translation("de", "en"), Vocabulary(["a"], " ")
     lines = Lines(Corpus([[4, UNK]], [[4, UNK]]), ["a z"], ["a z"], [0], 1)
     run, targets, read = read_unknown(task, Run(Path(), None, letters, letters, {}, {}), lines)
@@ -207,7 +207,7 @@ def test_any_task_of_sequences_can_copy() -> None:
 
 
 def test_a_served_run_copies_unknown_symbols(folder: Path) -> None:
-    """Answers are those of the command, and their symbols have the same numbers in all requests."""
+    """Answers match those of the command, and unknown symbols have the same numbers in all requests."""
     opened = copier(folder, gate=3.0)
     served = ServedRun("x", opened.run, opened.task, SearchOptions(), Limits())
     lines = ["aλb\tV", "ab\tV", "λøλ\tV", "øλ\tV"]

@@ -1,4 +1,4 @@
-"""Invented training examples: what they keep, what they replace, and where they are used."""
+"""Hallucinated training examples: affixes are kept, stems are replaced, and only training data grows."""
 
 from __future__ import annotations
 

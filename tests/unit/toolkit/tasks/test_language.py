@@ -1,4 +1,4 @@
-"""The task of language models: texts from files, their rows, and trainings on them."""
+"""The language task: texts from files, their rows, and training on them."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def test_a_training_on_texts_ends_with_a_run_that_scores_them(folder: Path) -> N
     run, data = train(prepare(loaded), folder / "run"), loaded.data
     task = task_of(run.task)
     report, results = evaluate_outputs(task, run, task.split(run, data, "dev"), SearchOptions(beam_size=1))
-    assert results == [] and report["samples"] == 5 and report["epsilon_perplexity"] < 17  # of as many characters
+    assert results == [] and report["samples"] == 5 and report["epsilon_perplexity"] < 17  # the number of symbols
     longer = task.split(run, data, "dev", length=64)
     assert len(longer.corpus) == 1
     lines = task.read([TEXTS[0], "", "xyz"], "lines", run, True)
     assert lines.corpus.tgt[0] and not lines.corpus.src[0] and lines.numbers == [0, 2] and lines.count == 3
-    assert task.read(["the ", "", "\r"], "lines", run, False).titles == ["the ", "", ""]  # prompts
+    assert task.read(["the ", "", "\r"], "lines", run, False).titles == ["the ", "", ""]  # prompts may be empty
 
 
 @pytest.mark.parametrize("output", ["softmax", "sparsemax", "alpha_relu"])

@@ -1,4 +1,4 @@
-"""Runs and their tasks: the `task.json` of another run is no run's own."""
+"""Runs and their tasks: a run rejects the `task.json` of another run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def write_data(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an untrained run of each kind of data."""
+    """Return a folder with an untrained run for each kind of data."""
     folder = tmp_path_factory.mktemp("runs")
     write_data(folder)
     for name, data in DATA.items():

@@ -1,4 +1,4 @@
-"""Outputs come out of every task as they went in: phones with spaces, subwords, bytes, labels."""
+"""Encoding and decoding leave the outputs of every task unchanged: phones, subwords, bytes, labels."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_outputs_come_out_as_they_went_in(name: str, tmp_path: Path) -> None:
     assert [symbols.tgt.decode(row) for row in lines.corpus.tgt] == case.outputs
     run = Run(tmp_path, None, symbols.src, symbols.tgt, task.facts(), {})
     assert [task.spell(text, run) for text in case.outputs] == [[*map(int, row)] for row in lines.corpus.tgt]
-    if task.searched:  # what came out is right
+    if task.searched:  # decoded outputs are correct answers
         found, expected = (task.score(case.outputs, answers) for answers in (lines.references, case.outputs))
         assert [(score.name, score.value) for score in found] == [(x.name, x.value) for x in expected]
     assert [" ".join(text.split()) for text in lines.references] == [" ".join(text.split()) for text in case.outputs]

@@ -1,4 +1,4 @@
-"""Settings of models for strings: training, run folders, resuming, and data that they don't fit."""
+"""Settings of models for strings: training, run folders, resuming, and data that doesn't fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inflection files: every character of a field counts, and a malformed line is named."""
+"""Inflection files: every character of a field counts, and errors name the malformed line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tsallis.toolkit.tasks.strings import (
 )
 from tsallis.toolkit.training import Run
 
-# What str.splitlines takes for the end of a line, and str.strip for nothing.
+# Line ends of str.splitlines, white space that str.strip removes, and a zero-width space.
 SEPARATORS = ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\r", "\u00a0", " ", "\u200b"]
 
 
@@ -134,7 +134,7 @@ def test_many_languages_of_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "other"),  # a file that is of no language
+    ("name", "other"),  # `other` belongs to no language
     [
         ("{language}-train-high", "-train-high"),
         ("high/{language}.tsv", "high/older/dutch.tsv"),
@@ -181,7 +181,7 @@ RNN = {"architecture": "rnn", "d_model": 8, "layers": 1}
 
 @pytest.fixture
 def phones(tmp_path: Path) -> Run:
-    """A run that reads words and writes phones, untrained."""
+    """Return an untrained run that reads words and writes phones."""
     write(tmp_path / "train", "ship\tʃ ɪ p\nchurch\ttʃ ɜː tʃ \nsit\ts ɪ  t\n")
     write(tmp_path / "config.yaml", "version: 1\ndata: {tgt_symbols: spaces, train: train, dev: train}\n")
     return untrained_run(tmp_path, PHONES, RNN)
@@ -209,7 +209,7 @@ def test_phones_that_are_typed(phones: Run) -> None:
         assert all(symbol in phones.tgt_vocab.symbols for written in texts for symbol in written.split())
     (found,) = text.suggest(["ship"], ["ʃ t"], n_best=20)
     assert {"ʃ t", "ʃ tʃ"} < {suggestion.text for suggestion in found.next}
-    assert found.characters is not None and {"ʃ", " ", ""} <= set(found.characters.probs)  # "ʃ tʃ", "ʃ t s", the end
+    assert found.characters is not None and {"ʃ", " ", ""} <= set(found.characters.probs)  # "ʃ tʃ", "ʃ t s" or the end
     alpha_relu = untrained_run(phones.folder, PHONES, {**RNN, "output": "alpha_relu"})
     (found,) = TextRun(alpha_relu, task_of(alpha_relu.task)).suggest(["ship"], ["ʃ t"])
     assert found.characters is None and found.to_dict()["characters"] is None

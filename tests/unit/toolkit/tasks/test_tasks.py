@@ -1,4 +1,4 @@
-"""How lines are read, with the place of every mistake, and what outputs are worth."""
+"""Tasks read lines, report the location of every error, and score outputs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_sentences() -> None:
     assert lines.numbers == [0, 1] and lines.count == 2 and [list(row) for row in lines.corpus.tgt] == [[], []]
     known = task.read(["ein Hut\ta hat"], "in.tsv", inputs, gold=True)
     assert list(known.corpus.tgt[0]) == inputs.tgt_vocab.encode("a hat") and known.references == ["a hat"]
-    assert task.read(["a\tb"], "in.de", inputs, gold=False).titles == ["a\tb"]  # a sentence with a tab
+    assert task.read(["a\tb"], "in.de", inputs, gold=False).titles == ["a\tb"]  # a sentence may have a tab
 
 
 def test_lines_without_symbols_keep_their_place() -> None:
@@ -103,7 +103,7 @@ def test_languages() -> None:
 
 
 def test_scores_of_text_that_is_no_plain_text() -> None:
-    """Parts of words are put together, capitals count as small letters, and signatures say so."""
+    """Word parts are joined and case is ignored; the signatures of the scores show it."""
     texts, references = ["a Ha@@ t and , a STRASSE"], ["A hat and , a Straße"]
     folded = {s.name: s for s in Translation("de", "en", None, True, True, "@@").score(texts, references)}
     assert folded["bleu"].value == pytest.approx(100) and folded["exact"].value == 1
@@ -118,13 +118,13 @@ def lines_of(references: list[str], languages: list[str] | None) -> Lines:
 
 
 def scores_of(accuracy: float, edits: float) -> dict[str, float]:
-    """Return the scores of strings of one symbol."""
+    """Return the expected scores of strings with one symbol."""
     errors = pytest.approx(1 - accuracy)
     return {"accuracy": accuracy, "word_error_rate": errors, "symbol_error_rate": edits, "levenshtein": edits}
 
 
 def test_several_languages_count_the_same() -> None:
-    """However many samples each has: 1 of 4 right in one and 1 of 1 in the other are 62.5 % right, not 40 %."""
+    """Languages have equal weight: 1 of 4 right in one and 1 of 1 in the other give 62.5 %, not 40 %."""
     task, texts, references = task_of({}), ["a", "b", "b", "b", "a"], ["a", "a", "a", "a", "a"]
     each = language_scores(task, texts, lines_of(references, ["fi", "fi", "fi", "fi", "eo"]))
     assert each == {
@@ -134,7 +134,7 @@ def test_several_languages_count_the_same() -> None:
     values = score_values(task.score(texts, references), each)
     macro = {f"macro_{name}": value for name, value in scores_of(0.625, 0.375).items()}
     assert values == {**macro, **scores_of(0.4, 0.6)}
-    assert next(iter(values)) == "macro_accuracy"  # which says what model is best
+    assert next(iter(values)) == "macro_accuracy"  # the first score selects the best model
     for one in (None, ["fi"] * 5, []):
         assert language_scores(task, texts, lines_of(references, one)) == {}
     assert score_values(task.score(texts, references), {}) == scores_of(0.4, 0.6)
@@ -181,7 +181,7 @@ def test_parts_of_a_file_are_read_as_the_whole(name: str, tmp_path: Path) -> Non
     blocks = line_blocks(inputs, task_of(inputs.task), tmp_path / "in", gold=True)
     parts = [next(blocks), next(blocks)]
     assert [(part.first, len(part.lines.corpus), part.lines.count) for part in parts] == [(0, 64, 64), (64, 64, 64)]
-    last = next(blocks)  # what stands before the bad line
+    last = next(blocks)  # the lines before the malformed one
     assert (last.first, len(last.lines.corpus), last.lines.count) == (128, 2, 3)
     with pytest.raises(InputError, match="in:132: expected"):
         next(blocks)
@@ -255,7 +255,7 @@ def test_a_score_that_takes_long_is_computed_where_it_decides() -> None:
 
 
 def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
-    """Its configuration lacks settings that came later; it goes on where they have their defaults, and only there."""
+    """A run whose configuration lacks newer settings resumes only if they have their default values."""
     content = {"version": 1, "data": {"embedded": "english-verbs"}, "model": {"d_model": 4}}
     config = config_of(content)
     prepared = prepare(config)

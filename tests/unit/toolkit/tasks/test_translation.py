@@ -1,4 +1,4 @@
-"""What configurations stand for: corpora in every packing, vocabularies, and plain arguments."""
+"""Preparation of runs from configurations: corpora, vocabularies, tau and development scores."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_separate_subwords(tmp_path: Path) -> None:
         and len(data.vocabularies.src) == len(data.vocabularies.tgt) == 70
     )
     german = " ".join(source for source, _ in PAIRS)
-    # There is no ü in English.
+    # The English texts have no ü.
     assert 3 not in data.vocabularies.src.encode(german) and 3 in data.vocabularies.tgt.encode(german)
     with pytest.raises(InputError, match=r"share: all needs the same vocabulary .*joint: true"):
         prepare(config(tmp_path, {"subwords": {"joint": False, "size": 70}}, model={"share": "all"}))
@@ -94,7 +94,7 @@ def test_separate_subwords(tmp_path: Path) -> None:
 
 
 def test_lines_that_are_empty_or_nothing_are_left_out_on_both_sides(tmp_path: Path) -> None:
-    """References stay beside the sentences they belong to."""
+    """References stay aligned with their sentences."""
     odd = [DEV[0], ("", "x"), DEV[1], ("y", ""), ("\u200b", "nothing that can be read"), DEV[2]]
     corpus(tmp_path, dev=odd)
     data = prepare(config(tmp_path)).data
@@ -135,7 +135,7 @@ def test_embedded_translation() -> None:
     )
     assert prepared.data.dev.references[0] == CORPUS["dev"][0][1] and prepared.description["class"] == "rnn"
     texts = [prepared.data.vocabularies.tgt.decode(row) for row in prepared.data.dev.corpus.tgt]
-    assert texts == prepared.data.dev.references  # what the model is to predict is what it is compared with
+    assert texts == prepared.data.dev.references  # the encoded targets equal the references
 
 
 def test_embedded_pairs_are_sampled_and_have_a_length(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_tau(tmp_path: Path) -> None:
     assert arguments(tau="formula")["tau"] == estimate_tau(8, 90)
     auto = arguments(tau="auto", output_alpha=1.7)
     assert auto == arguments(tau="auto", output_alpha=1.7)
-    # The threshold of the first batch through the network as it starts, where there is a symbol to predict.
+    # Tau is the threshold of the untrained model on the first batch, at positions with a target.
     torch.manual_seed(1)
     model = build_model({"class": "transformer", "arguments": {**auto, "tau": 0.0}}).eval()
     batch = prepare(config(tmp_path)).data.train.batch(range(60))
@@ -200,7 +200,7 @@ def test_tau(tmp_path: Path) -> None:
 )
 def test_the_formula_of_tau_is_refused_where_it_does_not_hold(model: dict[str, Any], settings: str) -> None:
     content = {"architecture": "transformer", "output": "alpha_relu", "tau": "formula", **model}
-    data = {"task": "translation", "folder": "/nowhere", "train": "train", "dev": "dev"}  # before any file is read
+    data = {"task": "translation", "folder": "/nowhere", "train": "train", "dev": "dev"}  # no file is read
     with pytest.raises(InputError, match=f"model.tau: formula needs .*, found {settings}; use tau: auto"):
         prepare(config_of({"version": 1, "data": data, "model": content}))
 
@@ -221,7 +221,7 @@ def test_a_run_that_was_started_keeps_its_threshold(tmp_path: Path) -> None:
 
 
 def outputs_sum(prepared: PreparedRun) -> float:
-    """Mean sum of an untrained model's outputs, on data that no threshold was taken from."""
+    """Return the mean sum of an untrained model's outputs on development data, which did not determine tau."""
     model, batch = prepared.build().eval(), prepared.data.dev.corpus.batch(range(len(prepared.data.dev.corpus)))
     with torch.no_grad():
         decoded = model(batch.src, batch.src_lengths, batch.tgt_in)
@@ -265,7 +265,7 @@ def test_what_outputs_are_worth(tmp_path: Path) -> None:
     prepared = prepare(config(tmp_path))
     nothing = Certificate("none", 0.0)
     right = [Result((Hypothesis(tuple(row), -1.0, (), ()),), nothing) for row in prepared.data.dev.corpus.tgt[:3]]
-    result = prepared.measure()([*right, Result((), nothing)])  # of the first rows alone
+    result = prepared.measure()([*right, Result((), nothing)])  # results of the first rows only
     assert list(result) == ["bleu", "chrf", "exact"] and result["exact"] == 0.75 and 0 < result["bleu"] < 100
 
 
@@ -280,7 +280,7 @@ def test_examples_too_long_to_train_on_are_left_out(tmp_path: Path) -> None:
     rows = ["ab\tabc\tN", f"{'a' * 300_000}\tb\tN", f"x\t{'b' * 300}\tN", "ba\tb\tV"]
     data = prepare(strings(tmp_path, rows, rows[:1])).data
     assert len(data.train) == 2 and data.train.counts == Counts(4, 2, 0, 2)
-    assert "x" not in data.vocabularies.src  # the others count for nothing
+    assert "x" not in data.vocabularies.src  # skipped examples add no symbols
     assert len(prepare(strings(tmp_path, rows, rows[:1], max_length=301)).data.train) == 3
     reason = r"all 4 examples have a source or target of more than 2 symbols \(data.max_length\)"
     with pytest.raises(InputError, match=f"^{tmp_path}/train: {reason}"):
@@ -326,7 +326,7 @@ def test_a_model_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 ONE_LANGUAGE = {"version": 1, "data": {"embedded": "english-verbs"}}
-SIZES = {"aa": 8, "bb": 1, "cc": 3}  # samples of the development set
+SIZES = {"aa": 8, "bb": 1, "cc": 3}  # samples per language in the development set
 
 
 def languages_config(folder: Path, **training: Any) -> Config:
@@ -364,7 +364,7 @@ def test_means_of_languages_decide_only_where_there_are_several(tmp_path: Path) 
 
 
 def test_languages_choose_the_best_checkpoint_alike(tmp_path: Path) -> None:
-    """A model that is right in the largest language alone is worse than one that is right in the two small ones."""
+    """Being right in the two small languages is better than being right only in the largest one."""
     prepared = prepare(languages_config(tmp_path))
     data, measure = prepared.data, prepared.measure()
     assert data.dev.languages is not None
@@ -377,5 +377,5 @@ def test_languages_choose_the_best_checkpoint_alike(tmp_path: Path) -> None:
 
     assert score("aa") == ("macro_accuracy", pytest.approx(1 / 3))
     assert score("bb", "cc") == ("macro_accuracy", pytest.approx(2 / 3))
-    first = measure([Result((), Certificate("none", 0.0))] * 4)  # of the first rows alone
+    first = measure([Result((), Certificate("none", 0.0))] * 4)  # results of the first rows only
     assert first["macro_accuracy"] == first["accuracy"] == 0

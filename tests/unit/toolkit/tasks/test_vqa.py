@@ -1,4 +1,4 @@
-"""Questions about images: lines, words, answers, splits and numbers."""
+"""Data with questions about images: lines, words, answers, splits and encoded questions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_lines_plain_or_packed_with_a_header_or_without(tmp_path: Path) -> None:
     result = read_questions(tmp_path / "dev.tsv.gz", gold=False)
     assert result == [Question("0", "what is it", ""), Question("1", "what is it", "")]
     below = write(tmp_path / "below.tsv", LINES + "image\tquestion\tanswer\n")
-    assert read_questions(below)[2] == Question("image", "question", "answer")  # a header stands above alone
+    assert read_questions(below)[2] == Question("image", "question", "answer")  # only the first line is a header
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_questions_in_numbers() -> None:
     assert images.dtype == torch.uint8 and (images.numpy() == PIXELS[[1, 1, 2]]).all()
     assert lines.references == [*"abcabca"] and lines.titles[1] == "1: what what "
     (row,) = Visual().encode([ImageQuestion(Question("0", "\u200b"), pictures)], vocabularies).corpus.src
-    assert list(row) == [0, UNK]  # a question without words
+    assert list(row) == [0, UNK]  # a question without words has one unknown word
 
 
 def test_daquar(shared_data: Path) -> None:

@@ -1,4 +1,4 @@
-"""Questions about images as a task: configuration, training, search and scores, as for any other."""
+"""Questions about images as a task: configuration, training, search and scores."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_lines_name_images(folder: Path, tmp_path: Path) -> None:
     assert lines.numbers == [1, 2] and lines.count == 3 and lines.titles == ["3: is it red?", "0: what colour?"]
     assert [row.tolist()[0] for row in lines.corpus.src] == [0, 1]
     more = read_lines(run_of, ["5\tis it red?"], "in", gold=False, images=folder / "train.npy")
-    assert more.corpus.src[0].tolist()[0] == 2  # earlier ones keep their numbers
+    assert more.corpus.src[0].tolist()[0] == 2  # earlier images keep their numbers
     shown = run_of.model.image_store(torch.tensor([2, 0]))
     expected = np.stack([np.load(folder / "train.npy")[5], np.load(folder / "test.npy")[3]])
     np.testing.assert_array_equal(shown.numpy(), expected)
@@ -110,7 +110,7 @@ def _vocabularies(prepared: Any) -> tuple[Any, Any]:
 
 
 class _Untrained:
-    """A run that was not trained: what lines are read for."""
+    """An untrained run, which is enough to read lines."""
 
     def __init__(self, folder: Path, prepared: Any) -> None:
         self.folder, self.task = folder, prepared.task.facts()
@@ -157,4 +157,4 @@ def test_features_of_another_network(folder: Path, tmp_path: Path) -> None:
 def test_answers_that_are_rare_cannot_be_given(folder: Path) -> None:
     data = prepare(config(folder, {"answers": 2})).data
     assert data.vocabularies.tgt.symbols == ("no", "yes") or data.vocabularies.tgt.symbols == ("yes", "no")
-    assert any(row == [3] for row in data.train.tgt)  # unknown: has no loss
+    assert any(row == [3] for row in data.train.tgt)  # unknown answers have no loss

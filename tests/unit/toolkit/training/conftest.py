@@ -1,4 +1,4 @@
-"""A run that was killed, for tests of what a run folder may hold."""
+"""Fixtures with a killed run, for tests of run folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from small_run import Killed, at, index_of, kill, train
 
 @pytest.fixture(scope="session")
 def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was killed after its seventh update; its last checkpoint is of the sixth."""
+    """Return a run that was killed after update 7; its last checkpoint is from update 6."""
     folder = tmp_path_factory.mktemp("runs") / "half"
     with pytest.raises(Killed):
         train(folder, at(7, kill))
@@ -22,5 +22,5 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(half: Path, tmp_path: Path) -> Path:
-    """A copy to be changed."""
+    """Return a copy of the killed run, which a test may change."""
     return Path(shutil.copytree(half, tmp_path / "run"))

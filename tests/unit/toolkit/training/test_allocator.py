@@ -1,4 +1,4 @@
-"""Memory that is used again: a block that was freed costs no page faults; who decides otherwise has it."""
+"""Freed memory blocks are reused without page faults, unless the user configures the allocator."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_block_that_is_taken_again_costs_no_page_faults() -> None:
     (fresh,) = run("leave")
     said, reused = run("call")
     assert said == "True"
-    assert int(fresh) > 100 > int(reused)  # of pages of 4 KB 16,384 a block, of huge ones at least 32
+    assert int(fresh) > 100 > int(reused)  # a block has 16,384 pages of 4 KB or at least 32 huge ones
 
 
 @glibc

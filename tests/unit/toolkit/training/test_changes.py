@@ -1,4 +1,4 @@
-"""Settings that a run goes on with in place of its own."""
+"""Settings that may change when a run is resumed."""
 
 from __future__ import annotations
 

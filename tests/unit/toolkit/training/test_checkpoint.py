@@ -1,4 +1,4 @@
-"""Checkpoints are whole or refused, and superseded ones go."""
+"""Averages of checkpoints, and removal of superseded and incomplete checkpoints."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_average_is_the_mean(tmp_path: Path) -> None:
     assert facts["of"] == [f"step-0000000{i}" for i in (2, 3, 4)] and facts["metrics"] == {} and facts["step"] == 4
     assert checkpoints.average(1) == ["step-00000004"]
     assert checkpoints.load_model("average")["w"].equal(values[3])
-    assert len(list(tmp_path.glob("average-*"))) == 1  # the one before is gone
+    assert len(list(tmp_path.glob("average-*"))) == 1  # the previous average was removed
     for last in (0, 4):
         with pytest.raises(InputError, match=rf"must be from 1 to 3, got {last}"):
             checkpoints.average(last)

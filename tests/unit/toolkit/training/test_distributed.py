@@ -1,4 +1,4 @@
-"""A process alone: everything that concerns several is itself. Several are in tests/integration/distributed."""
+"""Distributed training with a single process. tests/integration/distributed tests several processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (world.rank, world.size, world.main, world.device) == (0, 1, True, torch.device("cpu"))
         assert not dist.is_initialized()
         assert world.sum(1, 2.5) == (1.0, 2.5) and world.broadcast("x") == "x" and world.gather("x") == ["x"]
-        world.check_folder(Path("nowhere"))  # nobody else has to see it
+        world.check_folder(Path("nowhere"))  # does nothing: no other process uses the folder
 
 
 def test_a_mistake_of_a_process_alone_is_its_own() -> None:
@@ -46,7 +46,7 @@ def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name, value in (("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "4"), ("LOCAL_RANK", "0")):
         monkeypatch.setenv(name, value)
-    # Also the processes that have one say so: otherwise they would wait for the others.
+    # Processes with a GPU raise the error as well: otherwise they would wait for the others.
     with pytest.raises(CommonError, match="4 processes on a machine with 2 GPUs"), init_distributed("cuda"):
         pass
 

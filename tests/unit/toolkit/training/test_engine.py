@@ -1,4 +1,4 @@
-"""Updates: the same gradient however the rows are dealt out, and every setting does what it says."""
+"""Updates have the same gradient for any distribution of rows, and every setting has its effect."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_accumulated_batches_have_the_gradient_of_one(kind: str, smoothing: floa
     settings = changed(SETTINGS, label_smoothing=smoothing)
     whole, parts = (engine(model(kind).double(), settings) for _ in range(2))
     symbols, loss = whole.update([batch()], 1, 1, 0.01)
-    # Batches of different sizes, so that a mean of means would differ.
+    # The batches differ in size, so a mean of their means would give another gradient.
     pieces = [batch(0, 1, 2), batch(3), batch(4, 5)]
     again, summed = parts.update(pieces, 3, 3, 0.01)
     assert symbols == again == sum(len(row) + 1 for row in TGT)
@@ -78,7 +78,7 @@ def test_the_gradient_is_that_of_the_mean_loss() -> None:
 
 
 def test_passes_that_do_not_count_change_nothing() -> None:
-    """A process with less to do than the others goes through its first batch again."""
+    """A process with fewer batches than the others repeats its first batch without counting it."""
     one, other = engine(model().double()), engine(model().double())
     symbols, loss = one.update([batch(0, 1)], 1, 1, 0.01)
     again, padded = other.update([batch(0, 1)], 1, 3, 0.01)
@@ -91,7 +91,7 @@ def test_passes_that_do_not_count_change_nothing() -> None:
 
 
 def test_a_symbol_that_the_vocabulary_lacks_has_no_loss() -> None:
-    """It has no probability in any model: its loss would be infinite."""
+    """No model gives an unknown symbol a probability, so its loss would be infinite."""
     net = model().double()
     result = engine(net)
     unknown = make_batch(SRC, [[4, UNK], *TGT[1:]], range(len(SRC)))
@@ -123,7 +123,7 @@ def test_learned_alphas_follow_a_rate_of_their_own() -> None:
 
     (usual, rest), (fast, rest_fast), (never, rest_never) = moved(1.0), moved(5.0), moved(0.0)
     assert len(usual) == 3 and never == [0.0] * 3
-    assert usual == pytest.approx([0.01] * 3, rel=1e-4)  # the first step of Adam is as long as the rate
+    assert usual == pytest.approx([0.01] * 3, rel=1e-4)  # Adam's first step equals the learning rate
     assert fast == pytest.approx([0.05] * 3, rel=1e-4)
     for one, two, three in zip(rest, rest_fast, rest_never, strict=True):
         assert one.equal(two) and one.equal(three)
@@ -165,8 +165,8 @@ def test_state_goes_into_another_engine(kind: str) -> None:
     for _ in range(2):
         first.update([batch()], 1, 1, 0.01)
     parameters, optimizer = first.state()
-    assert len(parameters) == len(list(first.model.parameters()))  # each once
-    second.load(*copy.deepcopy((parameters, optimizer)))  # what a file would hold
+    assert len(parameters) == len(list(first.model.parameters()))  # each parameter once
+    second.load(*copy.deepcopy((parameters, optimizer)))  # a copy, as if read from a file
     for each in (first, second):
         each.update([batch(1, 2)], 1, 1, 0.01)
     for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
@@ -176,7 +176,7 @@ def test_state_goes_into_another_engine(kind: str) -> None:
 
 @pytest.mark.slow
 def test_the_objective_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its graph is captured and run as it is: what a compiler makes of it is the compiler's."""
+    """The captured graph runs as it is, so the test does not depend on a compiler."""
     options = {"attention": "softmax", "output": "softmax", "input_feeding": False}
     calls: list[int] = []
 
@@ -191,7 +191,7 @@ def test_the_objective_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
         expected = plain.update([batch(*rows)], 1, 1, 0.01)
         result = compiled.update([batch(*rows)], 1, 1, 0.01, collects)
         assert result[0] == expected[0] and result[1].item() == pytest.approx(expected[1].item(), rel=1e-5)
-    assert calls and compiled.objective.batch_stats is not None  # collecting needs a pass that is not compiled
+    assert calls and compiled.objective.batch_stats is not None  # statistics come from a pass that is not compiled
     assert compiled.state()[0].keys() == plain.state()[0].keys()
 
 
@@ -207,7 +207,7 @@ def test_the_objective_sums_over_symbols() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_matrices_alone_decay(optimizer: str) -> None:
-    """One update beside PyTorch's optimizer, a parameter at a time."""
+    """One update agrees with PyTorch's optimizer, applied to each parameter separately."""
     decay, rate = 0.3, 0.05
     settings = changed(SETTINGS, optimizer=optimizer, weight_decay=decay, betas=(0.8, 0.9), alpha_lr_scale=3.0)
     net = model("transformer", share="target").double()

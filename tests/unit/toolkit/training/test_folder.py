@@ -1,4 +1,4 @@
-"""A run folder loses nothing: not to a wrong index, nor to somebody who moves, removes or changes parts of it."""
+"""A run folder loses no data if its index is wrong, or if somebody moves, removes or changes parts of it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stops(run: Path, words: str, work: Callable[[Path], object] = train) -> None:
-    """A command stops with one line, and every file is as it was."""
+    """Check that a command raises a one-line error and changes no file."""
     before = contents(run)
     with pytest.raises(InputError, match=words) as caught:
         work(run)
@@ -97,7 +97,7 @@ def test_an_index_of_an_earlier_time(run: Path) -> None:
 
 
 def test_folders_of_others_stay(run: Path, tmp_path: Path) -> None:
-    """Whatever they are called; also what lies in a checkpoint that is superseded."""
+    """Foreign folders and links stay whatever their names, even inside a superseded checkpoint."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "thesis.txt").write_text("words")
@@ -140,7 +140,7 @@ def changed_while_it_trains(run: Path, words: str, work: Callable[[], object]) -
         before.update(contents(run) if run.exists() else {})
 
     with pytest.raises(InputError, match=words) as caught:
-        train(run, at(8, change))  # the next checkpoint, with a validation, is of this step
+        train(run, at(8, change))  # the step of the next checkpoint, which has a validation
     assert "\n" not in str(caught.value)
     after = contents(run) if run.exists() else {}
     assert {n: b for n, b in after.items() if not n.endswith(".jsonl")} == {
@@ -199,7 +199,7 @@ def test_a_log_that_is_shorter_than_it_was(run: Path) -> None:
 
 
 def test_times_are_no_part_of_a_checkpoint(run: Path, whole: Path) -> None:
-    """They are not the same twice; those of later updates go by their step, and so does half a line."""
+    """Times differ between runs. Resuming drops the times of later steps and an incomplete line."""
     times = (run / "timing.jsonl").read_text()
     event = next(event for event in map(json.loads, times.splitlines()) if event["event"] == "epoch")
     later = json.dumps({**event, "step": 7}) + "\n"
@@ -213,14 +213,14 @@ def test_a_run_of_the_first_version(run: Path, whole: Path) -> None:
     age(run)
     state = torch.load(checkpoint_of(run) / "training.pt", weights_only=True)
     assert state["timing"] > 0 and set(index_of(run)) == {"last", "best", "kept", "finished"}
-    part = run / "checkpoints" / "step-00000008"  # what it left when it was killed while it wrote one
+    part = run / "checkpoints" / "step-00000008"  # incomplete checkpoint of a killed run
     part.mkdir()
     (part / "model.safetensors").write_bytes(b"half")
     (part / ".training.pt.a1_b2c3d.tmp").write_bytes(b"ha")
     load_run(run)
     average(Path(shutil.copytree(run, run.with_name("averaged"))))
     train(run)
-    best = f"checkpoints/{checkpoint_of(run, 'best').name}/"  # as it was written
+    best = f"checkpoints/{checkpoint_of(run, 'best').name}/"  # the best checkpoint is not rewritten
     expected = {name: blob for name, blob in contents(whole).items() if not name.startswith(best)}
     assert {name: blob for name, blob in contents(run).items() if not name.startswith(best)} == expected
 
@@ -234,7 +234,7 @@ def test_a_finished_run_of_the_first_version(whole: Path, tmp_path: Path) -> Non
 
 
 def test_an_average_is_made_anew(whole: Path, tmp_path: Path) -> None:
-    """Of the same checkpoints it has the same name; a kill on the way leaves no half of it that is named."""
+    """Averaging the same checkpoints again gives the same folder and repairs a damaged file."""
     run = Path(shutil.copytree(whole, tmp_path / "run"))
     average(run)
     before = contents(run)
@@ -323,7 +323,7 @@ def test_a_read_only_folder(run: Path) -> None:
 
 
 def test_writing_flushes_the_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rename is on the disk before anything that comes after it, such as the removal of what it supersedes."""
+    """A rename must reach the disk before later operations, such as removing the superseded file."""
     calls: list[str] = []
     for name in ("fsync", "replace"):
         real = getattr(os, name)

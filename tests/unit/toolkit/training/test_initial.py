@@ -1,4 +1,4 @@
-"""Parameters that a run takes from another one, or from word vectors, and what it says of them."""
+"""Initial parameters from another run or from word vectors, and the messages about them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_layers_maps_and_sharing_may_differ() -> None:
     less = rnn(seed=3, layers=1)
     facts = take_parameters(less, run(model), SAME)
     assert facts["random"] == [] and all("_l1" in name or "_l2" in name for name in facts["unused"])
-    assert less.output.weight.equal(less.tgt_embedding.weight)  # the source's one matrix, in both places
+    assert less.output.weight.equal(less.tgt_embedding.weight)  # the source has one matrix for both
     lines = describe_start({"run": {"folder": "r", "checkpoint": "best", "step": 7, **facts}})
     assert len(lines) == 2 and lines[1].startswith("Not used: ")
 
@@ -135,7 +135,7 @@ def test_vectors_become_embeddings() -> None:
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_frozen_embeddings_stay_as_they_are(tmp_path: Path, decay: float) -> None:
-    """Also across a checkpoint that a resumed run reads."""
+    """Frozen embeddings do not change, even if the run resumes from a checkpoint."""
     settings = changed(SETTINGS, epochs=1, weight_decay=decay, checkpoint_every=1)
     trained = []
     for folder, limits in (("whole", [None]), ("parts", [2, None])):

@@ -1,4 +1,4 @@
-"""What a training prints where there is no terminal: a line a validation, however long it gets."""
+"""Output of a training without a terminal: one line per validation, which is never wrapped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run folder: begun once, gone on with by the same run alone, and read back whole."""
+"""A run folder is created once, resumed only by the same run, and read back completely."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_started_twice_is_one_run(tmp_path: Path) -> None:
 def test_killed_while_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, leaves_temporary: bool
 ) -> None:
-    """A kill at any write of the start leaves a folder that the same command takes up again."""
+    """After a kill at any write of the start, the same command can start the run again."""
     write = run_module.write_atomic
 
     def killed(path: Path, data: bytes | str) -> None:
@@ -108,7 +108,7 @@ def test_vocabularies_that_are_not_the_models(finished: Path) -> None:
     Vocabulary(["x", "y", "z"]).save(finished / "tgt.vocab.json")
     with pytest.raises(InputError, match=r"tgt\.vocab\.json: expected 6 symbols, .* found 7"):
         load_run(finished)
-    Vocabulary(["y", "x"]).save(finished / "tgt.vocab.json")  # as many symbols, and every output would be wrong
+    Vocabulary(["y", "x"]).save(finished / "tgt.vocab.json")  # same size, but every output would be wrong
     with pytest.raises(InputError, match=r"tgt\.vocab\.json: differs from the vocabulary"):
         load_run(finished)
     TGT.save(finished / "tgt.vocab.json")
@@ -122,5 +122,5 @@ SYMBOLS = {"src.vocab.json", "tgt.vocab.json"}
 def test_a_training_writes_no_other_files(tmp_path: Path) -> None:
     train(tmp_path / "run")
     written = {part for path in contents(tmp_path / "run") for part in Path(path).parts if not part.startswith("step-")}
-    # A start of random parameters has no file of them, and TensorBoard is not asked for.
+    # Parameters start at random values, so no file records their source. TensorBoard is not enabled.
     assert written == {*NAMES.values(), *SYMBOLS} - {file_names.START, file_names.BOARD}

@@ -1,4 +1,4 @@
-"""Every file of a run folder is checked before it is used: whatever else it holds is one line with its path."""
+"""Every file of a run folder is checked before use; errors are one line with the path of the file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tsallis.toolkit.training.schema import LARGEST, ModelRecord, parse_record
 
 DEEP = b"[" * 100_000
 JSON_FILES = ("model.json", "task.json", "checkpoints/index.json", "checkpoints/{last}/manifest.json")
-# Contents that no JSON file of a run may have, with what is said of them.
+# Invalid contents of the JSON files of a run, with patterns of the error messages.
 CONTENTS: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "not a JSON file"),
     "cut": (b'{"task": "infl', "not a JSON file"),
@@ -103,7 +103,7 @@ def file_of(run: Path, name: str) -> Path:
 
 
 def refused(run: Path, path: Path, words: str, *works: Callable[[Path], object]) -> None:
-    """One line that names the file, from every command that reads it; nothing is changed."""
+    """Check that every command that reads a file raises an error with its path and changes nothing."""
     before = contents(run)
     for work in works:
         with pytest.raises(InputError, match=words) as caught:
@@ -114,7 +114,7 @@ def refused(run: Path, path: Path, words: str, *works: Callable[[Path], object])
 
 
 def readers(name: str) -> list[Callable[[Path], object]]:
-    """What reads a file: models are loaded, and trainings taken up."""
+    """Return functions that read a file: they load the model or resume training."""
     if name == "task.json":
         return [lambda run: task_of(load_run(run, "last").task, run / name)]
     if name == "model.json":
@@ -148,7 +148,7 @@ def test_values_that_cannot_be(run: Path, name: str, changes: dict[str, Any], wo
         ({"d_model": -1}, "invalid arguments"),
         ({"d_model": 16}, r"does not match model\.json: expected .* of shape \[.*\], found \["),
         ({"d_model": 10**9}, "Storage size calculation overflowed"),
-        ({"d_model": 10**6}, r"does not match model\.json"),  # more than any memory
+        ({"d_model": 10**6}, r"does not match model\.json"),  # would need terabytes of memory
         ({"d_model": 2**31 - 2}, "overflowed"),
         ({"d_model": 10**30}, "d_model must be from -2147483648 to 2147483647, found 1000"),
         ({"d_model": 10**400}, "d_model must be from -2147483648 to 2147483647, found an integer of 1329 bits"),
@@ -191,7 +191,7 @@ def test_sizes_that_cannot_be(run: Path, arguments: dict[str, Any], words: str) 
     ids=str,
 )
 def test_every_model_has_an_outline(description: dict[str, Any]) -> None:
-    """The shapes of its parameters are known before there is memory for them."""
+    """The shapes of a model's parameters are known before memory is allocated for them."""
     name = description["class"]
     arguments = {"src_vocab": 9, "tgt_vocab": 9, "d_model": 8, **description}
     del arguments["class"]
@@ -280,7 +280,7 @@ FILES = (
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_no_file(half: Path, tmp_path: Path, name: str, kind: str) -> None:
-    """It would be waited for, or has no end."""
+    """Reading a pipe would block, and a device has no end."""
     run = Path(shutil.copytree(half, tmp_path / "run"))
     path = file_of(run, name)
     path.unlink()
@@ -321,7 +321,7 @@ def test_files_of_absurd_sizes(run: Path) -> None:
         read_bytes(run / "config.yaml", 3)
     model = checkpoint_of(run) / "model.safetensors"
     with model.open("r+b") as stream:
-        stream.truncate(1 << 40)  # takes no room, and would take a terabyte of memory
+        stream.truncate(1 << 40)  # sparse on disk, but would need a terabyte of memory
     with pytest.raises(InputError, match=r"model\.safetensors: expected at most \d+ bytes, found more"):
         Checkpoints(run / "checkpoints").load_model("last")
 

@@ -65,7 +65,7 @@ def test_the_distributions_are_those_of_the_model(tmp_path: Path, members: int) 
 def test_targets_mix_teacher_and_reference(tmp_path: Path, weight: float) -> None:
     write(tmp_path)
     batch = TRAIN.batch([1, 7])
-    batch.tgt_out[0, 1] = UNK  # has no loss
+    batch.tgt_out[0, 1] = UNK  # an unknown symbol has no loss
     alone = read_teacher(tmp_path, TRAIN, VOCABULARY, 1.0).targets(batch).dense(len(TGT))
     mixed = read_teacher(tmp_path, TRAIN, VOCABULARY, weight).targets(batch)
     known = has_loss(batch.tgt_out).flatten()
@@ -146,7 +146,7 @@ def test_damaged_parts_are_rejected(tmp_path: Path) -> None:
 
 
 def test_the_largest_probabilities_of_a_softmax_teacher(tmp_path: Path) -> None:
-    """The tail has what was cut; mixed with a reference, the rows still sum to 1."""
+    """The tail has the probability that `top_k` cuts off. The rest mixes with the references as usual."""
     softmax = model("softmax")
     write_teacher(softmax, TRAIN, VOCABULARY, DIGESTS, tmp_path, top_k=3)
     batch = TRAIN.batch([20, 3])
@@ -180,7 +180,7 @@ def test_the_best_outputs_replace_the_references(tmp_path: Path) -> None:
 
 
 def test_a_student_learns_from_its_teacher_and_resumes(tmp_path: Path) -> None:
-    """The loss is that of the distributions: zero if student and teacher are equal."""
+    """The loss compares distributions, so it is zero if student and teacher are equal."""
     write(tmp_path / "teacher")
     distributions = read_teacher(tmp_path / "teacher", TRAIN, VOCABULARY, 1.0)
     settings = changed(small_run.SETTINGS, epochs=2, checkpoint_every=1)
@@ -201,7 +201,7 @@ def test_a_student_learns_from_its_teacher_and_resumes(tmp_path: Path) -> None:
 
 
 def test_a_teacher_of_the_references_alone_changes_nothing(tmp_path: Path) -> None:
-    """Distributions with all mass on the references give the training without a teacher, up to rounding."""
+    """With all probability on the references, training equals that without a teacher, up to rounding."""
     lengths = torch.tensor([len(row) + 1 for row in TRAIN.tgt])
     symbols = torch.cat([torch.tensor([*row, 2]) for row in TRAIN.tgt])
     rows = SparseRows(symbols, torch.ones(len(symbols)), torch.arange(len(symbols) + 1))

@@ -1,4 +1,4 @@
-"""What TensorBoard is shown: the numbers of the log, also of a run that was killed and resumed."""
+"""TensorBoard shows the numbers of the log, even if a run was killed and resumed."""
 
 from __future__ import annotations
 

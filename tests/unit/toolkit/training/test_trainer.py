@@ -1,4 +1,4 @@
-"""The loop: losses divided once, runs that resume to the bit from any moment, and what it reports."""
+"""The training loop: runs that resume bit for bit from any update, validations, and logs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def trainer(
 
 
 def outcome(folder: Path) -> dict[str, object]:
-    """Everything a run ends with but times: its log, its index, and the content of its last and best checkpoint."""
+    """Return the results of a run without times: its log, its index, and its last and best checkpoints."""
     checkpoints = Checkpoints(folder / "checkpoints")
     result: dict[str, object] = {"log": (folder / "log.jsonl").read_bytes(), "index": checkpoints.index()}
     for which in ("last", "best"):
@@ -57,7 +57,7 @@ def outcome(folder: Path) -> dict[str, object]:
 
 
 def leaves(value: object) -> object:
-    """The same without tensors: their bytes instead."""
+    """Replace the tensors in a nested value by their bytes."""
     if isinstance(value, dict):
         return {key: leaves(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -127,7 +127,7 @@ def test_the_alpha_of_the_output_rises_and_validations_use_the_last_one(
     ("step", "checkpoints"), [(2, ["00000002"]), (3, ["00000003"]), (4, ["00000004"]), (7, ["00000004", "00000007"])]
 )
 def test_a_run_that_is_to_stop_saves_and_goes_on(tmp_path: Path, step: int, checkpoints: list[str]) -> None:
-    """In the middle of an epoch, where a checkpoint is due, at the end of an epoch, and after it."""
+    """The run stops inside an epoch, where a checkpoint is due, at the end of an epoch, or after it."""
     trainer(tmp_path / "whole").run()
     first = trainer(tmp_path / "stopped")
     first.stop = lambda: first.position.step == step - 1
@@ -171,7 +171,7 @@ def test_a_signal_during_a_validation_stops_after_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"schedule": "constant", "validate_every": 2},  # validated at its end, which decides nothing
+        {"schedule": "constant", "validate_every": 2},  # the validation at the end has no effect on training
         {"schedule": "halve-on-worse"},
         {"schedule": "inverse-square-root", "warmup": 5},
         {"schedule": "plateau", "plateau_patience": 1, "select": "loss", "validate_updates": 3, "learning_rate": 0.5},
@@ -193,7 +193,7 @@ def test_a_run_that_is_made_longer_is_the_longer_run(tmp_path: Path, more: dict[
     assert not Checkpoints(tmp_path / "made" / "checkpoints").index().finished
     trainer(tmp_path / "made", long).run()
     first, second = outcome(tmp_path / "long"), outcome(tmp_path / "made")
-    if "validate_every" in more:  # one more line in the log, and one more score
+    if "validate_every" in more:  # the lengthened run has one more validation
         states = [Checkpoints(tmp_path / name / "checkpoints").load_training("last") for name in ("long", "made")]
         assert first["last"][0] == second["last"][0]  # type: ignore[index]
         assert leaves(states[0]["optimizer"]) == leaves(states[1]["optimizer"])
@@ -214,7 +214,7 @@ def test_learning_lowers_the_loss_and_the_log_says_so(tmp_path: Path) -> None:
     events = logged(tmp_path)
     assert [e["epoch"] for e in events] == [1, 2, 3, 4, 5, 6] and [e["step"] for e in events] == [4, 8, 12, 16, 20, 24]
     assert events[-1]["loss"] < events[0]["loss"]
-    # Validated every four epochs, and at the end.
+    # Validations follow every fourth epoch and the last one.
     assert ["dev_loss" in e for e in events] == [False, False, False, True, False, True]
     assert all(0 <= e["dev_accuracy"] <= 1 for e in events if "dev_loss" in e)
 
@@ -258,7 +258,7 @@ def test_validation_after_so_many_updates(tmp_path: Path) -> None:
     settings = changed(SETTINGS, validate_updates=3, epochs=2, keep=9)
     trainer(tmp_path / "whole", settings).run()
     events = logged(tmp_path / "whole")
-    # Four updates an epoch: after 3, 6 and at the end; epochs are written down all the same.
+    # Validations follow updates 3 and 6 and the end. Epochs of four updates are logged as well.
     assert [(e["event"], e["step"]) for e in events] == [
         ("validation", 3),
         ("epoch", 4),
@@ -299,12 +299,12 @@ def test_a_search_of_the_first_rows_and_a_measure_of_ones_own(tmp_path: Path) ->
     events = logged(tmp_path)
     assert [e["dev_score"] for e in events] == [-1, -2, -3] and events[0]["dev_other"] == 7
     index = Checkpoints(tmp_path / "checkpoints").index()
-    assert index.best == "step-00000004" and index.last == "step-00000012"  # the first number decides
-    assert events[-1]["dev_loss"] == pytest.approx(teacher_forced_scores(made.model, DEV).loss)  # of all rows
+    assert index.best == "step-00000004" and index.last == "step-00000012"  # the first score decides
+    assert events[-1]["dev_loss"] == pytest.approx(teacher_forced_scores(made.model, DEV).loss)  # the loss of all rows
 
 
 def test_validation_may_search_greedily(tmp_path: Path) -> None:
-    """With softmax many a short output is more probable than the greedy one."""
+    """With softmax, short outputs are often more probable than the greedy one, so the end rule matters."""
     searches: list[list[Result]] = []
     for end_rule in ("every", "competing"):
         torch.manual_seed(3)
@@ -334,7 +334,7 @@ def test_what_is_logged_of_a_model(tmp_path: Path) -> None:
 
 
 def test_times_are_kept_apart(tmp_path: Path) -> None:
-    """What differs from run to run is no part of what resumes to the bit."""
+    """Times differ between runs, so the log, which must be reproducible bit for bit, has none."""
     trainer(tmp_path).run()
     times = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
     symbols = sum(len(row) + 1 for row in TRAIN.tgt)
@@ -374,14 +374,14 @@ def test_a_checkpoint_is_loaded_by_the_name_of_its_folder(tmp_path: Path) -> Non
 
 
 def test_chance_depends_on_the_step_alone(tmp_path: Path) -> None:
-    """Whatever drew random numbers between two updates: a display, a search, the way the model was made."""
+    """Random numbers drawn between updates, for example by a display or a search, change nothing."""
     trainer(tmp_path / "one").run()
     trainer(tmp_path / "two", watch=lambda _: torch.manual_seed(torch.randint(99, ()).item())).run()
     assert outcome(tmp_path / "one") == outcome(tmp_path / "two")
 
 
 def test_the_log_has_alphas_and_densities_of_every_head(tmp_path: Path) -> None:
-    """From the start on, so that it shows whether alphas moved."""
+    """The log starts with the initial alphas, so it shows whether they changed."""
     torch.manual_seed(1)
     sizes = {"d_model": 8, "heads": 2, "layers": 2, "d_ff": 8, "dropout": 0.0}
     net = TransformerSeq2Seq(len(SRC), len(TGT), attention="learned", **sizes)
@@ -424,7 +424,7 @@ def test_the_least_loss_decides_and_ends_a_run(tmp_path: Path) -> None:
 
 
 def test_validations_search_with_the_weights_of_their_update(tmp_path: Path) -> None:
-    """A model that is searched by packed weights is packed again: its copy, packed for the first time, agrees."""
+    """Each validation packs the current weights: its outputs are as probable as those of a fresh copy."""
     torch.manual_seed(SETTINGS.seed)
     transformer = TransformerSeq2Seq(len(SRC), len(TGT), d_model=32, heads=2, layers=1, d_ff=40, dropout=0.0).eval()
     scores: list[tuple[float, float]] = []

@@ -1,4 +1,4 @@
-"""Schedules, checkpoints, the log, the loop's normalisation, configurations and metrics."""
+"""Recipes, learning rate schedules, checkpoints, the log and the Levenshtein distance."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_shipped_recipe_is_a_valid_configuration(path: Path) -> None:
 
 
 def test_every_recipe_has_a_run_folder_of_its_own() -> None:
-    """No two recipes write into one folder: by `run_dir`, by their file's name or by a command of their header."""
+    """No two recipes share a run folder, whether by `run_dir`, by file name or by a command in the header."""
     folders: dict[str, Path] = {}
     for path in RECIPES:
         folder = load_config(path).run_dir or f"runs/{path.stem}"
@@ -82,7 +82,7 @@ def test_a_plateau_lowers_the_rate_to_its_end() -> None:
     again.restore(json.loads(json.dumps({"learning_rate": 0.5, "stale": 1})))
     again.after_validation(0.0, False)
     assert again.state() == {"learning_rate": 0.05, "stale": 0}
-    again.restore({"learning_rate": 0.5, "stale": 3})  # of a schedule with more patience
+    again.restore({"learning_rate": 0.5, "stale": 3})  # state of a schedule with more patience
     again.after_validation(0.0, False)
     assert again.state() == {"learning_rate": 0.05, "stale": 0}
     for values in ({"plateau_patience": 0}, {"plateau_factor": 1.0}, {"lowest_learning_rate": 2.0}):
