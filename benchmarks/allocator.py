@@ -1,7 +1,7 @@
-"""Training in memory that is used again beside training in memory that the C library returns and gets afresh.
+"""Compare training with reused memory to training where the C library returns memory and allocates it again.
 
-The first updates of recipes, each in processes of its own, in turn as `tsallis train` runs and with
-`TSALLIS_REUSE_MEMORY=0`:
+The benchmark runs the first updates of recipes in separate processes, alternately with the default settings of
+`tsallis train` and with `TSALLIS_REUSE_MEMORY=0`:
 
     python benchmarks/allocator.py --train recipes/martins2020/imdb.yaml data.folder=data/imdb \
         --train recipes/multi30k/en-de.yaml data.folder=data/multi30k training.warmup=10 \
@@ -26,10 +26,10 @@ COLUMNS = ("recipe", "fresh_seconds", "reused_seconds", "to_fresh", "fresh_mb", 
 
 
 def train(recipe: Path, overrides: list[str], updates: int, threads: int, reused: bool) -> tuple[float, float]:
-    """Return the seconds of the updates, and the peak memory in MB, of a process that trains.
+    """Train in a new process; return the seconds of its updates and its peak memory in MB.
 
     Raises:
-        SystemExit: a training that failed.
+        SystemExit: If the training failed.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TSALLIS_REUSE_MEMORY": str(int(reused))}
     with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +47,7 @@ def train(recipe: Path, overrides: list[str], updates: int, threads: int, reused
 
 
 def compare(recipe: Path, overrides: list[str], options: argparse.Namespace) -> Row:
-    """Return the row of a recipe: medians, and that of each pair's ratio."""
+    """Return the row of a recipe: medians of both kinds of run, and the median of their pairwise time ratios."""
     kinds: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     for number in range(options.rounds):
         for reused in (False, True) if number % 2 == 0 else (True, False):
@@ -69,7 +69,7 @@ def compare(recipe: Path, overrides: list[str], options: argparse.Namespace) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("--train", nargs="+", action="append", required=True, help="a recipe, and overrides of its settings")
+    add("--train", nargs="+", action="append", required=True, help="a recipe and overrides of its settings")
     add("--updates", type=int, default=40)
     add("--rounds", type=int, default=3)
     add("--threads", type=int, default=1)
@@ -80,7 +80,7 @@ def main() -> None:
     rows: list[Row] = []
     for recipe, *overrides in options.train:
         rows.append({**compare(Path(recipe), overrides, options), **machine()})
-        write(options.out, rows)  # each at once: the next recipe may be one that can't be trained
+        write(options.out, rows)  # save each row at once: the training of the next recipe may fail
     print(table(rows, COLUMNS))
 
 

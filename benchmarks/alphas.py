@@ -1,8 +1,8 @@
-"""Rows of trained Transformers that differ in how their alphas were learned: alphas, densities, attended words, BLEU.
+"""Measure trained Transformers whose alphas were learned differently: alphas, densities, attended words, BLEU.
 
-Each run is measured at its best checkpoint, by a beam search over the development and the test set and by a pass over
-the development set with teacher forcing. Rows of other runs that the files already hold stay, so that further seeds
-are added by another call; a run is known by its settings, not by the name of its folder.
+Each run is measured at its best checkpoint, by beam search on the development and test sets and by teacher forcing on
+the development set. The files keep the rows of other runs, so that more seeds can be added by another call. Runs are
+identified by their settings, not by the names of their folders.
 
     python benchmarks/alphas.py runs/learned-1 runs/learned-2 --folder data/multi30k/raw --commit a67f850 \
         --out benchmarks/results/multi30k-alphas-cpu.csv --history benchmarks/results/multi30k-alphas-history-cpu.csv
@@ -27,7 +27,7 @@ from tsallis.toolkit.tasks.scoring import evaluate_outputs
 from tsallis.toolkit.training import Run, load_run
 from tsallis.toolkit.training.file_names import CONFIG
 
-SETTINGS = ("attention", "alpha_lr_scale", "dropout", "updates", "seed")  # which of the recipe's a run is known by
+SETTINGS = ("attention", "alpha_lr_scale", "dropout", "updates", "seed")  # settings that identify a run of a recipe
 KINDS = ("encoder", "decoder", "cross")
 PRINTED = (*SETTINGS, "step", "dev_bleu", "bleu", "attended", "positions", "alpha_mean", "density_mean")
 LOGGED = ("dev_bleu", "attention_support", "logit_norm")  # at each validation
@@ -35,7 +35,7 @@ BATCH = 32
 
 
 def settings_of(config: Config) -> Row:
-    """Return the settings that tell runs of one recipe apart; the scale says nothing without learned alphas."""
+    """Return the settings that identify a run; the scale of the learning rate is empty without learned alphas."""
     model, training = config.model, config.training
     scale = f"{training.alpha_lr_scale:g}" if model.attention == "learned" else ""
     return {
@@ -48,7 +48,7 @@ def settings_of(config: Config) -> Row:
 
 
 def by_layer(values: dict[str, Any]) -> Row:
-    """Return a JSON cell for each kind of attention, rows of which are layers."""
+    """Return a JSON cell for each kind of attention, with one list per layer."""
     rounded = {kind: [[round(float(x), 4) for x in layer] for layer in layers] for kind, layers in values.items()}
     return {kind: json.dumps(rounded[kind]) for kind in rounded}
 
@@ -59,7 +59,7 @@ def mean(values: dict[str, Any]) -> float:
 
 
 def heads_of(run: Run, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return alphas and densities by kind [layers][heads], densities on the development set."""
+    """Return alphas and development-set densities by kind of attention [layers][heads]."""
     corpus = task_of(run.task).split(run, config.data, "dev").corpus
     recording = record(read_model(run.model, run.src_vocab, run.tgt_vocab), corpus.batches(BATCH))
     alphas = {kind: [list(x.alphas) for x in recording.layers if x.kind == kind] for kind in KINDS}
@@ -102,11 +102,11 @@ def measure(folder: Path, data: str, commit: str) -> Row:
 
 
 def history(folder: Path) -> list[Row]:
-    """Return a row for each validation of a run, from its log."""
+    """Return one row per validation of a run, read from its log."""
     known = settings_of(load_config(folder / CONFIG))
     values, alphas, densities = value_history(folder), alpha_history(folder), density_history(folder)
     rows = []
-    for step in alphas.steps:  # the first are those before the first update
+    for step in alphas.steps:  # step 0, before the first update, has only alphas
         numbers = {name: values.values[name][values.steps.index(step)] for name in LOGGED} if step else {}
         shares = {kind: densities.values[kind][densities.steps.index(step)] for kind in KINDS} if step else {}
         cells = by_layer({kind: alphas.values[kind][alphas.steps.index(step)] for kind in KINDS})
@@ -117,7 +117,7 @@ def history(folder: Path) -> list[Row]:
 
 
 def read(path: Path) -> list[Row]:
-    """Return the rows of a CSV; none where there is no file."""
+    """Return the rows of a CSV file, or no rows if the file does not exist."""
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as stream:
@@ -125,7 +125,7 @@ def read(path: Path) -> list[Row]:
 
 
 def add(path: Path | None, rows: list[Row]) -> None:
-    """Write rows beside those of other runs that a file holds, in the order of their settings."""
+    """Add rows to a file, replace older rows of the same runs, and sort all rows by their settings."""
     if path is None:
         return
 
@@ -139,8 +139,8 @@ def add(path: Path | None, rows: list[Row]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    parser.add_argument("--folder", required=True, help="the recipe's data on this machine")
-    parser.add_argument("--commit", required=True, help="of the code that trained the runs")
+    parser.add_argument("--folder", required=True, help="folder of the recipe's data")
+    parser.add_argument("--commit", required=True, help="commit of the code that trained the runs")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--history", type=Path)
     parser.add_argument("--threads", type=int, default=1)

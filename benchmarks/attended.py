@@ -1,9 +1,9 @@
-"""Calibrate Transformers to a given number of attended positions, beside the largest weights of softmax.
+"""Calibrate Transformers to a given number of attended positions, and compare with top-k softmax.
 
     python benchmarks/attended.py inflection TRAIN DEV TEST --out FILE.csv    # files of SIGMORPHON 2018, task 1
     python benchmarks/attended.py sentences TRAIN DEV TEST --out FILE.csv     # lines: label<TAB>text
 
-Models are calibrated on DEV and judged on TEST. Rows are appended, and rows that exist are skipped.
+Models are calibrated on DEV and evaluated on TEST. New rows are appended; models that already have a row are skipped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DEV = 250  # number of lines for the calibration
 
 @contextlib.contextmanager
 def top_k(count: int) -> Iterator[None]:
-    """Keep the largest weights of each query, and divide them by their sum."""
+    """Replace attention by a variant that keeps the `count` largest weights of each query and renormalizes them."""
 
     def sparse(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> AttentionOutput:
         weights = attend(query, key, value, *rest, **{**options, "need_weights": True}).weights
@@ -60,7 +60,7 @@ def top_k(count: int) -> Iterator[None]:
 
 
 class Inflection:
-    """Encoder-decoder that inflects lemmas."""
+    """An encoder-decoder that inflects lemmas."""
 
     updates = 600
 
@@ -87,7 +87,7 @@ class Inflection:
 
     @torch.no_grad()
     def judge(self, model: Any) -> Row:
-        """Return scores with teacher forcing. A form is right if greedy search finds it."""
+        """Return scores with teacher forcing; a form is correct if greedy search finds it."""
         with eval_mode(model):
             batches = list(self.test.batches(100))
             hits = list(row_hits(model, batches).values())
@@ -101,7 +101,7 @@ class Inflection:
 
 
 class Sentences:
-    """Encoder of Hugging Face with random parameters that classifies sentences."""
+    """A Hugging Face encoder that classifies sentences, trained from random parameters."""
 
     updates = 400
 
@@ -169,7 +169,7 @@ class Sentences:
 
 
 class Table:
-    """Rows of a file that grows."""
+    """The rows of a CSV file, which is rewritten whenever a row is added."""
 
     def __init__(self, path: Path | None, facts: Row) -> None:
         self.path, self.facts, self.rows = path, facts, []
@@ -193,7 +193,7 @@ class Table:
 
 
 def run_seed(task: Any, seed: int, targets: Sequence[int], out: Table) -> None:
-    """Train and judge all models of a seed."""
+    """Train and evaluate all models of a seed."""
     name = out.facts["task"]
     for attention in ("entmax", "softmax", "sparsemax"):
         if out.has(task=name, seed=seed, method=attention):

@@ -1,11 +1,11 @@
-"""Sparse attention beside PyTorch's, and Transformer layers of the base size beside PyTorch's, in one process.
+"""Compare sparse attention and Transformer layers of the base size with PyTorch's, in one process.
 
     python benchmarks/attention.py --out benchmarks/results/attention-cpu.csv
 
-Every candidate of a setting runs in turn, round after round, each round in another order, forward and backward. Softmax
-goes through `scaled_dot_product_attention`, the peer (PyPI `entmax`) through `entmax_bisect` of all the scores. Memory:
-one process for each candidate, the growth of its peak over what it held before. Printed at the end: the ratios, and
-which of the project's targets are met. Quote ratios, not milliseconds.
+All candidates of a setting run forward and backward in many rounds, in a different order each round. Softmax uses
+`scaled_dot_product_attention`; the peer (PyPI `entmax`) applies `entmax_bisect` to all scores. Memory is measured in
+one process per candidate, as the growth of its peak. At the end, the script prints the ratios and whether the project's
+targets are met. Quote ratios, not milliseconds.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from torch import Tensor, nn
 
 import tsallis
 
-ATTENTION = ["32x8x64x64", "4x8x512x64", "1x8x2048x64", "1x4x4096x64"]  # batch x heads x length x size of a head
-BIAS = ["32x8x64x64", "4x8x512x64", "1x8x2048x64"]  # the same
+ATTENTION = ["32x8x64x64", "4x8x512x64", "1x8x2048x64", "1x4x4096x64"]  # batch x heads x length x head size
+BIAS = ["32x8x64x64", "4x8x512x64", "1x8x2048x64"]  # same format
 LAYERS = ["32x64", "4x512"]  # batch x length
 COLUMNS = ("group", "shape", "causal", "dropout", "operation", "owner", "time_ratio", "tokens_ratio", "extra_ratio")
-D, HEADS, HIDDEN = 512, 8, 2048  # of a layer of the base size
+D, HEADS, HIDDEN = 512, 8, 2048  # sizes of a base Transformer layer
 GROUPS = ("attention", "bias", "layers")
-PEER_ROUNDS = 2, 8  # of long ones, and of those whose weights are at most
-SHORT = 1 << 20
+PEER_ROUNDS = 2, 8  # rounds of the slow peer in long and in short settings
+SHORT = 1 << 20  # maximum number of attention weights of a short setting
 
 Attend = Callable[..., Tensor]
 
@@ -46,7 +46,7 @@ def alphas(heads: int) -> Tensor:
 
 
 def bisected(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, causal: bool = False) -> Tensor:
-    """With all weights, by the peer's bisection."""
+    """Compute attention with the peer's bisection, which stores all weights."""
     scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
     if causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -1e9)
@@ -55,7 +55,7 @@ def bisected(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, causal: b
 
 
 def attentions(shape: tuple[int, ...], causal: bool, peer: bool, seed: int, learned_bias: bool) -> list[Candidate]:
-    """A bias is added to the scores and learned, as of relative positions: [heads, length, length]."""
+    """Return the candidates for attention; a learned bias [heads, length, length] is added to the scores."""
     batch, heads, length, size = shape
     generator = torch.Generator().manual_seed(seed)
     q, k, v, upstream = torch.randn(4, batch, heads, length, size, generator=generator).unbind()
@@ -90,7 +90,7 @@ def attentions(shape: tuple[int, ...], causal: bool, peer: bool, seed: int, lear
 
 
 class Bisected(nn.Module):
-    """The peer's attention in one of our layers."""
+    """A module that uses the peer's attention with the parameters of our layer."""
 
     def __init__(self, attention: tsallis.nn.MultiheadAttention) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ def build(group: str, shape: tuple[int, ...], causal: bool, dropout: float, peer
 
 
 def extra(number: int, group: str, shape: tuple[int, ...], setting: tuple[bool, float], peer: bool, seed: int) -> int:
-    """Bytes by which one run of a candidate raises the peak of this process, gradients included."""
+    """Return by how many bytes one run of a candidate, with its gradients, raises this process's peak memory."""
     small = (1, 8) if group == "layers" else (1, 2, 8, 16)
     for sizes in (small, shape):
         candidate = build(group, sizes, *setting, peer, seed)[number]
@@ -153,7 +153,7 @@ def extra(number: int, group: str, shape: tuple[int, ...], setting: tuple[bool, 
 
 
 def extra_of_a_process(number: int, group: str, shape: str, setting: tuple[bool, float], arguments: Any) -> int:
-    """The same, in a process of its own."""
+    """Run `extra` in a new process."""
     causal, dropout = setting
     own = [f"--memory-of={number}", f"--{group}={shape}", f"--threads={arguments.threads}", f"--dropouts={dropout}"]
     own += ["--no-peer"] * arguments.no_peer + ["--causal"] * causal
@@ -162,7 +162,7 @@ def extra_of_a_process(number: int, group: str, shape: str, setting: tuple[bool,
 
 
 def count(group: str, shape: str, setting: tuple[bool, float], arguments: Any) -> int:
-    """How many candidates a setting has."""
+    """Return the number of candidates of a setting."""
     tiny = (1, 1) if group == "layers" else (1, 1, 1, 1)
     return len(build(group, tiny, *setting, not arguments.no_peer, arguments.seed))
 
@@ -215,19 +215,25 @@ def verdicts(measured: list[Row]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attention", nargs="*", default=None, metavar="SHAPE", help="batch x heads x length x size")
-    parser.add_argument("--bias", nargs="*", default=None, metavar="SHAPE", help="the same, with a learned bias")
-    parser.add_argument("--layers", nargs="*", default=None, metavar="SHAPE", help="batch x length")
     parser.add_argument(
-        "--dropouts", nargs="*", type=float, default=[0.0, 0.1], help="of the layers (default: 0 and 0.1)"
+        "--bias",
+        nargs="*",
+        default=None,
+        metavar="SHAPE",
+        help="attention with a learned bias: batch x heads x length x size",
     )
-    parser.add_argument("--causal", action="store_true", help="causal attention only (default: both)")
-    parser.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
+    parser.add_argument("--layers", nargs="*", default=None, metavar="SHAPE", help="Transformer layers: batch x length")
+    parser.add_argument(
+        "--dropouts", nargs="*", type=float, default=[0.0, 0.1], help="dropout rates of the layers (default: 0 and 0.1)"
+    )
+    parser.add_argument("--causal", action="store_true", help="only causal attention (default: with and without)")
+    parser.add_argument("--rounds", type=int, default=15, help="number of rounds (default: %(default)s)")
     parser.add_argument("--memory", choices=MEMORY, default="default", help="see the README (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--no-peer", action="store_true", help="without PyPI entmax")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
+    parser.add_argument("--no-peer", action="store_true", help="do not measure PyPI entmax")
     parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, help="CSV file")
+    parser.add_argument("--out", type=Path, help="output file (CSV)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if all(getattr(arguments, group) is None for group in GROUPS):
@@ -251,7 +257,7 @@ def main() -> None:
         for shape in getattr(arguments, group) or []
         for setting in settings[group]
     ]
-    # First of all: a process's peak starts with what the one that started it holds. Two at a time: nothing is timed.
+    # Measure memory first: a child's peak starts at its parent's size. Two processes may run together: none is timed.
     with ThreadPoolExecutor(2) as pool:
         started = [
             [pool.submit(extra_of_a_process, n, *location, arguments) for n in range(count(*location, arguments))]

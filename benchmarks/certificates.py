@@ -1,7 +1,7 @@
-"""Certificates of trained runs: how often a beam proves what, and what a sum of printed probabilities tells of it.
+"""Measure how often beam search proves its results, and compare with the sum of the printed probabilities.
 
-Before there were certificates one added the probabilities that a beam printed: a sum of 1 meant that nothing was left
-out. Each run is searched at its best checkpoint on a split of its own data.
+Without certificates, one can add the printed probabilities of a beam: a sum of 1 suggests that the list is complete.
+Each run is evaluated at its best checkpoint on a split of its own data.
 
     python benchmarks/certificates.py runs/entmax runs/softmax --folder data/sigmorphon2018 --commit a67f850 \
         --out benchmarks/results/certificates-cpu.csv
@@ -31,7 +31,7 @@ PRINTED = (
 
 
 class CountingBeams(Beams):
-    """The bookkeeping of a search, which counts the rows of its steps, and those that beams of full width have."""
+    """Beams that count the rows of all search steps, and the rows that beams of full width would have."""
 
     rows = full = 0
 
@@ -42,7 +42,7 @@ class CountingBeams(Beams):
 
 
 def adds_up(result: Result, digits: int) -> bool:
-    """Tell whether the probabilities of a beam's outputs, printed with so many decimals, have sum 1 to as many."""
+    """Return whether a beam's probabilities, rounded to `digits` decimals, have a sum that rounds to 1."""
     return round(sum(round(h.prob, digits) for h in result.hypotheses), digits) == 1
 
 
@@ -88,11 +88,11 @@ def measure(folder: Path, options: argparse.Namespace) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    parser.add_argument("--folder", default=".", help="the data of the runs on this machine")
-    parser.add_argument("--commit", required=True, help="of the code that trained the runs")
+    parser.add_argument("--folder", default=".", help="folder of the runs' data")
+    parser.add_argument("--commit", required=True, help="commit of the code that trained the runs")
     parser.add_argument("--split", default="dev")
     parser.add_argument("--beam", type=int, default=5)
-    parser.add_argument("--digits", type=int, default=4, help="decimals of a printed probability")
+    parser.add_argument("--digits", type=int, default=4, help="number of decimals of a printed probability")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What the benchmarks share: candidates measured in turn in one process, the machine's description, CSV, verdicts."""
+"""Functions that the benchmarks share: interleaved timing, a description of the machine, CSV, and verdicts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Candidate:
-    """A function under test: what it computes, whose it is, and the tensors it is called with and gets gradients of."""
+    """A function under test: its operation, its owner, and its input tensors, which need gradients."""
 
     operation: str
     owner: str
@@ -38,14 +38,14 @@ class Candidate:
     leaves: tuple[Tensor, ...]
     upstream: Tensor | None = None
     alpha: float | Tensor = 1.0
-    dense: str = "softmax"  # PyTorch's operation that it is compared with
-    scaled: float = 1.0  # how many times as much as it was given the others were given
-    few: bool = False  # slow: in a few rounds only
+    dense: str = "softmax"  # PyTorch's operation for comparison
+    scaled: float = 1.0  # factor for the times of a candidate whose input is smaller than the others'
+    few: bool = False  # slow: measure it in only a few rounds
     forward: list[float] = field(default_factory=list)
     both: list[float] = field(default_factory=list)
 
     def run(self) -> None:
-        """Forward and backward once. Everything made here is gone on return."""
+        """Run forward and backward once, and record the times. No tensor survives the call."""
         leaves = [leaf.detach().requires_grad_() for leaf in self.leaves]
         start = time.perf_counter()
         result = self.call(*leaves)
@@ -56,12 +56,12 @@ class Candidate:
         self.both.append((end - start) * self.scaled)
 
     def backend(self) -> str:
-        """Which of our backends computes this; nothing for the others' functions."""
+        """Return the name of our backend that computes this, or an empty string for functions of others."""
         with tsallis.backend("eager" if self.owner == "tsallis eager" else choice.request()):
             return choice.explain() if self.owner.startswith("tsallis") else ""
 
     def medians(self) -> tuple[float, float]:
-        """Seconds of forward, and of forward with backward."""
+        """Return the median seconds of forward, and of forward with backward."""
         return statistics.median(self.forward), statistics.median(self.both)
 
 
@@ -69,10 +69,10 @@ MEMORY = ("default", "reused")
 
 
 def settle_memory(kind: str) -> None:
-    """Hold glibc's allocator to one habit, which else depends on what ran before (elsewhere: nothing).
+    """Fix the behaviour of glibc's allocator, which otherwise depends on what ran before.
 
-    "default" is where it ends up by itself: results above 32 MiB come in fresh pages, smaller ones in memory that was
-    used before. "reused": all come in used memory.
+    "default" is the state that glibc reaches by itself: results over 32 MiB get fresh pages, smaller ones get reused
+    memory. With "reused", all results get reused memory. Other C libraries are not changed.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -88,17 +88,17 @@ def settle_memory(kind: str) -> None:
 
 
 def interleave(candidates: Sequence[Candidate], rounds: int, few: int, seed: int) -> None:
-    """Run all candidates round after round, each round in another order: what disturbs one disturbs all alike."""
+    """Run all candidates in each round, in a new random order, so that disturbances affect all of them equally."""
     order = random.Random(seed)
     gc.collect()
-    gc.freeze()  # collecting between two runs is then quick
+    gc.freeze()  # makes garbage collection between two runs fast
     for candidate in candidates:  # warm up
         candidate.run()
         candidate.forward.clear()
         candidate.both.clear()
         gc.collect()
     for round_ in range(rounds):
-        turn = [c for c in candidates if not c.few or round_ * few % rounds < few]  # the few are spread over all rounds
+        turn = [c for c in candidates if not c.few or round_ * few % rounds < few]  # few: spread over all rounds
         order.shuffle(turn)
         for candidate in turn:
             candidate.run()
@@ -107,12 +107,12 @@ def interleave(candidates: Sequence[Candidate], rounds: int, few: int, seed: int
 
 
 def announce() -> None:
-    """Say what computes ours, first of all: a kernel that wasn't compiled anew would be measured for nothing."""
+    """Print the backend of our functions, so that an outdated or missing kernel is noticed before measuring."""
     print(f"tsallis on {choice.explain()}; threads: {torch.get_num_threads()}", file=sys.stderr)
 
 
 def machine() -> Row:
-    """Where and with what something was measured."""
+    """Return the hardware, the software versions and the date of a measurement."""
     try:
         peer = version("entmax")
     except PackageNotFoundError:
@@ -130,7 +130,7 @@ def machine() -> Row:
 
 
 def write(path: Path | None, rows: list[Row]) -> None:
-    """Rows as CSV, numbers to four digits."""
+    """Write rows as CSV, with four significant digits."""
     if path is None or not rows:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,13 +141,13 @@ def write(path: Path | None, rows: list[Row]) -> None:
 
 
 def table(rows: list[Row], columns: Sequence[str]) -> str:
-    """Some columns of the rows, in Markdown."""
+    """Format some columns of the rows as a Markdown table."""
     cells = [[f"{row[c]:.3g}" if isinstance(row[c], float) else str(row[c]) for c in columns] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in [list(columns), ["---"] * len(columns), *cells])
 
 
 def verdict(name: str, bound: float, values: dict[str, float], at_least: bool = False) -> list[str]:
-    """Whether all values (by place) keep to the bound: one line, and one for every value that doesn't."""
+    """Return a line that says whether all values (by setting) meet the bound, then a line for each missed one."""
     if not values:
         return []
     missed = [location for location, value in values.items() if not (value >= bound if at_least else value <= bound)]

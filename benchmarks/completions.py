@@ -1,7 +1,7 @@
-"""How soon the next characters of an output are known, for beginnings of the references of a split.
+"""Measure how long it takes to compute the probabilities of the next characters after a prefix of a reference.
 
-`exact` is the share of beginnings that the model can output whose probabilities are exact. A beginning that is cut
-inside a word also tests tokens that extend beyond it.
+`exact` is the share of possible prefixes whose next-character probabilities are exact. Prefixes that end inside a word
+also test tokens that extend beyond the prefix.
 
     python benchmarks/completions.py RUN... --commit COMMIT [--lines 100] [--out FILE.csv]
 """
@@ -21,7 +21,7 @@ from trained import open_split
 from tsallis.models.spellings import Spellings
 from tsallis.search.completion import next_characters
 
-EVERY = 7  # distance in characters between the beginnings of a reference
+EVERY = 7  # step between prefix lengths of a reference, in characters
 MOST_MS = 100
 COLUMNS = ("run", "output", "beginnings", "possible", "exact", "missing_p90", "ms", "p90_ms", "max_ms")
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--split", default="dev")
     parser.add_argument("--lines", type=int, default=100)
-    parser.add_argument("--commit", required=True, help="of the code that trained the runs")
+    parser.add_argument("--commit", required=True, help="commit of the code that trained the runs")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -1,13 +1,13 @@
-"""Continuous attention in the plane beside the polar loop of the paper, in one process.
+"""Compare two-dimensional continuous attention with the polar loop of the paper, in one process.
 
     python benchmarks/continuous.py --out benchmarks/results/continuous-cpu.csv
 
-A truncated paraboloid a query, Gaussian basis functions on a grid, from canonical parameters to expectations, forward
-and backward. The loop takes 100 angles, one after the other, all queries and functions at once, with the inner
-integral in closed form (Martins et al. 2020, eq. 57 to 60); a second loop makes the Jacobian of every query (eq. 61 to
-81). Its moments come by a recursion that is quicker than the printed formulas, what doesn't vary with the angle and the
-common circular covariance of the functions are made use of. Errors are against 192 x 384 nodes in float64, by the
-largest value of a basis function. Quote ratios, not milliseconds.
+Each query has a truncated paraboloid; the basis functions are Gaussians on a grid. Forward and backward are measured,
+from canonical parameters to expectations. The loop visits 100 angles one by one, for all queries and functions at once,
+with the inner integral in closed form (Martins et al. 2020, eq. 57 to 60). A second loop computes the Jacobians (eq. 61
+to 81). The loop uses a recursion for moments, which is faster than the printed formulas, and the common circular
+covariance of the functions. Errors are relative to the largest value of a basis function; the reference is a rule of
+192 x 384 nodes in float64. Quote ratios, not milliseconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ANGLES = 100
 
 
 def ellipses(theta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean, scale, a factor of it, and the squared radius -2 lambda of the support in it."""
+    """Return the mean, the scale matrix, its Cholesky factor, and the squared radius -2 lambda of the support."""
     scale = torch.linalg.inv(-2 * theta[:, 2:].unflatten(-1, (2, 2)))
     mean = (scale @ theta[:, :2, None]).squeeze(-1)
     radius = 2 * (math.pi * torch.linalg.det(scale).sqrt()) ** -0.5  # eq. 55
@@ -41,11 +41,11 @@ def ellipses(theta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 class PolarLoop(torch.autograd.Function):
-    """Expectations [queries, functions] as the paper computes them."""
+    """The expectations [queries, functions], computed as in the paper."""
 
     @staticmethod
     def moments(theta: Tensor, centres: Tensor, variance: float, angle: float, top: int) -> tuple[Tensor, list[Tensor]]:
-        """One angle: its direction in space, and the weighted integrals of r^1 to r^top times the normal densities."""
+        """Return an angle's direction, and the weighted integrals of r^0 to r^top times the normal densities."""
         mean, _, root, radius = ellipses(theta)
         factor = radius.sqrt()[:, None, None] * root
         a = torch.tensor([math.cos(angle), math.sin(angle)], dtype=theta.dtype)
@@ -99,7 +99,7 @@ class PolarLoop(torch.autograd.Function):
 
 
 def scores(queries: int, seed: int) -> Tensor:
-    """Canonical parameters [queries, 6] of ellipses over the unit square, supports from .15 to .7 long on a side."""
+    """Return canonical parameters [queries, 6] of random ellipses in the unit square, with .15 to .7 long supports."""
     g = torch.Generator().manual_seed(seed)
     mean = torch.rand(queries, 2, generator=g, dtype=torch.float64)
     std = torch.rand(queries, 2, generator=g, dtype=torch.float64) * 0.22 + 0.06
@@ -118,7 +118,7 @@ def ours(basis: Basis) -> Any:
 
 
 def exact(theta: Tensor, basis: ProductBasis, upstream: Tensor) -> tuple[Tensor, Tensor]:
-    """Expectations and gradients in float64, some queries at a time."""
+    """Compute expectations and gradients in float64, in small batches of queries."""
     rule = beta_disk(192, 384, 2.0)
     values, grads = [], []
     for some, up in zip(theta.double().split(16), upstream.double().split(16), strict=True):
@@ -138,7 +138,7 @@ def measure(shape: str, variance: float, arguments: Any) -> list[Row]:
     gaussians = grid.gaussians(theta)
     assert gaussians is not None
     centres = gaussians[0]
-    scattered = GaussianBasis(centres, variance)  # the same functions, of which it isn't known that they are a grid
+    scattered = GaussianBasis(centres, variance)  # same functions, without the grid structure
     upstream = torch.randn(queries, len(centres), generator=torch.Generator().manual_seed(arguments.seed))
 
     def loop(theta: Tensor) -> Tensor:
@@ -193,13 +193,15 @@ def verdicts(measured: list[Row]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--queries", nargs="+", default=QUERIES, metavar="SHAPE", help="default: %(default)s")
-    parser.add_argument("--variances", nargs="+", type=float, default=VARIANCES, help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
-    parser.add_argument("--few", type=int, default=5, help="rounds of the loop (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, help="CSV file")
+    parser.add_argument("--queries", nargs="+", default=QUERIES, metavar="SHAPE", help="shapes (default: %(default)s)")
+    parser.add_argument(
+        "--variances", nargs="+", type=float, default=VARIANCES, help="basis function variances (default: %(default)s)"
+    )
+    parser.add_argument("--rounds", type=int, default=15, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--few", type=int, default=5, help="number of rounds of the loop (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="output file (CSV)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     announce()

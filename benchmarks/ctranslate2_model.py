@@ -1,4 +1,4 @@
-"""A Transformer of ours in CTranslate2: the same parameters and symbols, searched by its own engine."""
+"""Convert our Transformers to CTranslate2, with the same parameters and symbols, and search with its engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tsallis.models import TransformerSeq2Seq
 
 
 def hand_over(model: TransformerSeq2Seq, folder: Path) -> None:
-    """Write a model of softmax attention with norms before its parts as CTranslate2 reads it."""
+    """Save a pre-norm model with softmax attention in the format of CTranslate2."""
     from ctranslate2.specs import TransformerSpec, common_spec
 
     state = {name: value.float().numpy() for name, value in model.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Beam search beside CTranslate2, or of recurrent models beside their plain steps, in turn in one process."""
+"""Compare the speed of beam search with CTranslate2, or of compiled and plain steps of recurrent models."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ SIZES: dict[str, dict[str, int]] = {
     "multi30k": {"symbols": 5000, "d_model": 128, "heads": 4, "layers": 3, "d_ff": 512},
     "d256": {"symbols": 16000, "d_model": 256, "heads": 8, "layers": 3, "d_ff": 1024},
 }
-# Attention and output of our models, all with the first one's parameters.
+# Attention and output of our models; all share the parameters of the first.
 MODELS = {"softmax": ("softmax", "softmax"), "1.5-entmax": ("softmax", "entmax"), "learned": ("learned", "entmax")}
-LONGEST = 60  # symbols of an output
-RECURRENT: dict[str, list[dict[str, Any]]] = {  # models of strings; several make an ensemble
+LONGEST = 60  # maximum number of symbols per output
+RECURRENT: dict[str, list[dict[str, Any]]] = {  # string models; several options make an ensemble
     "lstm": [{}],
     "gru": [{"cell": "gru"}],
     "lstm, additive": [{"scorer": "additive"}],
@@ -60,7 +60,7 @@ TARGETS = {"softmax": 0.8, "1.5-entmax": 0.7}
 
 
 class Task(NamedTuple):
-    """Sources in batches, and how they are searched."""
+    """Batches of sources, and the settings of their search."""
 
     batches: list[tuple[Tensor, Tensor]]
     beam: int
@@ -79,9 +79,9 @@ def build(symbols: int, seed: int = 0, attention: str = "softmax", output: str =
 
 @torch.no_grad()
 def teach_to_end(model: Any, mean: float = 13.0) -> None:
-    """Give the end a score that grows with the length of an output, by least squares over random outputs.
+    """Fit the score of the end symbol to grow with the output's length, by least squares over random outputs.
 
-    The end is as probable as all else together after about `mean` symbols, as in sentences.
+    After about `mean` symbols, the end is as probable as all other symbols together, as in real sentences.
     """
     generator = torch.Generator().manual_seed(1)
     symbols = len(model.output.weight)
@@ -99,7 +99,7 @@ def teach_to_end(model: Any, mean: float = 13.0) -> None:
 
 
 def sources(symbols: int, sentences: int, batch: int) -> list[tuple[Tensor, Tensor]]:
-    """Random sources of 5 to 25 symbols."""
+    """Create batches of random sources of 5 to 25 symbols."""
     generator = torch.Generator().manual_seed(2)
     lengths = torch.randint(5, 26, (sentences,), generator=generator)
     rows = torch.randint(4, symbols, (sentences, 25), generator=generator)
@@ -108,18 +108,18 @@ def sources(symbols: int, sentences: int, batch: int) -> list[tuple[Tensor, Tens
 
 
 class PlainTransformer(TransformerSeq2Seq):
-    """A model that compiled code does not know, so that its steps are those of its modules."""
+    """A model class that compiled code does not support, so that search runs the modules at each step."""
 
 
 class PlainRNN(RNNSeq2Seq):
-    """The same for a recurrent model."""
+    """A recurrent model class that compiled code does not support."""
 
 
 PLAIN = {TransformerSeq2Seq: PlainTransformer, RNNSeq2Seq: PlainRNN}
 
 
 def with_plain_steps(model: Any) -> Any:
-    """Return a copy of a model, or of an ensemble's models, whose steps are those of its modules."""
+    """Return a copy of a model or an ensemble that runs its modules at each step, without compiled code."""
     plain = copy.deepcopy(model)
     for part in plain.modules():
         part.__class__ = PLAIN.get(type(part), type(part))
@@ -141,7 +141,7 @@ def our_search(model: Any, task: Task, backend: str = "auto") -> Search:
 
 
 def symbols_of(answer: Any) -> tuple[int, ...]:
-    """Return the symbols of an answer, ours or the peer's."""
+    """Return the symbols of an output of our search or of a peer's."""
     if isinstance(answer, Result):
         return answer.best.tokens if answer.best else ()
     if isinstance(answer, tuple):
@@ -150,15 +150,15 @@ def symbols_of(answer: Any) -> tuple[int, ...]:
 
 
 class Run(NamedTuple):
-    """The times of one search for every batch, and its answers."""
+    """The times of one search for each batch, and its outputs."""
 
     seconds: list[float]
-    cpu_seconds: list[float]  # of all threads
+    cpu_seconds: list[float]  # sum over all threads
     answers: list[Any]
 
 
 def interleave(searches: dict[str, Search], task: Task, rounds: int) -> dict[str, Run]:
-    """Run all searches batch by batch, in another order each time."""
+    """Run all searches batch by batch, in a new random order each time."""
     torch.set_num_threads(task.threads)
     order = random.Random(0)
     runs = {name: Run([], [], []) for name in searches}
@@ -179,7 +179,7 @@ def interleave(searches: dict[str, Search], task: Task, rounds: int) -> dict[str
 
 
 def random_models(size: str) -> dict[str, TransformerSeq2Seq]:
-    """Build the models of a size, all with the parameters of the first."""
+    """Build the models of a size; all share the parameters of the first."""
     models = {name: build(**SIZES[size], attention=a, output=o) for name, (a, o) in MODELS.items()}
     teach_to_end(models["softmax"])
     alphas = {k: v for k, v in models["learned"].state_dict().items() if "alpha" in k}
@@ -192,7 +192,7 @@ KINDS = ("encoder_attention", "decoder_attention", "cross_attention")
 
 
 def name_of(model: TransformerSeq2Seq) -> str:
-    """Return a model's output, and the attention beside it where that is not softmax."""
+    """Return the name of a model's output function, and of its attention if that is not softmax."""
     output = model.output
     names = {"softmax": "softmax", "sparsemax": "sparsemax", "entmax": f"{output.alpha:g}-entmax"}
     attention = [kind for kind in dict.fromkeys(model.arguments[kind] for kind in KINDS) if kind != "softmax"]
@@ -201,7 +201,7 @@ def name_of(model: TransformerSeq2Seq) -> str:
 
 
 def trained_models(folders: Sequence[Path]) -> tuple[dict[str, TransformerSeq2Seq], Any]:
-    """Load trained runs, the first with softmax everywhere; return their models by name, and the source's symbols."""
+    """Return the models of trained runs by name, and their source vocabulary; the first run must be all softmax."""
     runs = [load_run(folder) for folder in folders]
     models: dict[str, TransformerSeq2Seq] = {}
     for folder, run in zip(folders, runs, strict=True):
@@ -215,7 +215,7 @@ def trained_models(folders: Sequence[Path]) -> tuple[dict[str, TransformerSeq2Se
 
 
 def text_sources(symbols: Any, path: Path, sentences: int, batch: int) -> list[tuple[Tensor, Tensor]]:
-    """Return the first lines of a file, encoded."""
+    """Encode the first lines of a file in batches."""
     lines = path.read_text(encoding="utf-8").splitlines()[:sentences]
     rows = [symbols.encode(line) for line in lines]
     parts = [rows[i : i + batch] for i in range(0, len(rows), batch)]
@@ -224,7 +224,7 @@ def text_sources(symbols: Any, path: Path, sentences: int, batch: int) -> list[t
 
 
 def joey_search(model: TransformerSeq2Seq, beam: int) -> Search | None:
-    """Return Joey NMT's search by a model of ours that shares its embeddings; None where it is not installed."""
+    """Return Joey NMT's search with our model's parameters, or None if it is not installed or can't build the model."""
     if find_spec("joeynmt") is None or model.arguments["share"] != "all" or model.arguments["norm"] != "pre":
         return None
     from training import Joey
@@ -242,7 +242,7 @@ def joey_search(model: TransformerSeq2Seq, beam: int) -> Search | None:
 def measure(
     size: str, models: dict[str, TransformerSeq2Seq], task: Task, rounds: int, eager: bool, plain: bool
 ) -> list[Row]:
-    """Return the rows of one size, beam, batch and number of threads."""
+    """Measure all searches for one size, beam, batch size and number of threads; return their rows."""
     peer = "ctranslate2 float32"
     searches = {f"tsallis {name}": our_search(model, task) for name, model in models.items()}
     joey = joey_search(models["softmax"], task.beam)
@@ -307,7 +307,7 @@ def recurrent_models(units: int, symbols: int = 100) -> dict[str, Any]:
 
 
 def measure_recurrent(units: int, task: Task, rounds: int) -> list[Row]:
-    """Return the rows of recurrent models of one size: times of compiled searches beside those of plain steps."""
+    """Compare compiled and plain search of the recurrent models of one size; return their rows."""
     rows = []
     for name, model in recurrent_models(units).items():
         encode = torch.no_grad()(lambda src, lengths, model=model: [model.encode(src, lengths)])
@@ -341,7 +341,7 @@ def measure_recurrent(units: int, task: Task, rounds: int) -> list[Row]:
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
-    """Tell where targets are met: of one thread by the processor's time, which others on the machine disturb less."""
+    """Compare with the targets; with one thread, use processor time, which other processes affect less."""
     lines = []
     for name, bound in TARGETS.items():
         values = {
@@ -357,21 +357,21 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=SIZES, help="of random models")
-    parser.add_argument("--run", nargs="+", type=Path, help="trained runs in their place, softmax first; with --file")
-    parser.add_argument("--file", type=Path, help="sources for the runs, a line each")
+    parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=SIZES, help="sizes of random models")
+    parser.add_argument("--run", nargs="+", type=Path, help="trained runs to use instead, softmax first; needs --file")
+    parser.add_argument("--file", type=Path, help="file of sources for the runs, one per line")
     parser.add_argument(
-        "--competing-ends", action="store_true", help="our outputs end as the peers' do; without, every ending counts"
+        "--competing-ends", action="store_true", help="use the end rule of the peers, competing (default: every)"
     )
     parser.add_argument("--beams", nargs="+", type=int, default=[5, 1])
     parser.add_argument("--batches", nargs="+", type=int, default=[64, 1])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--sentences", type=int, default=256)
-    parser.add_argument("--single", type=int, default=48, help="sentences in batches of 1")
+    parser.add_argument("--single", type=int, default=48, help="number of sentences for batch size 1")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--eager", action="store_true", help="also with PyTorch's operations alone")
-    parser.add_argument("--plain", action="store_true", help="also with steps made of modules")
-    parser.add_argument("--recurrent", nargs="+", type=int, help="recurrent models of these sizes instead")
+    parser.add_argument("--eager", action="store_true", help="also measure the eager backend")
+    parser.add_argument("--plain", action="store_true", help="also measure search without compiled steps")
+    parser.add_argument("--recurrent", nargs="+", type=int, help="sizes of recurrent models to measure instead")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if (options.run is None) != (options.file is None):

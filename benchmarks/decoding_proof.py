@@ -1,4 +1,4 @@
-"""The compiled step of a beam search beside the plain one, both against float64; and what the proof costs."""
+"""Compare the compiled and the plain step of beam search with float64, and measure the cost of proving results."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tsallis.toolkit.data.batching import make_batch
 
 COLUMNS = ("size", "name", "sentences", "same", "same_kinds", "bound", "rms", "plain_rms", "worst", "plain_worst")
 COST = ("size", "name", "steps_to_stop", "rows_to_stop", "cpu_to_stop", "same_to_stop", "proved")
-OUTPUTS = 5  # of a source that are compared
+OUTPUTS = 5  # number of outputs per source to compare
 
 
 class StoppingBeams(Beams):
-    """A search that proves nothing: that of a source ends, as CTranslate2's does, once an end leads a step."""
+    """Beams without proofs: like CTranslate2, they stop when the best continuation of a step is the end symbol."""
 
     def __init__(self, limits: Any, options: Any, token: int) -> None:
-        # No prefix leaves a beam that wants more outputs than there are.
+        # Ask for more outputs than exist, so that the beam never drops a prefix.
         super().__init__(limits, options._replace(n_best=sys.maxsize), token)
 
     def follow(self, best: BestSymbols, num_attended: Tensor) -> bool:
@@ -55,7 +55,7 @@ class StoppingBeams(Beams):
 
 @contextmanager
 def counted(kind: type[Beams]) -> Iterator[list[int]]:
-    """Search step by step with a kind of bookkeeping; yield the number of rows of every step."""
+    """Make searches use a class of beams; yield a list that collects the number of rows of each step."""
     rows: list[int] = []
 
     class Counted(kind):  # type: ignore[misc, valid-type]
@@ -75,7 +75,7 @@ def search(model: Any, batch: tuple[Tensor, Tensor], beam: int, n_best: int) -> 
 
 
 def errors(wide: Any, batch: tuple[Tensor, Tensor], results: list[Result]) -> list[float]:
-    """Return how far each best output's log-probability is from that of the model in float64."""
+    """Return the error of each best output's log-probability against the float64 model."""
     pairs = [(row, r.best) for row, r in enumerate(results) if r.best is not None]
     rows = [batch[0][row, : batch[1][row]].tolist() for row, _ in pairs]
     both = make_batch(rows, [list(best.tokens) for _, best in pairs], range(len(pairs)))
@@ -84,7 +84,7 @@ def errors(wide: Any, batch: tuple[Tensor, Tensor], results: list[Result]) -> li
 
 
 def compare_steps(model: TransformerSeq2Seq, batches: Batches, beam: int) -> Row:
-    """Compare the compiled search with that of plain steps, and the log-probabilities of both with float64's."""
+    """Compare compiled and plain search with each other, and their log-probabilities with float64."""
     plain = with_plain_steps(model)
     wide = copy.deepcopy(model).double()
     same = kinds = count = 0
@@ -114,15 +114,15 @@ def compare_steps(model: TransformerSeq2Seq, batches: Batches, beam: int) -> Row
 
 
 class Cost(NamedTuple):
-    """Searches by one kind of bookkeeping."""
+    """The cost and results of all searches with one class of beams."""
 
-    rows: list[int]  # of every step
-    seconds: list[float]  # of the processor, a batch
+    rows: list[int]  # number of rows at each step
+    seconds: list[float]  # processor time per batch
     results: list[Result]
 
 
 def compare_stops(model: TransformerSeq2Seq, batches: Batches, beam: int) -> Row:
-    """Count the steps and rows of searches that prove what they can, beside those that stop at once."""
+    """Compare steps, rows and times of searches that prove their results with searches that stop early."""
     costs = {kind: Cost([], [], []) for kind in (Beams, StoppingBeams)}
     order = random.Random(0)
     for batch in batches:
@@ -149,9 +149,9 @@ def compare_stops(model: TransformerSeq2Seq, batches: Batches, beam: int) -> Row
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=SIZES, help="of random models")
-    parser.add_argument("--run", nargs="+", type=Path, help="trained runs in their place, softmax first; with --file")
-    parser.add_argument("--file", type=Path, help="sources for the runs, a line each")
+    parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=SIZES, help="sizes of random models")
+    parser.add_argument("--run", nargs="+", type=Path, help="trained runs to use instead, softmax first; needs --file")
+    parser.add_argument("--file", type=Path, help="file of sources for the runs, one per line")
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--sentences", type=int, default=2000)

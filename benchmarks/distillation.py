@@ -1,10 +1,10 @@
-"""Train students on the stored distributions of an ensemble, beside the single models and the ensemble.
+"""Train students on the stored distributions of an ensemble, and compare them with its models and the ensemble.
 
     python benchmarks/strings.py DATA --seeds 3 --set model.monotonic=null --runs RUNS    # the models of the ensembles
     python benchmarks/distillation.py DATA --set model.monotonic=null --runs RUNS [--languages ady gre] [--out FILE.csv]
 
-`error_of_one` is the mean of all single models, `error_of_students` the mean of the students. All errors are of words.
-Run it again to resume.
+`error_of_one` is the mean over all single models, `error_of_students` the mean over the students. All errors are word
+error rates. Run the command again to resume.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--runs", type=Path, default=Path("runs/strings"))
-    parser.add_argument("--languages", nargs="*", help="default: all in DATA")
+    parser.add_argument("--languages", nargs="*", help="languages to train (default: all in DATA)")
     parser.add_argument("--students", type=int, default=2)
     parser.add_argument("--weights", type=float, nargs="+", default=[0.5], help="weights of the teacher")
-    parser.add_argument("--set", nargs="*", default=[], help="settings of the students, as model.monotonic=null")
+    parser.add_argument("--set", nargs="*", default=[], help="settings of the students, such as model.monotonic=null")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

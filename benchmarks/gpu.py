@@ -1,6 +1,6 @@
-"""What the benchmarks on a GPU share: cases timed in turn by its own clock, memory, the machine's description.
+"""Functions that the GPU benchmarks share: interleaved timing with CUDA events, memory, a description of the machine.
 
-Without a GPU every benchmark ends at once, with one line and status 2.
+Without a GPU, every benchmark prints one line and exits with status 2.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ from torch import Tensor
 
 import tsallis
 
-FLUSHED = 256 << 20  # bytes written between two runs: more than any cache holds
+FLUSHED = 256 << 20  # bytes written between two runs, more than any cache can hold
 MIB = 1 << 20
 PEERS = ("adasplash", "liger-kernel")
 
 
 @dataclass
 class Case:
-    """Something to time: `run` does all that is timed, on the current stream; what it returns is dropped."""
+    """A function to time: `run` does the timed work on the current stream; its result is ignored."""
 
-    name: str  # one of a kind among the cases that are timed together
+    name: str  # unique among the cases that are timed together
     owner: str
     run: Callable[[], object]
-    error: str = field(default="", compare=False)  # why it was left out
+    error: str = field(default="", compare=False)  # why it was skipped
 
 
 def require_gpu() -> None:
-    """End the program with one line and status 2 where there is no GPU."""
+    """Exit with one line and status 2 if there is no GPU."""
     if not torch.cuda.is_available():
         print("this benchmark needs a GPU that PyTorch can use, and there is none", file=sys.stderr)
         raise SystemExit(2)
 
 
 class Report:
-    """Rows as they come, in Markdown: what was measured is there when a time limit ends the program."""
+    """A Markdown table that is printed row by row, so that a time limit doesn't lose finished measurements."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.columns, self.begun = columns, False
 
     def show(self, rows: list[Row]) -> None:
-        """Print some more rows, at once."""
+        """Print new rows immediately."""
         lines = table(rows, self.columns).splitlines()
         print(*lines[2 if self.begun else 0 :], sep="\n", flush=True)
         self.begun = True
 
 
 def interleaved(cases: Sequence[Case], rounds: int = 30, warm: int = 3) -> dict[str, list[float]]:
-    """Milliseconds of every round of every case, by name: each round in another order, the caches emptied between.
+    """Return the milliseconds of every round by case; the order changes each round, and caches are flushed before runs.
 
-    A case that raises, when it is warmed up or later, is left out, its `error` says why.
+    A case that raises, in a warm-up run or later, is left out of the result, and its `error` holds the reason.
     """
     names = [case.name for case in cases]
     if len(set(names)) < len(names):
@@ -72,7 +72,7 @@ def interleaved(cases: Sequence[Case], rounds: int = 30, warm: int = 3) -> dict[
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {case.name: [] for case in going}
     order = random.Random(0)
     gc.collect()
-    gc.disable()  # a collection would fall into somebody's time
+    gc.disable()  # a collection would distort the time of a case
     try:
         for _ in range(rounds):
             for case in order.sample(going, len(going)):
@@ -92,12 +92,12 @@ def interleaved(cases: Sequence[Case], rounds: int = 30, warm: int = 3) -> dict[
 
 
 def _try(case: Case, call: Callable[[], object]) -> bool:
-    """Whether a call went well; what went wrong is kept in the case."""
+    """Return whether a call succeeded; store the error message in the case otherwise."""
     if case.error:
         return False
     try:
         call()
-    except Exception as error:  # of whatever kind: the others are still to be measured
+    except Exception as error:  # any error: the other cases must still be measured
         case.error = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
         print(f"left out: {case.name} ({case.owner}): {case.error}", file=sys.stderr)
         return False
@@ -105,12 +105,12 @@ def _try(case: Case, call: Callable[[], object]) -> bool:
 
 
 def medians(times: dict[str, list[float]]) -> dict[str, float]:
-    """The median milliseconds of each case."""
+    """Return the median milliseconds of each case."""
     return {name: statistics.median(each) for name, each in times.items()}
 
 
 def peak(run: Callable[[], object]) -> int:
-    """Bytes allocated above what was there before, at the most, while it runs; its result counts."""
+    """Return the peak of newly allocated bytes during a run, including its result."""
     gc.collect()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -123,7 +123,7 @@ def peak(run: Callable[[], object]) -> int:
 
 
 def bandwidth(size: int = 1 << 30) -> float:
-    """Bytes read and written a second by a copy on the device: what a kernel that computes nothing reaches."""
+    """Return the bytes per second that a copy on the device reads and writes, the practical limit of kernels."""
     source = torch.empty(size, dtype=torch.int8, device="cuda").zero_()
     target = torch.empty_like(source)
     times = interleaved([Case("copy", "torch", lambda: target.copy_(source))], rounds=20)["copy"]
@@ -131,12 +131,12 @@ def bandwidth(size: int = 1 << 30) -> float:
 
 
 def peer(name: str) -> ModuleType | None:
-    """A peer's package, or None and a note."""
+    """Import a peer's package; print a note and return None if that fails."""
     import importlib
 
     try:
         return importlib.import_module(name)
-    except Exception as error:  # not there, or not able to live with what is there
+    except Exception as error:  # not installed, or incompatible with an installed package
         print(f"without {name}: {type(error).__name__}: {error}", file=sys.stderr)
         return None
 
@@ -160,7 +160,7 @@ def _driver() -> str:
 
 
 def machine() -> Row:
-    """Where and with what something was measured."""
+    """Return the hardware, the software versions and the date of a measurement."""
     there = torch.cuda.is_available()
     return {
         "gpu": torch.cuda.get_device_name() if there else "",
@@ -175,5 +175,5 @@ def machine() -> Row:
 
 
 def error_of(result: Tensor, exact: Tensor) -> float:
-    """The largest difference."""
+    """Return the largest absolute difference."""
     return float((result.double() - exact).abs().max())

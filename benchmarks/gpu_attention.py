@@ -1,11 +1,11 @@
-"""Sparse attention on a GPU beside AdaSplash, PyTorch's flash attention and itself, in one process.
+"""Compare sparse attention on a GPU with AdaSplash, PyTorch's flash attention and other settings of itself.
 
     python benchmarks/gpu_attention.py --out benchmarks/results/gpu-attention.csv
 
 Groups: `accuracy` (errors against float64 at a small length), `short` (rows of 64 to 1,024 keys), `decode` (one query,
-a long cache), `long` (causal, 4k to 64k tokens; inputs made so that a share of the blocks of keys is empty, which is
-measured for every row) and `powers` (other alphas beside AdaSplash 1). Every case of a setting runs in turn, round
-after round, each round in another order. The CSV is written after every setting. Quote ratios, not milliseconds.
+a long cache), `long` (causal, 4k to 64k tokens) and `powers` (other alphas, compared with AdaSplash 1). In the last two
+groups, inputs make a given share of the key blocks empty, and the actual share is measured. All cases of a setting run
+in one process, in a different order each round. The CSV file is written after every setting. Quote ratios.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tsallis.ops import reference
 
 GROUPS = ("accuracy", "short", "decode", "long", "powers")
 COLUMNS = ("group", "shape", "empty", "owner", "alpha", "forward_ms", "both_ms", "peak_mb", "output_error")
-MARGIN = 12.0  # how much higher the scores of a key of a query's own topic are
-BLOCK = 128  # tokens that share a topic
+MARGIN = 12.0  # score advantage of keys that share the query's topic
+BLOCK = 128  # number of consecutive tokens with the same topic
 MIB = 1 << 20
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -48,7 +48,7 @@ class Setting:
     keys: int
     size: int
     causal: bool = False
-    empty: float = 0.0  # share of the blocks of keys
+    empty: float = 0.0  # share of empty key blocks
     dtype: torch.dtype = torch.bfloat16
 
     def shape(self) -> str:
@@ -61,7 +61,7 @@ class Setting:
 
 @dataclass
 class Contender:
-    """Somebody's attention; what it gets a gradient of beside queries, keys and values."""
+    """An attention function to compare; `learned` needs a gradient in addition to queries, keys and values."""
 
     owner: str
     alpha: str
@@ -74,11 +74,11 @@ class Contender:
 
 
 def topics(blocks: int, empty: float, generator: torch.Generator) -> Tensor:
-    """A topic for each block, so that two blocks have the same one in `1 - empty` of all cases."""
+    """Choose a topic for each block, so that two blocks share their topic with probability `1 - empty`."""
     if not empty:
         return torch.zeros(blocks, dtype=torch.long)
     many = math.ceil(1 / (1 - empty)) + 1
-    # One topic with share a, the others alike: a^2 + (1 - a)^2 / (many - 1) = 1 - empty.
+    # One topic has share a, the others have equal shares: a^2 + (1 - a)^2 / (many - 1) = 1 - empty.
     a = (1 + math.sqrt(1 - many * (1 - (many - 1) * (1 - empty)))) / many
     shares = torch.tensor([a] + [(1 - a) / (many - 1)] * (many - 1))
     bounds = (shares.cumsum(0) * blocks).round().long()
@@ -88,7 +88,7 @@ def topics(blocks: int, empty: float, generator: torch.Generator) -> Tensor:
 
 
 def inputs(setting: Setting, seed: int, device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys, values: scores deviate by about 1 within a topic, and those of other topics are far below."""
+    """Create queries, keys and values; scores within a topic deviate by about 1, all others are much lower."""
     noise, order = torch.Generator(device).manual_seed(seed), torch.Generator().manual_seed(seed)
     batch, size, key_heads = setting.batch, setting.size, setting.key_heads
     result = []
@@ -106,7 +106,7 @@ def inputs(setting: Setting, seed: int, device: str = "cuda") -> tuple[Tensor, T
 
 
 def empty_share(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> float:
-    """Share of the visible blocks of keys that hold no support at alpha 1.5, in the kernels' own blocks."""
+    """Return the share of visible key blocks without support at alpha 1.5, with the block sizes of the kernels."""
     from tsallis.ops.triton import attention
     from tsallis.ops.triton.attention import launch as attention_launch
 
@@ -129,7 +129,7 @@ def arguments(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Any:
 
 @contextlib.contextmanager
 def long_kernels() -> Iterator[None]:
-    """Rows of every length by the kernels for long ones."""
+    """Use the kernels for long rows at every length."""
     from tsallis.ops.triton.attention import launch as attention_launch
 
     own = attention_launch.short_tiling
@@ -155,12 +155,12 @@ def ours(q: Tensor, k: Tensor, v: Tensor, alpha: Any, causal: bool, long: bool =
 
 
 def spread(heads: int) -> Tensor:
-    """An alpha for each head."""
+    """Return a different alpha for each head."""
     return torch.linspace(1.25, 1.75, heads, device="cuda")
 
 
 def contenders(setting: Setting, quick: bool = False) -> list[Contender]:
-    """Return who is timed or compared; the quick ones are few, and each kernel is compiled for few of them."""
+    """Return the attention functions to compare; `quick` drops those that need much compilation."""
     causal, group = setting.causal, setting.group
     alphas = spread(setting.heads)
     learned = alphas.clone().requires_grad_()
@@ -198,7 +198,7 @@ def peer_once(name: str) -> Any:
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """PyTorch's FlexAttention at alpha 1.5, told our thresholds: another way to the same output."""
+    """Run PyTorch's FlexAttention at alpha 1.5 with our thresholds, which should give the same output."""
     from torch.nn.attention.flex_attention import flex_attention
 
     from tsallis.ops.triton import attention
@@ -240,7 +240,7 @@ def settings(groups: Sequence[str], lengths: Sequence[int], quick: bool) -> Iter
 
 
 def passes(contender: Contender, leaves: Sequence[Tensor], upstream: Tensor) -> tuple[Callable[[], object], ...]:
-    """Forward as in training, and forward with backward."""
+    """Return two functions to time: forward as in training, and forward with backward."""
 
     def forward() -> Tensor:
         return contender.call(*leaves)  # type: ignore[call-arg, arg-type]
@@ -301,7 +301,7 @@ def row(
 
 
 def accuracy(setting: Setting, seed: int, quick: bool = False) -> list[Row]:
-    """Largest errors of output and gradients, relative to the largest entry, against float64."""
+    """Compare output and gradients with float64; the errors are relative to the largest entry."""
     leaves = [x.requires_grad_() for x in inputs(setting, seed)]
     upstream = torch.randn(*leaves[0].shape, device="cuda").to(setting.dtype)
     rows = []
@@ -310,7 +310,7 @@ def accuracy(setting: Setting, seed: int, quick: bool = False) -> list[Row]:
         try:
             result = contender.call(*leaves)  # type: ignore[call-arg]
             grads = torch.autograd.grad(result, leaves, upstream) if contender.causes_gradient else ()
-        except Exception as error:  # of whatever kind: the others are still to be compared
+        except Exception as error:  # any error: the others must still be compared
             print(
                 f"left out: {contender.name()} ({setting.dtype}): {type(error).__name__}: {error}"[:300],
                 file=sys.stderr,
@@ -325,7 +325,7 @@ def accuracy(setting: Setting, seed: int, quick: bool = False) -> list[Row]:
 
 
 def exactly(leaves: Sequence[Tensor], upstream: Tensor, alpha: float, causal: bool) -> tuple[Tensor, ...]:
-    """Output and gradients in float64, with all weights."""
+    """Compute output and gradients in float64, with the full matrix of weights."""
     q, k, v = (x.double().requires_grad_() for x in leaves)
     scores = q @ k.mT * q.shape[-1] ** -0.5
     if causal:
@@ -337,7 +337,7 @@ def exactly(leaves: Sequence[Tensor], upstream: Tensor, alpha: float, causal: bo
 
 
 def ratios(rows: list[Row], of: tuple[str, str], to: tuple[str, str], column: str, *groups: str) -> dict[str, float]:
-    """A column of one contender (owner, alpha) over that of another, by setting."""
+    """Divide a column of one contender (owner, alpha) by that of another, for each setting."""
     result: dict[str, dict[tuple[str, str], float]] = {}
     for each in rows:
         if each["group"] in groups:
@@ -376,9 +376,9 @@ def verdicts(rows: list[Row]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--quick", action="store_true", help="a few settings, for checking")
+    parser.add_argument("--quick", action="store_true", help="run only a few settings, as a check")
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
-    parser.add_argument("--lengths", nargs="+", type=int, default=None, help="of the groups long and powers")
+    parser.add_argument("--lengths", nargs="+", type=int, default=None, help="lengths of the groups long and powers")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -393,7 +393,7 @@ def main() -> None:
                 new = accuracy(setting, arguments.seed, arguments.quick)
             else:
                 new = measure(setting, 3 if arguments.quick else arguments.rounds, arguments.seed, arguments.quick)
-        except Exception as error:  # of whatever kind: the other settings are still to be measured
+        except Exception as error:  # any error: the other settings must still be measured
             print(f"left out: {setting.label()}: {type(error).__name__}: {error}"[:400], file=sys.stderr)
         torch.cuda.empty_cache()
         rows += new

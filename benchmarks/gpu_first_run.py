@@ -1,19 +1,19 @@
-"""Everything that a GPU new to the project is asked first, in some five minutes, with a table of the results.
+"""Check and benchmark the library on a new type of GPU in about five minutes, and print a table of the results.
 
-    python benchmarks/gpu_first_run.py --out OUT             # on the machine that has the GPU
-    python benchmarks/gpu_first_run.py --out OUT --rehearse  # on the CPU, tiny, by Triton's interpreter
+    python benchmarks/gpu_first_run.py --out OUT             # on the machine with the GPU
+    python benchmarks/gpu_first_run.py --out OUT --rehearse  # on the CPU, with tiny sizes and Triton's interpreter
 
-Stages, each in processes of its own that are killed at their limit; a failure in one does not stop the next:
+Each stage runs in separate processes, which are killed at a time limit. A failure in one stage does not stop the next:
 
-- machine: versions and the card.
-- kernels: forward and backward of each family of kernels against float64, the most used first. Several processes,
-  because most of the time is spent compiling.
+- machine: software versions and the model of the GPU.
+- kernels: forward and backward of each family of kernels against float64, the most used first. Several processes run
+  at the same time, because most of the time is spent on compilation.
 - tests: `tests/unit/ops/triton`, at the same time as the kernels.
-- rows: the benchmarks `gpu_maps`, `gpu_linear` and `gpu_attention` in short, beside PyTorch and the peers that are
-  installed.
+- rows: short versions of the benchmarks `gpu_maps`, `gpu_linear` and `gpu_attention`, which compare with PyTorch and
+  the installed peers.
 
-Every result is written to OUT as soon as it is there: `kernels-*.jsonl` and their rows in `kernels.csv`, `tests.xml`,
-`maps.csv`, `linear.csv`, `attention.csv`, the printed output of each process (`*.log`) and the table (`summary.txt`).
+Every result is written to OUT immediately: `kernels-*.jsonl` and their rows in `kernels.csv`, `tests.xml`, `maps.csv`,
+`linear.csv`, `attention.csv`, the printed output of each process (`*.log`) and the table (`summary.txt`).
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
-LIMITS = {"machine": 20, "kernels": 120, "maps": 50, "linear": 50, "attention": 60}  # seconds; tests: as the kernels
+LIMITS = {"machine": 20, "kernels": 120, "maps": 50, "linear": 50, "attention": 60}  # seconds
 TEST_LIMIT = 60  # seconds for one test
-GRACE = 10  # seconds between the signal that asks a stage to end and the one that ends it
-LINES = 40  # of the table
+GRACE = 10  # seconds between SIGINT and SIGKILL for a stage that has reached its limit
+LINES = 40  # maximum number of lines of the table
 LOSS_CLASSES, ROW = 5000, 1000
-VALUE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 4e-3}  # largest errors, relative to the largest number expected
+VALUE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 4e-3}  # error limits, relative to the largest expected number
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Case(NamedTuple):
-    """A call of a public function with its float64 reference: both take the same tensors in the same order."""
+    """A call of a public function and its float64 reference, which take the same tensors in the same order."""
 
     name: str
-    inputs: Sequence[tuple[int, ...]]  # shapes of the tensors that get gradients
+    inputs: Sequence[tuple[int, ...]]  # shapes of the input tensors, which need gradients
     ours: Callable[..., object]
     exact: Callable[..., object]
-    alphas: tuple[float, ...] = ()  # one more tensor, the last one, which gets a gradient
+    alphas: tuple[float, ...] = ()  # values of a further input, the last one, which needs a gradient
     gradients: bool = True
 
 
 def cases(group: str, tiny: bool) -> list[Case]:
-    """Return the cases of a group, the most used first."""
+    """Return the cases of a group, the most used functions first."""
     return {"maps": _maps, "losses": _losses, "attention": _attention, "layer": _layer}[group](tiny)
 
 
@@ -209,7 +209,7 @@ def _layer(tiny: bool) -> list[Case]:
     target = torch.arange(tokens) * 7 % classes
     shape = [(tokens, size), (classes, size)]
 
-    small = 2**-4  # scores of about one unit: half precision rounds larger ones by more than a probability
+    small = 2**-4  # keeps scores near 1: the rounding errors of larger ones would be too large in half precision
 
     def ours(function: Callable[..., object], *options: float) -> Callable[..., object]:
         return lambda h, w: function(small * h, w, target.to(h.device), *options, reduction="sum")
@@ -234,7 +234,7 @@ def _layer(tiny: bool) -> list[Case]:
 
 
 def compare(case: Case, device: str, dtype: str) -> dict[str, float]:
-    """Return the largest error of the result and of each gradient, relative to the largest number expected."""
+    """Return the largest error of the result and of each gradient, relative to the largest expected number."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -263,7 +263,7 @@ def compare(case: Case, device: str, dtype: str) -> dict[str, float]:
 
 
 def check_kernels(group: str, out: Path, rehearse: bool) -> None:
-    """Compare the cases of a group in every dtype; a line of JSON for each, written at once."""
+    """Compare the cases of a group in every dtype, and write one JSON line per case immediately."""
     import torch
 
     import tsallis
@@ -280,7 +280,7 @@ def check_kernels(group: str, out: Path, rehearse: bool) -> None:
                         torch.cuda.synchronize()
                     worst = max(errors, key=lambda name: errors[name])
                     row |= {"error": errors[worst], "in": worst, "right": errors[worst] <= VALUE[dtype]}
-                except Exception as error:  # of whatever kind: the other cases are still to be compared
+                except Exception as error:  # any error: the other cases must still be compared
                     message = " ".join(str(error).split())
                     row |= {"error": None, "in": f"{type(error).__name__}: {message}"[:200], "right": False}
                 row["seconds"] = round(time.perf_counter() - start, 2)
@@ -288,7 +288,7 @@ def check_kernels(group: str, out: Path, rehearse: bool) -> None:
 
 
 def describe_machine(out: Path) -> None:
-    """Write the versions and the card."""
+    """Write the software versions and the model of the GPU."""
     from gpu import machine
 
     facts = {key: str(value) for key, value in machine().items()}
@@ -296,12 +296,12 @@ def describe_machine(out: Path) -> None:
 
 
 def child(*arguments: str, rehearse: bool) -> list[str]:
-    """Return the command of a stage of this script."""
+    """Return the command that runs a stage of this script."""
     return [sys.executable, str(Path(__file__).resolve()), *arguments, *(["--rehearse"] if rehearse else [])]
 
 
 def test_command(out: Path, rehearse: bool) -> list[str]:
-    """Return the command of the kernels' tests, in parallel and with a limit each where pytest can do that."""
+    """Return the command of the kernel tests, in parallel and with a time limit per test if the plugins exist."""
     command = [
         sys.executable,
         "-m",
@@ -318,11 +318,11 @@ def test_command(out: Path, rehearse: bool) -> list[str]:
         command += [f"--timeout={TEST_LIMIT}"]
     if rehearse:
         return [*command, str(TESTS / "unit/ops/triton/test_maps.py"), "-k", "entmax15 or sparsemax", "--maxfail=1"]
-    return [*command, str(TESTS / "unit/ops/triton"), "-m", "not slow or sampled"]  # the others compile for other GPUs
+    return [*command, str(TESTS / "unit/ops/triton"), "-m", "not slow or sampled"]  # slow tests compile for other GPUs
 
 
 def row_commands(out: Path, rehearse: bool) -> dict[str, list[str]]:
-    """Return the command of each benchmark, in short."""
+    """Return the commands of short versions of the benchmarks."""
     if rehearse:
         start = [sys.executable, str(TESTS / "cuda_on_cpu.py")]
         sizes = {
@@ -357,7 +357,7 @@ def row_commands(out: Path, rehearse: bool) -> dict[str, list[str]]:
 
 
 def run_together(commands: dict[str, list[str]], out: Path, limit: float) -> dict[str, str]:
-    """Run commands at the same time, each until it ends or the limit is over; return how each one ended."""
+    """Run commands at the same time, kill those that exceed the time limit, and return how each one ended."""
     paths = [str(ROOT / "src"), str(TESTS), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
     start = time.monotonic()
@@ -373,7 +373,7 @@ def run_together(commands: dict[str, list[str]], out: Path, limit: float) -> dic
             status = process.wait(max(0.0, limit - (time.monotonic() - start)))
             result[name] = "ended" if status == 0 else f"ended with status {status}"
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # pytest writes what it has
+            process.send_signal(signal.SIGINT)  # pytest then writes its results so far
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE)
             with contextlib.suppress(ProcessLookupError):
@@ -384,7 +384,7 @@ def run_together(commands: dict[str, list[str]], out: Path, limit: float) -> dic
 
 
 def collect_kernels(out: Path) -> None:
-    """Write the comparisons that are there as rows, with the machine's facts, in `kernels.csv`."""
+    """Collect the finished comparisons in `kernels.csv`, with a description of the machine."""
     from common import write
 
     machine = out / "machine.json"
@@ -395,7 +395,7 @@ def collect_kernels(out: Path) -> None:
 
 
 def summarize(out: Path, ended: dict[str, str]) -> list[str]:
-    """Return a table of what was found, from the files that are there."""
+    """Return a table of the results, from the existing files."""
     lines = []
     if (out / "machine.json").exists():
         facts = json.loads((out / "machine.json").read_text(encoding="utf-8"))
@@ -458,9 +458,9 @@ def _short(text: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU, tiny, by Triton's interpreter")
-    parser.add_argument("--stage", help=argparse.SUPPRESS)  # a child process
+    parser.add_argument("--out", type=Path, required=True, help="output folder")
+    parser.add_argument("--rehearse", action="store_true", help="run tiny sizes on the CPU, with Triton's interpreter")
+    parser.add_argument("--stage", help=argparse.SUPPRESS)  # only for child processes
     arguments = parser.parse_args()
     out: Path = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
@@ -486,12 +486,12 @@ def main() -> None:
         ),
     ]
     ended: dict[str, str] = {}
-    slowness = 5 if rehearse else 1  # of a busy CPU
+    slowness = 5 if rehearse else 1  # a busy CPU needs longer limits
     for limit, commands in stages:
         ended |= run_together(commands, out, limit * slowness)
         collect_kernels(out)
         (out / "summary.txt").write_text("\n".join(summarize(out, ended)) + "\n", encoding="utf-8")
-    for name, command in row_commands(out, rehearse).items():  # one after another: they are timed
+    for name, command in row_commands(out, rehearse).items():  # not at the same time: they are timed
         ended |= run_together({name: command}, out, LIMITS[name] * slowness)
         (out / "summary.txt").write_text("\n".join(summarize(out, ended)) + "\n", encoding="utf-8")
     print(*summarize(out, ended), sep="\n")

@@ -1,10 +1,10 @@
-"""A whole output layer with its loss on a GPU: `linear_entmax_loss` beside `F.linear` and `F.cross_entropy`.
+"""Compare `linear_entmax_loss` on a GPU with `F.linear` and `F.cross_entropy`: an output layer with its loss.
 
     python benchmarks/gpu_linear.py --out benchmarks/results/linear-gpu.csv
 
-Forward and backward, with gradients of hidden states and weight, in bfloat16. Time: all candidates in turn, each round
-in another order. Memory: the most that one run allocates, and the same beyond the gradients it leaves. Candidates that
-are not there, or that fail, are left out with a note. Printed at the end: which of the project's targets are met.
+Forward and backward are measured in bfloat16, with gradients of hidden states and weight. Time: all candidates run in
+one process, in a different order each round. Memory: the peak of one run, with and without its gradients. Candidates
+that are not installed or fail are skipped with a note. At the end, the script prints which targets are met.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ import tsallis
 from tsallis.ops.autograd import linear_chunks
 
 SHAPES = ("8192x1024x128000", "8192x4096x128000", "16384x1024x128000", "16384x4096x128000")
-INPUTS = {"trained": (1.0, 5.0), "flat": (0.1, 0.0)}  # deviation of the scores, and the lead of the target's
-DENSE = "cross-entropy"  # what all are compared with
+INPUTS = {"trained": (1.0, 5.0), "flat": (0.1, 0.0)}  # deviation of the scores, and advantage of the target's score
+DENSE = "cross-entropy"  # the baseline of all ratios
 COMPILED = "cross-entropy-compiled"
-MEMORY, TIMES = 8, {"trained": 0.7, "flat": 1.3}  # targets: a share of its memory at most, and of its time
+MEMORY, TIMES = 8, {"trained": 0.7, "flat": 1.3}  # targets: minimum memory ratio, maximum time ratios
 COLUMNS = ("shape", "input", "operation", "owner", "ms", "time_ratio", "extra_mb", "memory_ratio", "support")
-SAMPLE = 64  # tokens whose supports are counted
+SAMPLE = 64  # number of tokens for the mean support size
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def tensors(name: str, tokens: int, d: int, classes: int, device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states, weight and target: scores are N(0, deviation^2), the target's leads by a number."""
+    """Create hidden states, weight and target; scores are N(0, deviation^2), the target's score is higher."""
     generator = torch.Generator(device).manual_seed(0)
     deviation, lead = INPUTS[name]
     weight = torch.randn(classes, d, generator=generator, device=device, dtype=torch.bfloat16).div_(d**0.5)
@@ -51,7 +51,7 @@ def tensors(name: str, tokens: int, d: int, classes: int, device: str = "cuda") 
 
 @contextmanager
 def one_pass(enabled: bool) -> Iterator[None]:
-    """Let alpha-ReLU try to do without a buffer of scores, or not."""
+    """Set whether alpha-ReLU may use one pass, without a buffer of scores."""
     before, linear_chunks.ONE_PASS = linear_chunks.ONE_PASS, enabled
     try:
         yield
@@ -60,7 +60,7 @@ def one_pass(enabled: bool) -> Iterator[None]:
 
 
 def losses(target: Tensor, tau: float) -> dict[str, tuple[str, Loss]]:
-    """Whose each loss is, and the loss of hidden states and weight."""
+    """Return the owner of each loss, and the loss as a function of hidden states and weight."""
 
     def both(loss: Callable[..., Tensor]) -> Loss:
         return lambda h, w: loss(F.linear(h, w), target)
@@ -83,7 +83,7 @@ def losses(target: Tensor, tau: float) -> dict[str, tuple[str, Loss]]:
         "linear-alpha-relu-loss-one-pass": ("tsallis", relu(True)),
         "linear-alpha-relu-loss-chunks": ("tsallis", relu(False)),
     }
-    if hasattr(F, "linear_cross_entropy"):  # newer than the oldest PyTorch that the project supports
+    if hasattr(F, "linear_cross_entropy"):  # missing in the oldest supported PyTorch
         chunked = partial(F.linear_cross_entropy, options=torch.nn.LinearCrossEntropyOptions())
         result["linear-cross-entropy"] = ("torch", lambda h, w: chunked(h, w, target))
     liger = peer("liger_kernel.ops.fused_linear_cross_entropy")
@@ -95,7 +95,7 @@ def losses(target: Tensor, tau: float) -> dict[str, tuple[str, Loss]]:
 
 @cache
 def _compiled() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Compiled once for every shape."""
+    """Compile cross-entropy, separately for each shape."""
 
     def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(F.linear(hidden, weight), target)
@@ -109,7 +109,7 @@ def _first(result: Tensor | tuple[Tensor, ...]) -> Tensor:
 
 @torch.no_grad()
 def support(operation: str, hidden: Tensor, weight: Tensor, tau: float) -> float | str:
-    """How many classes have a probability, or a value of alpha-ReLU, above zero: the mean over some tokens."""
+    """Return the mean number of classes with a non-zero probability or alpha-ReLU value, over some tokens."""
     scores = F.linear(hidden[:SAMPLE], weight).float()
     if "relu" in operation:
         return float((scores * 0.5 > tau).sum(-1).float().mean())
@@ -119,12 +119,12 @@ def support(operation: str, hidden: Tensor, weight: Tensor, tau: float) -> float
 
 
 def measure(shape: str, name: str, rounds: int, compiled: bool = True) -> list[Row]:
-    """Rows of all candidates on one shape and input."""
+    """Measure all candidates on one shape and input; return their rows."""
     tokens, d, classes = map(int, shape.split("x"))
     hidden, weight, target = tensors(name, tokens, d, classes)
     with torch.no_grad():
         tau = tsallis.estimate_tau_from_scores(F.linear(hidden[:16], weight))
-    saved = sum(x.numel() * x.element_size() for x in (hidden, weight))  # of the gradients
+    saved = sum(x.numel() * x.element_size() for x in (hidden, weight))  # bytes of the gradients
 
     def run(loss: Loss) -> tuple[Tensor, ...]:
         return torch.autograd.grad(loss(hidden, weight), (hidden, weight))
@@ -164,7 +164,7 @@ def measure(shape: str, name: str, rounds: int, compiled: bool = True) -> list[R
 
 
 def verdicts(measured: list[Row]) -> list[str]:
-    """The project's targets, and whether they are met."""
+    """Return lines that say which of the project's targets are met."""
 
     def values(column: str, name: str | None = None) -> dict[str, float]:
         return {
@@ -181,13 +181,11 @@ def verdicts(measured: list[Row]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), help="tokens x d x classes; default: %(default)s")
-    parser.add_argument("--inputs", nargs="*", choices=list(INPUTS), default=list(INPUTS), help="default: both")
-    parser.add_argument("--rounds", type=int, default=30, help="default: %(default)s")
-    parser.add_argument(
-        "--quick", action="store_true", help="the smallest shape, five rounds, nothing of torch.compile"
-    )
-    parser.add_argument("--out", type=Path, help="CSV file to write")
+    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), help="tokens x d x classes (default: %(default)s)")
+    parser.add_argument("--inputs", nargs="*", choices=list(INPUTS), default=list(INPUTS), help="inputs; default: both")
+    parser.add_argument("--rounds", type=int, default=30, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="only the smallest shape, five rounds, no torch.compile")
+    parser.add_argument("--out", type=Path, help="output file (CSV)")
     arguments = parser.parse_args()
     require_gpu()
     shapes, rounds = (arguments.shapes[:1], 5) if arguments.quick else (arguments.shapes, arguments.rounds)

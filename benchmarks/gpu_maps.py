@@ -1,10 +1,11 @@
-"""The maps and losses on a GPU: the maps beside `torch.softmax` and `adasplash`, the losses beside cross-entropy.
+"""Compare probability functions on a GPU with `torch.softmax` and `adasplash`, and losses with cross-entropy.
 
     python benchmarks/gpu_maps.py --out maps-gpu.csv --accuracy maps-accuracy-gpu.csv
 
-Forward and backward of about 2**28 scores, each case in turn, the caches emptied between. `bandwidth` counts what has
-to be read and written at the least (a map: scores, probabilities twice, both gradients; a loss: scores twice, their
-gradient), `share` is that beside a copy on the device. Quote ratios, not milliseconds.
+Forward and backward of about 2**28 scores are measured, with interleaved cases and flushed caches. `bandwidth` counts
+the bytes that must be read and written (probability functions: scores, probabilities twice, both gradients; losses:
+scores twice, their gradient). `share` divides it by the bandwidth of a copy on the device. Quote ratios, not
+milliseconds.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ SCORES = 1 << 28
 SIZES = [512, 2048, 8192, 32768, 131072]
 CLASSES = [32768, 65536, 131072]
 INPUTS = {"normal": 1.0, "normal3": 3.0, "peaked": 10.0}
-PEER_SIZES = [2048, 32768]  # it compiles some thirty kernels for each
+PEER_SIZES = [2048, 32768]  # adasplash compiles about thirty kernels per size
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-CHECKED = 1 << 21  # scores whose probabilities are compared with the float64 reference
+CHECKED = 1 << 21  # number of scores to compare with the float64 reference
 COLUMNS = ("group", "dtype", "d", "input", "operation", "owner", "ms", "to_dense", "share")
 
 softmax = partial(torch.softmax, dim=-1)
 
 
 def both(call: Callable[..., Tensor], leaves: tuple[Tensor, ...], upstream: Tensor | None) -> Callable[[], object]:
-    """Forward and backward; everything made is gone on return."""
+    """Return a function that runs forward and backward and keeps no tensors."""
 
     def run() -> None:
         call(*leaves).backward(upstream)
@@ -58,7 +59,7 @@ Calls = dict[tuple[str, str], tuple[Callable[..., Tensor], tuple[Tensor, ...], f
 
 
 def map_calls(scores: Tensor, adasplash: ModuleType | None) -> Calls:
-    """What is timed: its function, the tensors it gets gradients of, and alpha."""
+    """Return the probability functions to time, each with the tensors that need gradients, and its alpha."""
     rows = len(scores)
     alphas = torch.linspace(1.05, 1.95, rows, device="cuda").view(-1, 1).requires_grad_()
     one = (scores,)
@@ -88,7 +89,7 @@ def loss_calls(scores: Tensor, target: Tensor) -> Calls:
 
 
 def measured(location: Row, calls: Calls, upstream: Tensor | None, moved: int, copy: float, rounds: int) -> list[Row]:
-    """A row of each case; `moved` are the bytes that have to be read and written at the least."""
+    """Time the cases and return their rows; `moved` is the minimum number of bytes to read and write."""
     cases = {key: Case(" ".join(key), key[1], both(call, leaves, upstream)) for key, (call, leaves, _) in calls.items()}
     times = medians(interleaved(list(cases.values()), rounds))
     dense = next(times.get(case.name) for key, case in cases.items() if key[1] == "torch")
@@ -119,14 +120,14 @@ def measured(location: Row, calls: Calls, upstream: Tensor | None, moved: int, c
 
 @torch.no_grad()
 def accuracy(columns: Row, calls: Calls) -> list[Row]:
-    """The largest errors of probabilities and of their sums against float64, over some rows."""
+    """Return the largest errors of probabilities and of their sums against float64, over some rows."""
     rows = []
     for (operation, owner), (call, leaves, alpha) in calls.items():
         some = max(1, CHECKED // leaves[0].shape[-1])
         inputs = [x[:some] for x in leaves]
         try:
             result = call(*inputs).double()
-        except Exception as error:  # the peer's: said where it was timed
+        except Exception as error:  # a peer's error: already printed when it was timed
             print(f"no accuracy of {operation} ({owner}): {type(error).__name__}", file=sys.stderr)
             continue
         exact = reference.entmax(inputs[0], alpha[:some] if isinstance(alpha, Tensor) else alpha)
@@ -152,17 +153,19 @@ def verdicts(rows: list[Row]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="of the maps' rows; none given: none")
-    parser.add_argument("--peer-sizes", type=int, nargs="*", default=PEER_SIZES, help="those that adasplash is given")
-    parser.add_argument("--classes", type=int, nargs="*", default=CLASSES, help="of the losses; none given: none")
+    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="row sizes of functions; skipped if empty")
+    parser.add_argument("--peer-sizes", type=int, nargs="*", default=PEER_SIZES, help="row sizes for adasplash")
+    parser.add_argument(
+        "--classes", type=int, nargs="*", default=CLASSES, help="numbers of classes of the losses; skipped if empty"
+    )
     parser.add_argument("--inputs", nargs="*", choices=INPUTS, default=list(INPUTS))
-    parser.add_argument("--dtypes", nargs="*", choices=DTYPES, default=list(DTYPES), help="of the maps")
-    parser.add_argument("--scores", type=int, default=SCORES, help="in all (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="few shapes and rounds, to see that all works")
-    parser.add_argument("--no-peer", action="store_true", help="without adasplash")
-    parser.add_argument("--out", type=Path, help="CSV file of the times")
-    parser.add_argument("--accuracy", type=Path, help="measure errors too, into this CSV file")
+    parser.add_argument("--dtypes", nargs="*", choices=DTYPES, default=list(DTYPES), help="dtypes of the functions")
+    parser.add_argument("--scores", type=int, default=SCORES, help="total number of scores (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="run only a few shapes and rounds, as a check")
+    parser.add_argument("--no-peer", action="store_true", help="do not measure adasplash")
+    parser.add_argument("--out", type=Path, help="output file of the times (CSV)")
+    parser.add_argument("--accuracy", type=Path, help="also measure errors, and write them to this CSV file")
     arguments = parser.parse_args()
     require_gpu()
     if arguments.quick:

@@ -1,14 +1,14 @@
-"""Train the heads of Correia et al. 2019 on KFTT for some minutes on a GPU, and bring the run back in small files.
+"""Train the Transformers of Correia et al. 2019 on KFTT for a few minutes on a GPU, and save the run in small files.
 
     python benchmarks/gpu_translation.py --data KFTT --attention learned --seconds 360 --out OUT   # on the GPU
-    python benchmarks/gpu_translation.py --unpack OUT --run runs/kftt-heads-learned                # at home
+    python benchmarks/gpu_translation.py --unpack OUT --run runs/kftt-heads-learned                # elsewhere
     tsallis evaluate runs/kftt-heads-learned --manifest kftt-heads-learned.json
 
-The recipe is `recipes/kftt/ja-en-heads.yaml`. A first training of a few updates compiles the kernels and measures an
-update; the second one makes as many updates as fit into the seconds that are left, with the learning rate falling to
-zero at the end. It is ended by SIGTERM, which saves a checkpoint, if it takes longer than expected. OUT then has
-`run.tar.*`: the run folder with its best checkpoint, without the optimizer's state, in files of at most 15 MiB, and the
-logs.
+The recipe is `recipes/kftt/ja-en-heads.yaml`. A first training of a few updates compiles the kernels and measures the
+time per update. The second training makes as many updates as fit into the remaining seconds, and its learning rate
+falls to zero at the end. If it takes longer than expected, SIGTERM ends it, and it saves a checkpoint. OUT then
+contains the logs and `run.tar.*`: the run folder with its best checkpoint, without the optimizer's state, in files of
+at most 15 MiB.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes/kftt/ja-en-heads.yaml"
-PART = 15 << 20  # bytes of a file
-PILOT = (20, 60)  # updates: when the first time is taken, and all of the first training
+PART = 15 << 20  # maximum size of an output file, in bytes
+PILOT = (20, 60)  # updates of the first training: before the timing starts, and in total
 ATTENTIONS = ("learned", "softmax", "entmax")
-RESERVED = 25.0  # seconds for the start, the last validation, the last checkpoint and the packing
+RESERVED = 25.0  # seconds reserved for the start, the last validation, the last checkpoint and the packing
 TINY = [
     *("model.d_model=16", "model.heads=2", "model.d_ff=32", "model.encoder_layers=1", "model.decoder_layers=1"),
     "training.max_tokens=200",
@@ -41,7 +41,7 @@ TINY = [
 
 
 def unpack_data(source: Path, target: Path) -> None:
-    """Copy the corpus, decompressed where it is not."""
+    """Copy the corpus, and decompress its .xz files."""
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.glob("kyoto-*")):
         if path.suffix == ".xz":
@@ -52,7 +52,7 @@ def unpack_data(source: Path, target: Path) -> None:
 
 
 def train(run: Path, overrides: Sequence[str], log: Path, limit: float) -> None:
-    """Train by the command; SIGTERM at the limit, after which it saves a checkpoint."""
+    """Run `tsallis train`; at the limit, send SIGTERM, which makes it save a checkpoint."""
     command = [sys.executable, "-m", "tsallis", "train", str(RECIPE), *overrides, "--run-dir", str(run)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
     with log.open("a", encoding="utf-8") as stream:
@@ -67,9 +67,9 @@ def train(run: Path, overrides: Sequence[str], log: Path, limit: float) -> None:
 
 
 def seconds_per_update(run: Path) -> float:
-    """Return the mean time of an update of the first training, without its first updates."""
+    """Return the mean seconds per update of the first training, without its first updates."""
     seconds: dict[int, float] = {}
-    before = 0.0  # of the epochs that are over: the log counts from the start of each
+    before = 0.0  # seconds of finished epochs: the log counts from the start of each epoch
     for line in (run / "timing.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         seconds[record["step"]] = before + record["seconds"]
@@ -80,7 +80,7 @@ def seconds_per_update(run: Path) -> float:
 
 
 def pack(run: Path, out: Path) -> list[Path]:
-    """Write the run folder, of its checkpoints the best one without the optimizer's state, as parts of an archive."""
+    """Archive the run folder in parts, with only the best checkpoint and without the optimizer's state."""
     index = json.loads((run / "checkpoints/index.json").read_text(encoding="utf-8"))
     best = index["best"]
     content = json.dumps({**index, "last": best, "kept": [best]}).encode()
@@ -101,7 +101,7 @@ def pack(run: Path, out: Path) -> list[Path]:
 
 
 def unpack(out: Path, run: Path) -> None:
-    """Make the run folder of the parts."""
+    """Restore the run folder from the parts of the archive."""
     if run.exists():
         raise SystemExit(f"{run}: exists already")
     data = b"".join(path.read_bytes() for path in sorted(out.glob("run.tar.*")))
@@ -112,13 +112,13 @@ def unpack(out: Path, run: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with kyoto-train.ja and the other files, plain or .xz")
-    parser.add_argument("--attention", choices=ATTENTIONS, default="learned", help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=360, help="in all (default: %(default)s)")
-    parser.add_argument("--subwords", type=Path, help="a sentencepiece model; default: one is trained")
-    parser.add_argument("--out", type=Path, help="folder of the results")
-    parser.add_argument("--rehearse", action="store_true", help="a tiny model")
-    parser.add_argument("--unpack", type=Path, metavar="OUT", help="make a run folder of the results, and end")
-    parser.add_argument("--run", type=Path, help="that run folder")
+    parser.add_argument("--attention", choices=ATTENTIONS, default="learned", help="attention (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=360, help="total time limit (default: %(default)s)")
+    parser.add_argument("--subwords", type=Path, help="sentencepiece model (default: train a new one)")
+    parser.add_argument("--out", type=Path, help="output folder")
+    parser.add_argument("--rehearse", action="store_true", help="train a tiny model, as a check")
+    parser.add_argument("--unpack", type=Path, metavar="OUT", help="restore the run folder from OUT, and exit")
+    parser.add_argument("--run", type=Path, help="run folder to create with --unpack")
     arguments = parser.parse_args()
     if arguments.unpack:
         if arguments.run is None:
@@ -134,7 +134,7 @@ def main() -> None:
     out: Path = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="tsallis-kftt-"))
-    unpack_data(arguments.data, work / "data/kftt")  # where the recipe and users have it
+    unpack_data(arguments.data, work / "data/kftt")  # the folder that the recipe expects
     overrides = [f"data.cache={work / 'cache'}"]
     overrides += [f"model.attention={arguments.attention}", *(TINY if arguments.rehearse else [])]
     if arguments.subwords:

@@ -1,11 +1,12 @@
-"""Time the launch parameters of the kernels side by side on a GPU, and write the best of each to a file.
+"""Compare launch parameters of the kernels on a GPU, and print the best ones for each shape.
 
     python benchmarks/gpu_tune.py --out gpu-tune.csv
     python benchmarks/gpu_tune.py --groups attention --rounds 10 --out gpu-tune.csv
 
-For each kernel and shape: the parameters that are in force ("today") and the candidates below, each in place of the
-function that chooses them, forward and backward, in turn. A candidate that does not compile is left out with its error.
-Rows are written as they come; `ratio` is to today's. The table at the end has the best candidate of each shape.
+For each kernel and shape, the script times forward and backward with the current parameters ("today") and with the
+candidates below, which replace the function that chooses the parameters. A candidate that does not compile gets an
+error and no time. Rows are written immediately; `ratio` is relative to today. At the end, the script prints the best
+candidate for each shape.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ COLUMNS = ("group", "shape", "dtype", "candidate", "ms", "ratio")
 
 
 class Setting(NamedTuple):
-    """A call that is timed, and where its parameters are chosen: the attribute of a module."""
+    """A call to time, and the attribute of a module (`module.name`) that chooses its parameters."""
 
     group: str
     shape: str
@@ -41,7 +42,7 @@ class Setting(NamedTuple):
 
 
 def tuned(groups: list[str], tiny: bool) -> Iterator[Setting]:
-    """Yield what is tuned, the most used first."""
+    """Yield the settings to tune, the most used kernels first."""
     makers = {"maps": _maps, "losses": _losses, "attention": _attention, "layer": _layer}
     for group in groups:
         yield from makers[group](tiny)
@@ -51,12 +52,12 @@ GROUPS = ("maps", "losses", "attention", "layer")
 
 
 def always(tiles: object) -> Callable[..., object]:
-    """Return a function that chooses the same parameters for every call."""
+    """Return a function that ignores its arguments and returns the given parameters."""
     return lambda *_: tiles
 
 
 def both(call: Callable[..., Any], *leaves: torch.Tensor) -> Callable[[], object]:
-    """Return a forward and a backward pass."""
+    """Return a function that runs forward and backward."""
 
     def run() -> object:
         result = call(*leaves)
@@ -66,7 +67,7 @@ def both(call: Callable[..., Any], *leaves: torch.Tensor) -> Callable[[], object
 
 
 def _row_candidates(today: Callable[..., Any]) -> dict[str, Callable[..., object]]:
-    """Return variants of the tiles of rows: warps, stages and lanes halved and doubled."""
+    """Return variants of the current tiles, with halved or doubled parameters."""
 
     def changed(**factors: float) -> Callable[..., object]:
         def choose(*arguments: Any) -> object:
@@ -120,7 +121,7 @@ def _attention(tiny: bool) -> Iterator[Setting]:
         today = launch.tilings(size, size, dtype)
         candidates: dict[str, Callable[..., object]] = {}
         for tile in forwards[-1:] if tiny else forwards:
-            # All three have as many keys.
+            # All three tilings need the same number of keys.
             pair = (x._replace(keys=tile.keys) for x in (today.by_query, today.by_key))
             candidates[f"forward {tuple(tile)}"] = always(launch.Tilings(tile, *pair))
         for tile in backs[-1:] if tiny else backs:
@@ -145,7 +146,7 @@ def _layer(tiny: bool) -> Iterator[Setting]:
 
 
 def measure(setting: Setting, rounds: int) -> list[Row]:
-    """Time today's parameters and every candidate in turn."""
+    """Time the current parameters and all candidates, interleaved."""
     today = getattr(setting.module, setting.name)
 
     def under(choose: Callable[..., object]) -> Callable[[], object]:
@@ -174,9 +175,9 @@ def measure(setting: Setting, rounds: int) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
-    parser.add_argument("--rounds", type=int, default=10, help="default: %(default)s")
-    parser.add_argument("--tiny", action="store_true", help="tiny shapes, to see that all works")
-    parser.add_argument("--out", type=Path, help="CSV file to write")
+    parser.add_argument("--rounds", type=int, default=10, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--tiny", action="store_true", help="run only tiny shapes, as a check")
+    parser.add_argument("--out", type=Path, help="output file (CSV)")
     arguments = parser.parse_args()
     require_gpu()
     rows: list[Row] = []

@@ -1,9 +1,9 @@
-"""Rows of the heads of runs, from the numbers of a report: what each attends to, how sparse it is, what it is worth.
+"""Write a table of all attention heads of runs: roles, sparsity and importance, from the numbers of a report.
 
 tsallis analyze runs/learned runs/softmax --importance 100 --json numbers.json
 python benchmarks/heads.py numbers.json --seed 1 --commit a67f850 --out benchmarks/results/multi30k-heads-cpu.csv
 
-Without --seed, the names of the runs end with their seeds: learned-s1.
+Without --seed, the names of the runs must end with their seeds, such as learned-s1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from common import Row, machine, table, write
 
-DENSE = -1  # the last bin of densities: from 95 %
+DENSE = -1  # last bin of the density histogram: densities from 95 %
 PRINTED = ("run", "kind", "layer", "head", "alpha", "density", "role", "tendency", "increase")
 
 
@@ -24,12 +24,12 @@ def number(value: float | None) -> str:
 
 
 def contrast(pair: dict[str, Any] | None) -> list[float]:
-    """Return the densities of two sentences of one length, on which a head is sparse and dense."""
+    """Return the densities of a head on two sentences of equal length, a sparse and a dense one."""
     return [] if pair is None else [round(pair[side]["score"], 4) for side in ("sparse", "dense")]
 
 
 def rows_of(run: dict[str, Any]) -> list[Row]:
-    """Return a row for each head; layers and heads count from 1."""
+    """Return one row per head; layers and heads are numbered from 1."""
     divergence = {(layer["kind"], layer["layer"]): layer["divergence"] for layer in run["diversity"]}
     pairs = {(pair["kind"], pair["layer"], pair["head"]): pair for pair in run["contrasts"]}
     return [
@@ -62,9 +62,9 @@ def rows_of(run: dict[str, Any]) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("numbers", type=Path, help="what `tsallis analyze --json` wrote")
-    parser.add_argument("--seed", help="of the trainings")
-    parser.add_argument("--commit", required=True, help="of the code that analysed the runs")
+    parser.add_argument("numbers", type=Path, help="output file of `tsallis analyze --json`")
+    parser.add_argument("--seed", help="random seed of the trainings")
+    parser.add_argument("--commit", required=True, help="commit of the code that analysed the runs")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     runs = json.loads(options.numbers.read_text(encoding="utf-8"))["runs"]

@@ -1,9 +1,9 @@
-"""Training and generation of language models: softmax beside sparse attention and sparse output.
+"""Compare language models with softmax, sparse attention and sparse output, in training and generation speed.
 
-Candidates make the same updates in turn, each on the same rows of tokens, then draw texts behind the same beginnings,
-all in one process. Without runs, models have random parameters, and symbols are as frequent as words are. Trained runs
-with the same symbols, softmax first, read the rows of the first one's test split, and are not changed. Times are of the
-processor, of all threads. Quote ratios.
+In one process, all candidates make interleaved updates on the same batches, and then generate texts from the same
+prompts. Without --runs, models have random parameters, and the symbols have a Zipf distribution. Trained runs must have
+the same symbols, softmax first. They use the test split of the first run, and are not changed. Times are processor time
+of all threads. Quote ratios.
 
     python benchmarks/language.py --runs runs/kyoto-softmax runs/kyoto-learned runs/kyoto \
         --out benchmarks/results/language-cpu.csv
@@ -49,11 +49,11 @@ COLUMNS = ("operation", "name", "length", "batch", "tokens_per_second", "to_soft
 
 
 class Candidate:
-    """A model with the work that is measured: `act` returns tokens, and how many symbols were possible at each."""
+    """A model and its task: `act` returns the number of tokens, and the mean number of possible symbols per token."""
 
     def __init__(self, name: str, act: Callable[[Any], tuple[int, float]]) -> None:
         self.name, self.act = name, act
-        self.seconds: list[float] = []  # a token
+        self.seconds: list[float] = []  # per token
         self.support: list[float] = []
 
     def run(self, work: Any) -> None:
@@ -64,7 +64,7 @@ class Candidate:
 
 
 def random_models(seed: int) -> dict[str, LanguageModel]:
-    """Build the models, all with the parameters of the first."""
+    """Build the models; all share the parameters of the first."""
     models = {}
     for name, arguments in MODELS.items():
         torch.manual_seed(seed)
@@ -74,7 +74,7 @@ def random_models(seed: int) -> dict[str, LanguageModel]:
 
 
 def random_rows(length: int, rows: int, seed: int) -> PackedCorpus:
-    """Rows of one text, whose symbols are as frequent as words are."""
+    """Create rows of a random text whose symbols have a Zipf distribution, like words."""
     generator = torch.Generator().manual_seed(seed)
     shares = 1 / torch.arange(1, SYMBOLS - 3, dtype=torch.float64)
     text = 4 + torch.multinomial(shares, length * rows - 1, replacement=True, generator=generator)
@@ -82,7 +82,7 @@ def random_rows(length: int, rows: int, seed: int) -> PackedCorpus:
 
 
 def train(model: Any) -> Callable[[Batch], tuple[int, float]]:
-    """Updates that change nothing, their learning rate being zero."""
+    """Return a function that makes updates with learning rate zero, so that the model doesn't change."""
     engine = Engine(model, Settings(clip=1.0), World())
 
     def act(batch: Batch) -> tuple[int, float]:
@@ -94,7 +94,7 @@ def train(model: Any) -> Callable[[Batch], tuple[int, float]]:
 
 
 def draw(model: Any) -> Callable[[Tensor], tuple[int, float]]:
-    """Texts behind the first fourth of each row, as long as the row."""
+    """Return a function that generates texts of the length of each row, prompted by its first quarter."""
 
     def act(rows: Tensor) -> tuple[int, float]:
         width, length = rows.shape[1] // 4, rows.shape[1]
@@ -108,7 +108,7 @@ def draw(model: Any) -> Callable[[Tensor], tuple[int, float]]:
 
 
 def interleave(candidates: Sequence[Candidate], work: Sequence[Any], seed: int) -> None:
-    """Let every candidate do each piece of work, in another order each time; the first is to warm up."""
+    """Run all candidates on each piece of work, in a new random order each time; the first piece is a warm-up."""
     order, turn = random.Random(seed), list(candidates)
     for number, piece in enumerate(work):
         order.shuffle(turn)
@@ -139,7 +139,7 @@ def rows_of(operation: str, candidates: Sequence[Candidate], length: int, batch:
 
 
 def measure(models: dict[str, Any], corpus: PackedCorpus, length: int, inputs: argparse.Namespace) -> list[Row]:
-    """Measure both operations on rows of one length."""
+    """Measure training and generation on rows of one length."""
     batch = max(1, inputs.tokens // length)
     whole = (corpus.lengths()[:, 1] == length - 1).nonzero().flatten().tolist()
     if not whole:
@@ -158,7 +158,7 @@ def measure(models: dict[str, Any], corpus: PackedCorpus, length: int, inputs: a
 
 
 def named_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], Callable[[int], PackedCorpus]]:
-    """Return the models of runs by what their attention and output are, and the first one's test split as rows."""
+    """Return the models of runs by attention and output, and a function that returns the first run's test rows."""
     runs = [load_run(folder) for folder in folders]
     models = {}
     for run in runs:
@@ -172,15 +172,15 @@ def named_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], Callable[[int],
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", nargs="*", type=Path, default=[], help="trained runs of one data, softmax first")
-    parser.add_argument("--lengths", nargs="*", type=int, default=LENGTHS, help="of rows (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=2048, help="of a batch (default: %(default)s)")
-    parser.add_argument("--texts", type=int, default=16, help="drawn together, at most (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=8, help="default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="rows of 128 tokens, two rounds")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, help="CSV file")
+    parser.add_argument("--runs", nargs="*", type=Path, default=[], help="trained runs on the same data, softmax first")
+    parser.add_argument("--lengths", nargs="*", type=int, default=LENGTHS, help="row lengths (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens per batch (default: %(default)s)")
+    parser.add_argument("--texts", type=int, default=16, help="maximum texts per batch (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=8, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="only rows of 128 tokens and two rounds")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="output file (CSV)")
     inputs = parser.parse_args()
     if inputs.quick:
         inputs.lengths, inputs.rounds = [128], 2

@@ -1,10 +1,10 @@
-"""A whole output layer with its loss: `linear_entmax_loss` beside `F.linear` and `F.cross_entropy`.
+"""Compare `linear_entmax_loss` with `F.linear` and `F.cross_entropy`: an output layer with its loss.
 
     python benchmarks/linear.py --out benchmarks/results/linear-cpu.csv
 
-Forward and backward, with gradients of hidden states, weight and bias. Time: all candidates in turn in one process,
-each round in another order. Memory: one process for each candidate, the growth of its peak over what it held before.
-Printed at the end: the ratios, and which of the project's targets are met.
+Forward and backward are measured, with gradients of hidden states, weight and bias. Time: all candidates run in one
+process, in a different order each round. Memory: one process per candidate; the growth of its peak is measured. At the
+end, the script prints the ratios and which of the project's targets are met.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ import tsallis
 
 INPUTS = ("untrained", "trained")
 COLUMNS = ("classes", "input", "operation", "seconds", "time_ratio", "hard_time_ratio", "extra_mb", "hard_extra_ratio")
-CHUNK = 256  # tokens whose supports are counted at a time
+CHUNK = 256  # number of tokens to process at once outside the timed code
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def tensors(name: str, tokens: int, d: int, classes: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Hidden states, weight, bias and target; made in place, so that the peak before a measurement is what is kept."""
+    """Create hidden states, weight, bias and target, in place to avoid temporary copies that would raise the peak."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(classes, d, generator=generator).div_(d**0.5)
     target = torch.randint(classes, (tokens,), generator=generator)
@@ -46,7 +46,7 @@ def tensors(name: str, tokens: int, d: int, classes: int, seed: int) -> tuple[Te
 
 
 def losses(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> dict[str, tuple[str, Loss]]:
-    """Whose each loss is, and the loss of hidden states, weight and bias."""
+    """Return the owner of each loss, and the loss as a function of hidden states, weight and bias."""
 
     def both(loss: Callable[..., Tensor], y: Any = target) -> Loss:
         return lambda h, w, b: loss(F.linear(h, w, b), y)
@@ -62,7 +62,7 @@ def losses(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> dict
 
     formula, data = thresholds(hidden, weight, bias)
     rows = sparse_rows(target, len(weight))
-    new = hasattr(F, "linear_cross_entropy")  # newer than the oldest PyTorch that the project supports
+    new = hasattr(F, "linear_cross_entropy")  # missing in the oldest supported PyTorch
     peers = {"": None, "-chunked": torch.nn.LinearCrossEntropyOptions()} if new else {}
     return {
         "cross-entropy": ("torch", both(F.cross_entropy)),
@@ -80,7 +80,7 @@ def losses(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> dict
 
 
 def sparse_rows(target: Tensor, classes: int, entries: int = 8) -> tsallis.SparseRows:
-    """A teacher's distributions: the target has 0.65, and the classes after it 0.05 each."""
+    """Create a teacher's distributions: the target has 0.65, the following classes have 0.05 each."""
     indices = (target.unsqueeze(-1) + torch.arange(entries)) % classes
     probs = torch.full(indices.shape, 0.35 / (entries - 1))
     probs[:, 0] = 0.65
@@ -88,14 +88,14 @@ def sparse_rows(target: Tensor, classes: int, entries: int = 8) -> tsallis.Spars
 
 
 def thresholds(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[float, float]:
-    """alpha-ReLU's tau: from the layer's sizes, and from the scores of a few tokens."""
+    """Return tau of alpha-ReLU, estimated from the layer's sizes, and from the scores of a few tokens."""
     classes, d = weight.shape
     return tsallis.estimate_tau(d, classes), tsallis.estimate_tau_from_scores(F.linear(hidden[:16], weight, bias))
 
 
 @torch.no_grad()
 def support(operation: str, hidden: Tensor, weight: Tensor, bias: Tensor) -> float:
-    """How many classes have a probability, or a value of alpha-ReLU, above zero: the mean over the tokens."""
+    """Return the mean number of classes with a non-zero probability or alpha-ReLU value."""
     formula, data = thresholds(hidden, weight, bias)
     count = 0
     for chunk in hidden.split(CHUNK):
@@ -111,20 +111,20 @@ def support(operation: str, hidden: Tensor, weight: Tensor, bias: Tensor) -> flo
 
 
 def resident() -> int:
-    """Bytes this process holds in memory now (where the system doesn't tell: its peak so far)."""
+    """Return the resident memory of this process in bytes, or its peak if /proc is not available."""
     if Path("/proc/self/statm").exists():
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     return peak()
 
 
 def peak() -> int:
-    """The most bytes this process has held in memory."""
+    """Return the peak resident memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def extra(operation: str, name: str, sizes: tuple[int, int, int], seed: int) -> int:
-    """Bytes by which one run of a candidate raises the peak of this process, gradients included."""
-    # On a tiny layer first: what is loaded or started once, such as threads, is not the candidate's.
+    """Return by how many bytes one run of a candidate, with its gradients, raises this process's peak memory."""
+    # Run a tiny layer first, so that one-time costs such as threads don't count.
     for layer in ((4, 8, 64), sizes):
         *leaves, target = tensors(name, *layer, seed)
         _, loss = losses(leaves[0], leaves[1], leaves[2], target)[operation]
@@ -135,17 +135,17 @@ def extra(operation: str, name: str, sizes: tuple[int, int, int], seed: int) -> 
 
 
 def extra_of_a_process(operation: str, classes: int, name: str, arguments: argparse.Namespace) -> int:
-    """The same, in a process of its own."""
+    """Run `extra` in a new process."""
     sizes = [f"--{size}={getattr(arguments, size)}" for size in ("tokens", "d", "threads", "seed")]
     command = [sys.executable, __file__, "--memory", operation, "--inputs", name, f"--classes={classes}", *sizes]
     return int(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def measure(name: str, sizes: tuple[int, int, int], memory: dict[str, int], rounds: int, seed: int) -> list[Row]:
-    """Rows of the candidates whose memory is known."""
+    """Time the candidates whose memory has been measured, and return their rows."""
     *leaves, target = tensors(name, *sizes, seed)
     hidden, weight, bias = leaves
-    saved = sum(x.numel() * x.element_size() for x in leaves)  # of the gradients
+    saved = sum(x.numel() * x.element_size() for x in leaves)  # bytes of the gradients
     result = [
         Candidate(operation, owner, loss, (hidden, weight, bias))
         for operation, (owner, loss) in losses(hidden, weight, bias, target).items()
@@ -159,7 +159,7 @@ def measure(name: str, sizes: tuple[int, int, int], memory: dict[str, int], roun
     for candidate in result:
         forward, both = candidate.medians()
         bytes_ = memory[candidate.operation]
-        hard = by_name.get(candidate.operation.replace("sparse-", ""), candidate)  # the loss of classes
+        hard = by_name.get(candidate.operation.replace("sparse-", ""), candidate)  # the same loss with class targets
         tau = data if candidate.operation.endswith("data") else formula
         rows.append(
             {
@@ -187,7 +187,7 @@ def measure(name: str, sizes: tuple[int, int, int], memory: dict[str, int], roun
 
 
 def verdicts(measured: list[Row]) -> list[str]:
-    """The project's targets, and whether they are met."""
+    """Return lines that say which of the project's targets are met."""
 
     def values(column: str, *operations: str) -> dict[str, float]:
         return {
@@ -209,16 +209,16 @@ def verdicts(measured: list[Row]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=4096, help="default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=4096, help="number of tokens (default: %(default)s)")
     parser.add_argument("--d", type=int, default=512, help="size of the hidden state (default: %(default)s)")
-    parser.add_argument("--classes", type=int, nargs="*", default=[32000], help="default: 32000")
-    parser.add_argument("--inputs", nargs="*", choices=INPUTS, default=list(INPUTS), help="scores; default: both")
-    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the tensors and of the orders (default: %(default)s)")
-    parser.add_argument("--operations", nargs="*", help="beside cross-entropy; default: all")
-    parser.add_argument("--memory", metavar="OPERATION", help="only print the extra bytes of one candidate's first run")
-    parser.add_argument("--out", type=Path, help="CSV file to write")
+    parser.add_argument("--classes", type=int, nargs="*", default=[32000], help="numbers of classes (default: 32000)")
+    parser.add_argument("--inputs", nargs="*", choices=INPUTS, default=list(INPUTS), help="inputs (default: both)")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of tensors and orders (default: %(default)s)")
+    parser.add_argument("--operations", nargs="*", help="operations to add to cross-entropy (default: all)")
+    parser.add_argument("--memory", metavar="OPERATION", help="only print the extra bytes of one run of this candidate")
+    parser.add_argument("--out", type=Path, help="output file (CSV)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.memory:
@@ -226,7 +226,7 @@ def main() -> None:
         print(extra(arguments.memory, arguments.inputs[0], sizes, arguments.seed))
         return
     announce()
-    # Memory first: a new process starts with the peak of the one that starts it.
+    # Measure memory first: the peak of a child process starts at its parent's size.
     known = list(losses(*tensors("untrained", 4, 8, 64, 0)))
     if unknown := set(arguments.operations or ()) - set(known):
         parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")

@@ -1,10 +1,10 @@
-"""The study of long contexts as rows, a table and a picture: what attention trained at 64 tokens does at thousands.
+"""Collect the results of the study of long contexts in a CSV file, a table and a chart.
 
     python benchmarks/long_context.py long-context/*.json --out benchmarks/results/long-context-cpu.csv \
         --page docs/results-long-contexts.md --picture docs/figures/long-context.svg
 
-`examples/long_context.py` writes the JSON files, one for each task, kind of attention and seed. The CSV file gets a row
-of each; rows of other runs that it holds stay. Table and picture show means over the seeds that there are.
+`examples/long_context.py` writes the JSON files, one per task, kind of attention and seed. This script adds one row per
+file to the CSV file and keeps the rows of other runs. Table and chart show means over all available seeds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from common import Row, write
 
 from tsallis.toolkit.datasets.synthetic import SYNTHETIC_TASKS
 
-# What pages call the kinds of attention, and their colours.
+# Name and colour of each kind of attention on pages.
 VARIANTS = {
     "softmax": ("softmax", "#6b7280"),
     "ssmax": ("SSMax", "#b45309"),
@@ -35,13 +35,13 @@ VARIANTS = {
     "asentmax-learned": ("ASEntmax, learned alpha", "#701a75"),
 }
 IN_PICTURE = ("softmax", "ssmax", "entmax", "learned", "asentmax")
-LENGTHS = (64, 1024, 16384)  # of the table
+LENGTHS = (64, 1024, 16384)  # columns of the table
 RUN = ("task", "variant", "seed")
 BEGIN, END = "<!-- table of the study -->\n", "<!-- end of the table -->\n"
 
 
 def row_of(result: dict[str, Any]) -> Row:
-    """Return the row of a run: shares of targets that are predicted, by length, then what made it."""
+    """Return the row of a run: accuracies by length, alphas, times and software versions."""
     row: Row = {name: str(result[name]) for name in RUN}
     row |= {"updates": result["training"]["updates"], "loss": result["loss"]}
     row |= {f"accuracy_{test['length']}": test["accuracy"] for test in result["tests"]}
@@ -52,7 +52,7 @@ def row_of(result: dict[str, Any]) -> Row:
 
 
 def read(path: Path) -> list[Row]:
-    """Return the rows of a CSV; none where there is no file."""
+    """Return the rows of a CSV file, or no rows if the file does not exist."""
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as stream:
@@ -64,7 +64,7 @@ def rank(row: Row) -> tuple[int, int, int]:
 
 
 def add(path: Path, results: list[dict[str, Any]]) -> list[Row]:
-    """Write rows of runs beside those of others that a file holds; return all, as the file has them."""
+    """Add rows of runs to a file, replace older rows of the same runs, and return all rows of the file."""
     new = {rank(row): row for row in map(row_of, results)}
     rows = {rank(row): row for row in read(path)} | new
     write(path, [rows[key] for key in sorted(rows)])
@@ -72,7 +72,7 @@ def add(path: Path, results: list[dict[str, Any]]) -> list[Row]:
 
 
 def groups(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
-    """Return the seeds of each task and variant."""
+    """Group the rows of all seeds by task and variant."""
     result: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         result.setdefault((row["task"], row["variant"]), []).append(row)
@@ -88,7 +88,7 @@ def accuracy(seeds: list[Row], length: int) -> float:
 
 
 def page_table(rows: list[Row]) -> str:
-    """Return the table of the documentation: percent of correct targets by length, means over seeds."""
+    """Return the table of the documentation: mean percentage of correct targets by length."""
     lines = [["task", "attention", *(f"{length:,}" for length in LENGTHS)]]
     lines.append(["---"] * len(lines[0]))
     for (task, variant), seeds in groups(rows).items():
@@ -98,13 +98,13 @@ def page_table(rows: list[Row]) -> str:
 
 
 def with_table(page: str, rows: list[Row]) -> str:
-    """Return a page with the table of these rows in place of its own."""
+    """Return a page whose table is replaced by the table of these rows."""
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}\n{page_table(rows)}\n{END}{rest.split(END)[1]}"
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Draw accuracy by length, a panel for each task and a line for each kind of attention with NAPE."""
+    """Draw accuracy by length, with one panel per task and one line per kind of attention with NAPE."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "figures"))
     import style
 
@@ -134,10 +134,10 @@ def draw(rows: list[Row], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="JSON files")
-    parser.add_argument("--out", type=Path, required=True, help="CSV file")
-    parser.add_argument("--page", type=Path, help="page whose table is replaced")
-    parser.add_argument("--picture", type=Path, help="SVG file")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="JSON file of a run")
+    parser.add_argument("--out", type=Path, required=True, help="CSV file to update")
+    parser.add_argument("--page", type=Path, help="page whose table to replace")
+    parser.add_argument("--picture", type=Path, help="output file of the chart (SVG)")
     options = parser.parse_args()
     rows = add(options.out, [json.loads(path.read_text(encoding="utf-8")) for path in options.runs])
     print(page_table(rows), end="")

@@ -1,14 +1,14 @@
-"""Classes of documents under discrete, continuous or combined attention: one model, one accuracy.
+"""Train and test a document classifier with discrete, continuous or combined attention.
 
-A folder holds the splits train, test and, if there is one, dev, as lines of `label<TAB>text`, plain or packed by xz or
-gzip; columns between the two are left out. Without a dev split a tenth of train is taken out. An LSTM reads the first
-words of each document in both directions, attention makes one vector of its states, and after some epochs the best one,
-by the dev split, is tested.
+The data folder contains the splits train, test and optionally dev, as lines of `label<TAB>text`, plain or compressed by
+xz or gzip. Columns between the label and the text are ignored. If there is no dev split, a tenth of the training
+documents is held out. A bidirectional LSTM reads the first words of each document, and attention reduces its states to
+one vector. After training, the epoch with the best dev accuracy is tested.
 
     python examples/classify.py --data data/imdb --attention continuous --transform sparsemax --out result.json
 
-Writes what came out as JSON, also to the standard output; progress goes to the standard error. With the default sizes
-the 25,000 reviews of IMDB take some minutes on one core of a CPU.
+The result is printed to the standard output as JSON and written to `--out`; progress goes to the standard error. With
+the default sizes, training on the 25,000 reviews of IMDB takes a few minutes on one CPU core.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from tsallis.toolkit.tasks.classification import (
 from tsallis.toolkit.tasks.types import Vocabularies
 from tsallis.toolkit.training import reuse_memory
 
-TESTED = 256  # documents of a batch without gradients
-LOOKED = 8  # in one of so many of them attention is looked at
+TESTED = 256  # batch size for evaluation, in documents
+LOOKED = 8  # attention density is measured in every n-th test batch
 
 
 class Data(NamedTuple):
-    """A folder in numbers."""
+    """The encoded splits of a folder, with the vocabulary and the class names."""
 
     train: Corpus
     dev: Corpus
@@ -63,15 +63,15 @@ class Data(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """A model on a split."""
+    """The scores of a model on a split."""
 
     accuracy: float
     loss: float
-    density: float  # share of a document's words with a weight above zero, mean over some documents
+    density: float  # mean share of words with non-zero weight, over some of the documents
 
 
 def load(options: argparse.Namespace) -> Data:
-    """The splits of a folder."""
+    """Load and encode the splits of a folder."""
     examples = {name: read(options.data, getattr(options, name)) for name in ("train", "dev", "test")}
     train, dev, test = examples["train"], examples["dev"], examples["test"]
     if train is None or test is None:
@@ -84,7 +84,7 @@ def load(options: argparse.Namespace) -> Data:
             raise InputError(
                 f"{options.data}: too few documents to take {options.share:g} of them out of {options.train}"
             )
-    if options.rows is not None:  # evenly over the file, which may be sorted by class
+    if options.rows is not None:  # take every n-th document: the file may be sorted by class
         train = train[:: max(1, len(train) // options.rows)][: options.rows]
     labels = label_names(train)
     vocab = Vocabulary.build((words(example.text) for example in train), options.min_count)
@@ -100,7 +100,7 @@ def read(folder: Path, name: str) -> list[LabelledText] | None:
 
 @torch.no_grad()
 def set_embeddings(model: BiLSTMClassifier, data: Data, options: argparse.Namespace) -> None:
-    """Give the words that have a vector in the file their vector."""
+    """Copy the vectors of the file into the embeddings of their words."""
     if options.word_vectors is None:
         return
     symbols = {data.vocab.name(number): number for number in range(FIRST, len(data.vocab))}
@@ -111,13 +111,13 @@ def set_embeddings(model: BiLSTMClassifier, data: Data, options: argparse.Namesp
 
 
 def label_numbers(batch: Batch) -> Tensor:
-    """The class of each row, as models number them; -100 where it is not a known one."""
+    """Return the class index of each row, or -100 if training has no such class."""
     symbols = batch.tgt_out[:, 0]
     return torch.where(symbols < FIRST, IGNORE_INDEX, symbols - FIRST)
 
 
 def train(model: BiLSTMClassifier, data: Data, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Some epochs of Adam; the model of the best one, and what each of them gave."""
+    """Train with Adam, load the weights of the best epoch, and return the history of all epochs."""
     plan = BatchPlan(data.train.lengths(), options.batch_size, seed=options.seed)
     updates = options.epochs * len(plan)
     if options.updates is not None:
@@ -163,7 +163,7 @@ def train(model: BiLSTMClassifier, data: Data, options: argparse.Namespace) -> l
 
 @torch.no_grad()
 def test(model: BiLSTMClassifier, batches: Iterable[Batch], device: torch.device) -> Scores:
-    """Accuracy, loss and sparsity."""
+    """Compute accuracy, loss and attention density."""
     model.eval()
     right = loss = num_attended = attention = count = 0.0
     for number, batch in enumerate(batches):
@@ -179,7 +179,7 @@ def test(model: BiLSTMClassifier, batches: Iterable[Batch], device: torch.device
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Everything from the folder to the result."""
+    """Load the data, train and test a model, and return the result."""
     began = time.perf_counter()
     reuse_memory()
     data = load(options)
@@ -236,33 +236,33 @@ def arguments() -> argparse.Namespace:
     add("--data", type=Path, required=True, help="folder with the splits")
     for name in ("train", "dev", "test"):
         add(f"--{name}", default=name, help=f"file of the {name} split, without .tsv, .xz or .gz")
-    add("--share", type=float, default=0.1, help="of train that is taken out where there is no dev split")
-    add("--split-seed", type=int, default=0, help="decides which")
-    add("--rows", type=int, help="of train, at most: for a quick try")
-    add("--cut", type=int, default=256, help="words of a document that are read")
-    add("--min-count", type=int, default=5, help="of a word in train; rarer ones are unknown")
+    add("--share", type=float, default=0.1, help="share of train to hold out if there is no dev split")
+    add("--split-seed", type=int, default=0, help="random seed of the held-out split")
+    add("--rows", type=int, help="maximum number of training documents, for quick tests")
+    add("--cut", type=int, default=256, help="number of words per document to read")
+    add("--min-count", type=int, default=5, help="minimum frequency of a word in train; rarer words are unknown")
     add("--attention", choices=("discrete", "continuous", "combined"), default="discrete")
-    add("--transform", type=number_or_name, default="softmax", help="softmax, sparsemax, entmax or an alpha")
-    add("--num-basis", type=int, default=64, help="basis functions")
-    add("--matching", choices=("scale", "covariance"), default="scale", help="scale: as in the paper")
-    add("--density", type=number_or_name, help="in place of the one that goes with the transform: laplace, triangular")
+    add("--transform", type=number_or_name, default="softmax", help="function: softmax, sparsemax, entmax or an alpha")
+    add("--num-basis", type=int, default=64, help="number of basis functions")
+    add("--matching", choices=("scale", "covariance"), default="scale", help="the paper uses scale")
+    add("--density", type=number_or_name, help="density to use instead of the transform's: laplace, triangular")
     add("--d-model", type=int, default=128)
-    add("--d-embedding", type=int, help="default: d-model")
-    add("--word-vectors", type=Path, help="file of word vectors, text or .safetensors, as wide as the embeddings")
-    add("--words", type=Path, help="of a .safetensors matrix: file with the word of each row")
-    add("--freeze", action="store_true", help="leave embeddings as they are")
+    add("--d-embedding", type=int, help="size of the embeddings (default: d-model)")
+    add("--word-vectors", type=Path, help="text or .safetensors file of word vectors of size d-embedding")
+    add("--words", type=Path, help="file with the word of each row of a .safetensors matrix")
+    add("--freeze", action="store_true", help="do not train the embeddings")
     add("--layers", type=int, default=1)
     add("--dropout", type=float, default=0.3)
     add("--epochs", type=int, default=3)
-    add("--updates", type=int, help="at most")
+    add("--updates", type=int, help="maximum number of updates")
     add("--batch-size", type=int, default=64)
     add("--learning-rate", type=float, default=2e-3)
     add("--weight-decay", type=float, default=0.0)
     add("--clip", type=float, default=1.0)
-    add("--precision", choices=("float32", "bfloat16"), default="float32", help="of products while training")
+    add("--precision", choices=("float32", "bfloat16"), default="float32", help="precision of products in training")
     add("--seed", type=int, default=1)
     add("--device", default="cpu")
-    add("--out", type=Path, help="file for the result")
+    add("--out", type=Path, help="output file (JSON)")
     return parser.parse_args()
 
 

@@ -1,12 +1,12 @@
-"""A model with sparse attention as files that run without its Python code: torch.export and AOTInductor.
+"""Export a model with sparse attention through torch.export and AOTInductor, to run it without its Python code.
 
     python examples/export.py --folder exported
 
-An encoder of PyTorch's gets sparse attention, is exported with a batch of any size, and is written twice: `model.pt2`,
-which torch.export.load reads, and `compiled.pt2`, machine code that AOTInductor makes with the machine's C++ compiler.
-Both are loaded again and compared with the model. The operators that the files name are registered by
-`import tsallis.nn`, which whoever loads them needs; for a program without Python export to ONNX, whose file holds
-PyTorch's operations alone.
+The script gives PyTorch's own encoder sparse attention and exports it with a variable batch size. It writes two files:
+`model.pt2` for torch.export.load, and `compiled.pt2`, machine code that AOTInductor builds with the local C++ compiler.
+It then loads both and compares their outputs with the model's. Programs that load these files must import `tsallis.nn`,
+which registers the custom operators. For a program without Python, export to ONNX instead: its file contains only
+standard operators.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tsallis.nn import sparsify_module
 
 
 class Encoder(nn.Module):
-    """A small encoder of vectors with PyTorch's own layers, whose attention is replaced."""
+    """A small encoder made of PyTorch's own layers, with sparse attention."""
 
     def __init__(self) -> None:
         super().__init__()

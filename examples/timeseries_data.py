@@ -1,6 +1,7 @@
-"""Irregular time series: each channel of each series is observed at times of its own.
+"""Read irregular time series, whose channels are observed at different times, and resample them to a grid.
 
-A file of observations has one a line, after a header: `series,time,channel,value`, numbers but for the channel's name.
+A file of observations has a header and one observation per line: `series,time,channel,value`. All fields are numbers
+except the channel, which is a name.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from tsallis.toolkit.data.io import number_lines, read_examples
 LINE_FORMAT = "series,time,channel,value"
 COMMAS = partial(number_lines, separators=",")  # commas at the end of a line are ignored
 FIELDS = np.dtype([("series", "i8"), ("time", "f8"), ("channel", "O"), ("value", "f8")])
-SKEW_LIMIT = 1.0  # a channel that leans to the right by more is taken by its logarithm
+SKEW_LIMIT = 1.0  # channels of positive values with a higher skewness are replaced by their logarithm
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 class Events(NamedTuple):
-    """The observations of a file, in its order."""
+    """The observations of a file, in the order of its lines."""
 
-    series: Ints  # [events] the number each series is known by
+    series: Ints  # [events] the id of each series
     times: Floats  # [events]
-    channels: Ints  # [events] places in `names`
+    channels: Ints  # [events] indices into `names`
     values: Floats  # [events]
-    names: list[str]  # of the channels, in code-point order
+    names: list[str]  # channel names, in code-point order
 
     def only(self, keep: NDArray[np.bool_]) -> Events:
-        """Select some of the observations; the channel names stay."""
+        """Select observations by a boolean mask, and keep all channel names."""
         return Events(self.series[keep], self.times[keep], self.channels[keep], self.values[keep], self.names)
 
 
@@ -47,7 +48,7 @@ def read_events(path: Path | str) -> Events:
     """Return the observations of a UTF-8 file, plain, `.gz` or `.xz`.
 
     Raises:
-        InputError: a file that is missing, empty or damaged, or a malformed line, each with its place.
+        InputError: If the file is missing, empty or damaged, or a line is malformed; the message has the place.
     """
     lines = read_examples(path, LINE_FORMAT, COMMAS)
     origin, header = next(lines)
@@ -84,10 +85,10 @@ def _first_bad(path: Path | str, places: Sequence[tuple[str, str]]) -> InputErro
 
 
 def read_labels(path: Path | str, column: str, series: str | None = None) -> dict[int, int]:
-    """Return one column of whole numbers of a table with a header, by the column `series`, by default the first one.
+    """Return a mapping from the column `series` (default: the first column) to another column of integers.
 
     Raises:
-        InputError: a file that is missing, empty or damaged, a column it lacks, a malformed line, or a series twice.
+        InputError: If the file is missing, empty or damaged, lacks a column, has a malformed line, or repeats a series.
     """
     lines = read_examples(path, "a table", COMMAS)
     place, header = next(lines)
@@ -113,9 +114,9 @@ def read_labels(path: Path | str, column: str, series: str | None = None) -> dic
 
 
 class ChannelObservations(NamedTuple):
-    """One channel of some series, padded."""
+    """The observations of one channel in several series, padded to the same length."""
 
-    times: Tensor  # [rows, length], ascending where they count; float64
+    times: Tensor  # [rows, length], ascending where the mask is True; float64
     values: Tensor  # [rows, length]
     mask: Tensor  # [rows, length] boolean; True is an observation
 
@@ -123,17 +124,17 @@ class ChannelObservations(NamedTuple):
 class Grid(NamedTuple):
     """Series resampled to equal steps of time."""
 
-    values: Tensor  # [rows, steps, channels] the last one known at the end of each step; 0 before the first one
-    observed: Tensor  # [rows, steps, channels] boolean: whether something was observed in the step
-    since: Tensor  # [rows, steps, channels] steps since the last observation; since the start before the first one
+    values: Tensor  # [rows, steps, channels] last value known at the end of each step; 0 before the first observation
+    observed: Tensor  # [rows, steps, channels] boolean: whether there is an observation in the step
+    since: Tensor  # [rows, steps, channels] steps since the last observation; before the first one, since the start
 
 
 @dataclass(frozen=True)
 class Scaling:
     """The standardisation of each channel to mean 0 and variance 1, fitted to a training set.
 
-    What lies outside the 0.5% and 99.5% quantiles is moved there, and a channel of positive values that leans far to
-    the right is taken by its logarithm: typing errors and wrong units don't decide about the scale.
+    Values are clipped to the 0.5% and 99.5% quantiles, so that typing errors and wrong units don't determine the scale.
+    A channel of positive values that is strongly skewed to the right is replaced by its logarithm.
     """
 
     low: Floats  # [channels]
@@ -144,7 +145,7 @@ class Scaling:
 
     @classmethod
     def of(cls, values: ArrayLike, channels: ArrayLike, count: int) -> Scaling:
-        """Return the scaling of values [observations] of the channels [observations], of which there are `count`.
+        """Fit a scaling to values [observations] with channel indices [observations] of `count` channels.
 
         >>> scaling = Scaling.of([1.0, 2.0, 3.0, 50.0], [0, 0, 0, 1], 2)
         >>> scaling(np.array([2.0, 50.0]), np.array([0, 1])).tolist()
@@ -165,7 +166,7 @@ class Scaling:
         return cls(statistics[0], statistics[1], statistics[2] > 0, statistics[3], statistics[4])
 
     def __call__(self, values: Floats, channels: Ints) -> Floats:
-        """Return values of channels, both [...], scaled."""
+        """Scale values with channel indices of the same shape."""
         x = np.clip(values, self.low[channels], self.high[channels])
         use_log = self.logarithm[channels]
         x = np.where(use_log, np.log(np.where(use_log, x, 1)), x)
@@ -179,16 +180,16 @@ def _skewness(x: Floats) -> float:
 
 
 class IrregularSeries:
-    """Series of several channels, each observed at times of its own; one may have no observation at all.
+    """Series of several channels, each observed at different times; a series may have no observations.
 
     Args:
-        events: the observations, in any order.
-        channels: names of those that are taken, in this order; others are left out.
-        series: which ones, in this order; those of the events in ascending order by default. Events of others are left
-            out.
+        events: Observations, in any order.
+        channels: Names of the channels to keep, in this order; observations of other channels are dropped.
+        series: Ids of the series to keep, in this order; observations of other series are dropped. Default: all series,
+            in ascending order.
 
     Raises:
-        ValueError: a series or a channel named twice.
+        ValueError: If a series or a channel appears twice.
 
     >>> events = Events(np.array([7, 7, 9]), np.array([2.0, 1.0, 0.0]), np.array([0, 0, 1]), np.arange(3.0), ["a", "b"])
     >>> series = IrregularSeries(events, ["a", "b"])
@@ -221,7 +222,7 @@ class IrregularSeries:
         return len(self.ids)
 
     def scaling(self) -> Scaling:
-        """That of all observations."""
+        """Return the scaling fitted to all observations."""
         return Scaling.of(self.values, self.channels, len(self.names))
 
     def scaled(self, scaling: Scaling) -> IrregularSeries:
@@ -235,7 +236,7 @@ class IrregularSeries:
         return new
 
     def channel(self, number: int) -> ChannelObservations:
-        """Return all series' observations in one channel, padded to the longest."""
+        """Return the observations of one channel in all series, padded to the longest."""
         own = self.channels == number
         row, counts = self.rows[own], self.counts[:, number]
         column = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
@@ -246,13 +247,13 @@ class IrregularSeries:
         return ChannelObservations(torch.from_numpy(times), torch.from_numpy(values).float(), torch.from_numpy(mask))
 
     def grid(self, steps: int, end: float) -> Grid:
-        """Return the last value known at the end of each of `steps` equal steps of the time from 0 to `end`.
+        """Resample to `steps` equal steps of the time from 0 to `end`, with the last known value at each step's end.
 
-        Several observations in a step: the last one counts. What is at `end` belongs to the last step; what is outside
-        is left out.
+        If a step has several observations, the last one counts. An observation at `end` belongs to the last step.
+        Observations outside 0 to `end` are ignored.
 
         Raises:
-            ValueError: steps below 1, or an end that is not positive.
+            ValueError: If `steps` is less than 1, or `end` is not positive.
 
         >>> events = Events(np.array([1, 1]), np.array([1.0, 1.5]), np.zeros(2, int), np.array([5.0, 7.0]), ["a"])
         >>> values, observed, since = IrregularSeries(events, ["a"]).grid(4, 4.0)
@@ -264,7 +265,7 @@ class IrregularSeries:
         inside = (self.times >= 0) & (self.times <= end)
         step = np.minimum((self.times[inside] * (steps / end)).astype(np.int64), steps - 1)
         row, channel = self.rows[inside], self.channels[inside]
-        ends = _changes(row, channel, step)[1:] - 1  # the last one of each step
+        ends = _changes(row, channel, step)[1:] - 1  # the last observation of each step
         last = np.full((len(self), steps, len(self.names)), -1, np.int64)
         last[row[ends], step[ends], channel[ends]] = np.flatnonzero(inside)[ends]
         observed = last >= 0
@@ -278,14 +279,14 @@ class IrregularSeries:
 
 
 def _changes(*columns: Ints) -> Ints:
-    """Return the offsets of runs of equal rows across the columns, and the end of the last run."""
+    """Return the start of each run of equal rows across the columns, and the end of the last run."""
     differ = np.any([column[1:] != column[:-1] for column in columns], 0)
     edges = np.flatnonzero(differ) + 1
     return np.concatenate([[0], edges, [len(columns[0])]] if len(columns[0]) else [[0]]).astype(np.int64)
 
 
 def descriptors(events: Events, names: Sequence[str], series: Sequence[int]) -> Floats:
-    """Return the first value of each of the channels of each series [series, names]; NaN where there is none.
+    """Return the first value of each channel in each series [series, names], or NaN if it has no observation.
 
     >>> events = Events(np.array([1, 1]), np.array([3.0, 0.0]), np.zeros(2, int), np.array([5.0, 4.0]), ["age"])
     >>> descriptors(events, ["age", "height"], [1, 2]).tolist()

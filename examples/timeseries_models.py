@@ -1,4 +1,4 @@
-"""Classifiers of irregular time series: attention to a grid they were resampled to, or to signals without a grid."""
+"""Classifiers of irregular time series, which attend to resampled steps or to continuous signals without a grid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tsallis.continuous import (
 )
 from tsallis.nn import PerHeadAlpha
 
-AT_ONCE = 256  # rows of about as many observations each that are fitted together
+AT_ONCE = 256  # number of rows with similar lengths to fit in one batch
 DENSITIES: dict[str, type[Elliptical]] = {
     "gaussian": Gaussian,
     "truncated_parabola": TruncatedParabola,
@@ -33,38 +33,38 @@ DENSITIES: dict[str, type[Elliptical]] = {
 }
 ALPHAS = {"softmax": 1.0, "entmax": 1.5, "sparsemax": 2.0}
 FLOOR = 1e-4  # added to variances
-VARIANCE = 1 / 12  # of the uniform density on [0, 1], with which densities start
+VARIANCE = 1 / 12  # initial variance: that of the uniform density on [0, 1]
 
 
 class Reach(NamedTuple):
-    """Mean, spread and support of each head and channel's density, on the line of its signal."""
+    """Mean, standard deviation and support of the density of each head and channel, in the signal's coordinates."""
 
     mean: Tensor  # [heads, channels]
     std: Tensor  # [heads, channels]
-    lower: Tensor  # [heads, channels] where the support begins, -inf where it has no end
-    upper: Tensor  # [heads, channels]
+    lower: Tensor  # [heads, channels] lower end of the support; -inf if it is unbounded
+    upper: Tensor  # [heads, channels] upper end of the support; inf if it is unbounded
 
 
 @torch.no_grad()
 def fitted(fit: ValueFunction, values: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-    r"""Fit the coefficients of many signals with numbers of observations that differ much.
+    r"""Fit the coefficients of many signals with very different numbers of observations.
 
     .. math:: \min_B \lVert B F - H \rVert_F^2 + \lambda \lVert B \rVert_F^2
 
-    What `fit(values, positions=positions, mask=mask).coefficients` is, from rows of like lengths together. A signal of
-    no observation is 0 everywhere.
+    Equivalent to `fit(values, positions=positions, mask=mask).coefficients`, but faster: rows of similar length are
+    fitted together. A signal without observations is 0 everywhere.
 
     Args:
-        fit: the value function.
-        values: [rows, length, d].
-        positions: [rows, length].
-        mask: boolean [rows, length], the first ones of each row; True is an observation.
+        fit: The value function.
+        values: Observed values [rows, length, d].
+        positions: Observation times [rows, length].
+        mask: Boolean [rows, length]; True marks the observations, which come first in each row.
 
     Returns:
-        [rows, functions, d]
+        Coefficients [rows, functions, d].
 
     Raises:
-        ValueError: a mask whose True does not come first.
+        ValueError: If the True entries of a row of the mask don't come first.
 
     Example:
         >>> from tsallis.continuous import gaussian_grid
@@ -87,30 +87,30 @@ def fitted(fit: ValueFunction, values: Tensor, positions: Tensor, mask: Tensor) 
 
 
 class SignalClassifier(nn.Module):
-    r"""Scores of series whose channels are signals, which densities read, several for each channel.
+    r"""A classifier of series whose channels are continuous signals, with several attention densities per channel.
 
     .. math:: c_{jh} = E_{p_{jh}}[V_j(t)] = B_j\, E_{p_{jh}}[\psi(t)]
 
-    for channel j and head h (Martins et al. 2020, sec. 3), with mean and variance made of a vector for each channel,
-    :math:`\mu = \sigma(w_h^\top v_j)` and :math:`\sigma^2 = \mathrm{softplus}(u_h^\top v_j)`. Series are not resampled:
-    each channel's signal is fitted to its observations at their own times, once for all of the training. What the
-    densities are does not depend on the series, so they are integrated once a batch. A layer of rectified units, if it
-    has any, and a linear one make the score.
+    for channel j and head h (Martins et al. 2020, sec. 3). Mean and variance are functions of a learned vector of the
+    channel, :math:`\mu = \sigma(w_h^\top v_j)` and :math:`\sigma^2 = \mathrm{softplus}(u_h^\top v_j)`. Series are not
+    resampled: the signal of each channel is fitted to its observations at their exact times, once before training. The
+    densities don't depend on the series, so they are integrated once per batch. An optional hidden layer of ReLU units
+    and a linear layer compute the score.
 
     Args:
-        basis: of the signals, on the line.
-        channels: of the series.
-        d_values: numbers a channel's signal gives at each time.
-        d_static: numbers that describe a series as a whole.
-        heads: densities a channel.
-        hidden: rectified units; 0 is none.
-        dropout: on what the densities read, and on the rectified units.
+        basis: Basis functions of the signals, in one dimension.
+        channels: Number of channels of the series.
+        d_values: Number of values of a channel's signal at each time.
+        d_static: Number of static descriptors of a series.
+        heads: Number of densities per channel.
+        hidden: Number of ReLU units; 0 means no hidden layer.
+        dropout: Dropout rate of the score's inputs and of the ReLU units.
         density: "gaussian" (continuous softmax), "truncated_parabola" (continuous sparsemax), "laplace", "triangular",
-            an alpha from 1, or "learned", an alpha for each head.
-        d_query: size of a channel's vector.
+            an alpha of at least 1, or "learned" (one learned alpha per head).
+        d_query: Size of a channel's learned vector.
 
     Raises:
-        ValueError: sizes that are too small, a density that is unknown.
+        ValueError: If a size is too small, or the density is unknown.
 
     Example:
         >>> from tsallis.continuous import gaussian_grid
@@ -151,7 +151,7 @@ class SignalClassifier(nn.Module):
         self.output = _Output(channels * heads * d_values + d_static, hidden, dropout)
 
     def density(self) -> Elliptical:
-        """Return the densities, of batch shape [1, heads, channels]."""
+        """Return the densities, with batch shape [1, heads, channels]."""
         numbers = self.head(self.queries).unflatten(-1, (-1, 2)).transpose(0, 1).unsqueeze(0)
         mean, std = torch.sigmoid(numbers[..., 0]), (F.softplus(numbers[..., 1]) + FLOOR).sqrt()
         shape = self.shape if self.alpha is None else {"alpha": self.alpha().unsqueeze(-1)}
@@ -161,11 +161,11 @@ class SignalClassifier(nn.Module):
         """Return scores [batch] of the class 1 against the class 0.
 
         Args:
-            coefficients: [batch, channels, functions, d_values], such as :func:`fitted` gives for each channel.
-            static: [batch, d_static].
+            coefficients: [batch, channels, functions, d_values], computed by :func:`fitted` for each channel.
+            static: Static descriptors [batch, d_static].
 
         Raises:
-            ValueError: coefficients of another shape.
+            ValueError: If the coefficients have another shape.
         """
         return self.output(torch.cat([self.read(coefficients).flatten(1), static], 1))
 
@@ -180,7 +180,7 @@ class SignalClassifier(nn.Module):
 
     @torch.no_grad()
     def reach(self) -> Reach:
-        """Return mean, spread and support of each head's density in each channel."""
+        """Return mean, standard deviation and support of the density of each head and channel."""
         density = self.density()
         mean, std = density.mean.squeeze(0), density.factor.squeeze(0)
         support = density.support
@@ -190,21 +190,21 @@ class SignalClassifier(nn.Module):
 
 
 class GridClassifier(nn.Module):
-    r"""Scores of series on a regular grid, by a GRU and discrete attention to its states.
+    r"""A classifier of series on a regular grid, made of a GRU and discrete attention to its states.
 
-    A state is scored by :math:`v^\top \tanh(W h_l)`, and the mean of all states weighted by the map of their scores
-    goes to the same output as that of :class:`SignalClassifier`.
+    The score of a state is :math:`v^\top \tanh(W h_l)`. The attention-weighted mean of all states goes through the same
+    kind of output layers as in :class:`SignalClassifier`.
 
     Args:
-        d_input: numbers at each step.
-        d_static: numbers that describe a series as a whole.
-        d_model: size of the states.
-        transform: the map of the scores: "softmax", "sparsemax", "entmax" (1.5) or an alpha.
-        hidden: rectified units; 0 is none.
-        dropout: on the input, on the context and on the rectified units.
+        d_input: Number of inputs per step.
+        d_static: Number of static descriptors of a series.
+        d_model: Size of the states.
+        transform: Function that turns scores into weights: "softmax", "sparsemax", "entmax" (1.5) or an alpha.
+        hidden: Number of ReLU units; 0 means no hidden layer.
+        dropout: Dropout rate of the inputs, of the context and of the ReLU units.
 
     Raises:
-        ValueError: sizes that are too small, a map that is unknown.
+        ValueError: If a size is too small, or the transform is unknown.
 
     Example:
         >>> model = GridClassifier(6, d_static=5, transform="sparsemax")
@@ -244,7 +244,7 @@ class GridClassifier(nn.Module):
 
 
 class _Output(nn.Module):
-    """Dropout, rectified units if there are any, and one score."""
+    """The output layers: dropout, an optional hidden layer of ReLU units, and a linear score."""
 
     def __init__(self, size: int, hidden: int, dropout: float) -> None:
         super().__init__()

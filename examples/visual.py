@@ -1,16 +1,17 @@
-"""Answers to questions about images under discrete, continuous or combined attention: one model, one accuracy.
+"""Train and test visual question answering with discrete, continuous or combined attention.
 
-Questions are lines of `image<TAB>question<TAB>answer`, plain or packed by xz or gzip; images the rows of an array
-(`.npy`, `.npy.xz`: an image's name is its number), or JPEG and PNG files in a folder or a `.tar`, which need Pillow.
-A tenth of the training images and all questions about them are taken out as the dev split. Modular co-attention reads
-both, attention makes one vector of the image, and after some epochs the best one, by the dev split, is tested.
+Questions are lines of `image<TAB>question<TAB>answer`, plain or compressed by xz or gzip. Images are the rows of an
+array (`.npy` or `.npy.xz`, where the name of an image is its row number), or JPEG and PNG files in a folder or a
+`.tar`, which require Pillow. A tenth of the training images and all questions about them are held out as the dev split.
+A modular co-attention network encodes both inputs, and attention reduces the image to one vector. After training, the
+epoch with the best dev accuracy is tested.
 
     python examples/visual.py --data data/easy-vqa --train-questions train_questions.tsv --train-images \\
         train_images.npy --test-questions test_questions.tsv --test-images test_images.npy \\
         --attention continuous --density 2 --out result.json
 
-Writes what came out as JSON, also to the standard output; progress goes to the standard error. `--looks` adds what the
-model looks at in some images, for figures.
+The result is printed to the standard output as JSON and written to `--out`; progress goes to the standard error.
+`--looks` adds the attention of the model to some test images, for figures.
 """
 
 from __future__ import annotations
@@ -52,32 +53,32 @@ from tsallis.toolkit.tasks.vqa import (
     read_questions,
 )
 
-TESTED = 128  # questions of a batch without gradients
-OUTLINE = 2.0  # standard deviations of the ellipse that is drawn for a density without an end
+TESTED = 128  # batch size for evaluation, in questions
+OUTLINE = 2.0  # size of the ellipse drawn for an unbounded density, in standard deviations
 
 
 class Data(NamedTuple):
-    """Everything in numbers, and the questions themselves."""
+    """The encoded splits, the images, the dev and test questions, and the vocabulary of words and answers."""
 
     train: Corpus
     dev: Corpus
     test: Corpus
     images: ImageStore
-    texts: dict[str, list[Question]]  # of dev and test, to count by the kind of answer
+    texts: dict[str, list[Question]]  # original questions by split, for the accuracy by kind of answer
     vocab: Vocabulary
     answers: list[str]
 
 
 class Scores(NamedTuple):
-    """A model on a split."""
+    """The scores of a model on a split."""
 
-    accuracy: float  # of all questions: an answer that training never saw can't be right
-    kinds: dict[str, dict[str, float]]  # by kind of answer: how many questions, and accuracy
-    density: float  # share of the grid's cells with a weight or a mass above zero, mean over the questions
+    accuracy: float  # over all questions; questions with unknown answers count as errors
+    kinds: dict[str, dict[str, float]]  # number of questions and accuracy by kind of answer
+    density: float  # mean share of grid cells with non-zero weight or mass
 
 
 def load(options: argparse.Namespace) -> Data:
-    """The splits."""
+    """Load and encode the splits."""
     size = None if options.size is None else tuple(options.size)
     pictures = {name: open_pictures(find_path(options, f"{name}_images"), size) for name in ("train", "test")}
     texts = {name: read_questions(find_path(options, f"{name}_questions"), pictures[name]) for name in pictures}
@@ -98,20 +99,20 @@ def load(options: argparse.Namespace) -> Data:
 
 
 def find_path(options: argparse.Namespace, name: str) -> Path:
-    """The file or folder an option names, packed or not; the test's images are by default those of train."""
+    """Return the file or folder of an option; the default of the test images is the training images."""
     file = getattr(options, name) or options.train_images
     path = options.data / file
     return path if path.is_dir() else find_packed(path) or path
 
 
 def label_numbers(batch: Batch) -> Tensor:
-    """The class of each row, as models number them; -100 where it is not a known one."""
+    """Return the class index of each row, or -100 if the answer is unknown."""
     symbols = batch.tgt_out[:, 0]
     return torch.where(symbols < FIRST, IGNORE_INDEX, symbols - FIRST)
 
 
 def ready(batch: Batch, store: ImageStore, options: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What a model takes, where it is; images are all the same where the model shall not see them."""
+    """Return images, questions, lengths and labels on the model's device; `--blind` replaces images by zeros."""
     images = store(batch.src[:, 0])
     images = torch.zeros_like(images) if options.blind else images
     parts = (images, batch.src[:, 1:], batch.src_lengths - 1, label_numbers(batch))
@@ -120,7 +121,7 @@ def ready(batch: Batch, store: ImageStore, options: argparse.Namespace) -> tuple
 
 
 def train(model: VisualAnswerer, data: Data, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Some epochs of Adam; the model of the best one, and what each of them gave."""
+    """Train with AdamW, load the weights of the best epoch, and return the history of all epochs."""
     plan = BatchPlan(data.train.lengths(), options.batch_size, seed=options.seed)
     updates = min(options.epochs * len(plan), options.updates or sys.maxsize)
     decay = {"weight_decay": options.weight_decay}
@@ -138,7 +139,7 @@ def train(model: VisualAnswerer, data: Data, options: argparse.Namespace) -> lis
             if step == updates:
                 break
             images, src, lengths, labels = ready(data.train.batch(rows), data.images, options)
-            if bool((labels < 0).all()):  # rare answers alone
+            if bool((labels < 0).all()):  # all answers are unknown
                 continue
             loss = model.loss(images, src, lengths, labels, label_smoothing=options.label_smoothing)
             optimizer.zero_grad()
@@ -164,7 +165,7 @@ def train(model: VisualAnswerer, data: Data, options: argparse.Namespace) -> lis
 
 
 def answer_kind(answer: str) -> str:
-    """The type of an answer (Martins et al. 2020, table 2)."""
+    """Return the kind of an answer (Martins et al. 2020, table 2)."""
     if answer.lower() in ("yes", "no"):
         return "yes/no"
     return "number" if answer.isdecimal() else "other"
@@ -172,7 +173,7 @@ def answer_kind(answer: str) -> str:
 
 @torch.no_grad()
 def test(model: VisualAnswerer, data: Data, split: str, options: argparse.Namespace) -> Scores:
-    """Accuracy, also by kind of answer, and sparsity."""
+    """Compute accuracy, accuracy by kind of answer, and attention density."""
     model.eval()
     right: dict[str, list[bool]] = {}
     num_attended = 0.0
@@ -190,7 +191,7 @@ def test(model: VisualAnswerer, data: Data, split: str, options: argparse.Namesp
 
 @torch.no_grad()
 def looks(model: VisualAnswerer, data: Data, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """What the model looks at for some questions of the test, chosen by the seed."""
+    """Yield the attention of the model for some test questions, chosen by the seed."""
     generator = torch.Generator().manual_seed(options.seed)
     for i in torch.randperm(len(data.test), generator=generator)[: options.looks].tolist():
         images, src, lengths, _ = ready(data.test.batch([i]), data.images, options)
@@ -206,7 +207,7 @@ def looks(model: VisualAnswerer, data: Data, options: argparse.Namespace) -> Ite
 
 
 def drawn(density: Density) -> dict[str, Any]:
-    """Of the only density of a batch: where it is; (x, y) from 0 to 1, x to the right and y down."""
+    """Return position and outline of the density of a batch of one, as (x, y) from 0 to 1; x is right, y is down."""
     support = density.support
     bounded = isinstance(support, Ellipse)
     outline = support if bounded else Ellipse(density.mean, OUTLINE * torch.linalg.cholesky(density.covariance))
@@ -219,7 +220,7 @@ def drawn(density: Density) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Everything from the files to the result."""
+    """Load the data, train and test a model, and return the result."""
     began = time.perf_counter()
     data = load(options)
     counts = {name: len(getattr(data, name)) for name in ("train", "dev", "test")}
@@ -249,7 +250,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def build(options: argparse.Namespace, data: Data) -> VisualAnswerer:
-    """A model for the images as they are: pictures through convolutions, features through a linear layer."""
+    """Create a model: convolutions read raw images, a linear layer reads precomputed features."""
     one = data.images(torch.zeros(1, dtype=torch.long))  # [1, height, width, channels]
     image = "features" if one.is_floating_point() else "cnn"
     return VisualAnswerer(
@@ -282,43 +283,43 @@ def number_or_name(text: str) -> str | float:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("--data", type=Path, default=Path("."), help="folder the other names are in")
-    add("--train-questions", required=True, help="file of image<TAB>question<TAB>answer; .xz or .gz may be left out")
-    add("--train-images", required=True, help=".npy, .npy.xz, .tar or a folder")
+    add("--data", type=Path, default=Path("."), help="folder of the other files")
+    add("--train-questions", required=True, help="file of image<TAB>question<TAB>answer; .xz or .gz may be omitted")
+    add("--train-images", required=True, help="training images: .npy, .npy.xz, .tar or a folder")
     add("--test-questions", required=True)
-    add("--test-images", help="default: the training images")
-    add("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help="that photographs are brought to")
-    add("--share", type=float, default=0.1, help="of the training images that is taken out as the dev split")
-    add("--split-seed", type=int, default=0, help="decides which")
-    add("--rows", type=int, help="of train, at most: for a quick try")
-    add("--cut", type=int, default=24, help="words of a question that are read")
-    add("--min-count", type=int, default=1, help="of a word in train; rarer ones are unknown")
-    add("--answers", type=int, help="the most frequent ones are known; default: all of train")
-    add("--blind", action="store_true", help="all images black: what questions alone tell")
+    add("--test-images", help="test images (default: the training images)")
+    add("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help="new size of the photographs")
+    add("--share", type=float, default=0.1, help="share of the training images to hold out as the dev split")
+    add("--split-seed", type=int, default=0, help="random seed of the held-out split")
+    add("--rows", type=int, help="maximum number of training questions, for quick tests")
+    add("--cut", type=int, default=24, help="number of words per question to read")
+    add("--min-count", type=int, default=1, help="minimum frequency of a word in train; rarer words are unknown")
+    add("--answers", type=int, help="number of known answers, the most frequent first (default: all)")
+    add("--blind", action="store_true", help="replace images by zeros, to test with questions only")
     add("--attention", choices=("discrete", "continuous", "combined"), default="discrete")
-    add("--transform", type=number_or_name, default="softmax", help="softmax, sparsemax, entmax or an alpha")
-    add("--density", type=number_or_name, help="in place of the one that goes with the transform; 2: sparsemax's")
-    add("--num-basis", type=int, default=100, help="basis functions, a square number")
-    add("--basis", choices=("image", "image-paper"), default="image", help="image-paper: as narrow as in the paper")
-    add("--matching", choices=("covariance", "scale"), default="covariance", help="covariance: as in the paper")
+    add("--transform", type=number_or_name, default="softmax", help="function: softmax, sparsemax, entmax or an alpha")
+    add("--density", type=number_or_name, help="density to use instead of the transform's; 2: sparsemax's")
+    add("--num-basis", type=int, default=100, help="number of basis functions, a square number")
+    add("--basis", choices=("image", "image-paper"), default="image", help="image-paper: narrow, as in the paper")
+    add("--matching", choices=("covariance", "scale"), default="covariance", help="the paper uses covariance")
     add("--ridge", type=float, default=0.1, help="penalty of the ridge regression")
     add("--d-model", type=int, default=64)
     add("--heads", type=int, default=4)
     add("--layers", type=int, default=1)
-    add("--stages", type=int, default=3, help="convolutions, each of which halves height and width")
+    add("--stages", type=int, default=3, help="number of convolutions; each halves height and width")
     add("--dropout", type=float, default=0.1)
     add("--epochs", type=int, default=3)
-    add("--updates", type=int, help="at most")
+    add("--updates", type=int, help="maximum number of updates")
     add("--batch-size", type=int, default=64)
     add("--learning-rate", type=float, default=1e-3)
-    add("--warmup", type=int, default=100, help="updates")
+    add("--warmup", type=int, default=100, help="number of warmup updates")
     add("--weight-decay", type=float, default=0.01)
     add("--label-smoothing", type=float, default=0.0)
     add("--clip", type=float, default=1.0)
     add("--seed", type=int, default=1)
     add("--device", default="cpu")
-    add("--looks", type=int, default=0, help="questions of the test whose attention is kept in the result")
-    add("--out", type=Path, help="file for the result")
+    add("--looks", type=int, default=0, help="number of test questions whose attention is saved")
+    add("--out", type=Path, help="output file (JSON)")
     return parser.parse_args()
 
 
