@@ -1,4 +1,4 @@
-"""Helpers of the tests of the analysis: models with zeros in their attention, corpora, sentences of known weights."""
+"""Helpers for tests of the analysis: models with zeros in their attention, corpora, sentences with known weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TGT = Vocabulary(["▁x", "▁y", "z", "."])
 
 
 def corpus(rows: int = 7, seed: int = 0) -> Corpus:
-    """Sentences of one to six symbols, and targets of none to five."""
+    """Return a random corpus; sources have 1 to 6 symbols, targets 0 to 5."""
     random = np.random.default_rng(seed)
     src = [random.integers(4, len(SRC), random.integers(1, 7)).tolist() for _ in range(rows)]
     tgt = [random.integers(4, len(TGT), random.integers(0, 6)).tolist() for _ in range(rows)]
@@ -29,7 +29,7 @@ def corpus(rows: int = 7, seed: int = 0) -> Corpus:
 
 
 def transformer(**arguments: Any) -> TransformerSeq2Seq:
-    """In float64, with scores far enough apart for zeros, and an alpha for each head."""
+    """Return a float64 Transformer with one alpha per head and scores far enough apart for zero weights."""
     sizes = {"d_model": 8, "heads": 2, "layers": 2, "d_ff": 12, "dropout": 0.3, "attention": "learned"}
     model = TransformerSeq2Seq(len(SRC), len(TGT), **{**sizes, **arguments}).double()  # type: ignore[arg-type]
     with torch.no_grad():
@@ -48,7 +48,7 @@ def lstm(**arguments: Any) -> RNNSeq2Seq:
 
 
 def sharp(make: Any, **arguments: Any) -> Any:
-    """A model whose outputs are apart enough for zeros, and whose end is likely."""
+    """Return a model whose output distributions contain zeros and whose end symbol is likely."""
     model = make(**arguments)
     with torch.no_grad():
         model.output.weight.mul_(4)
@@ -61,7 +61,7 @@ def recording_of(model: Any, data: Corpus, size: int = 3) -> Recording:
 
 
 def encoder(*sentences: Any, pieces: Sequence[Sequence[str]] | None = None, alpha: float = 1.5) -> Recording:
-    """A recording of one layer of an encoder, from weights [heads, queries, keys] of each sentence."""
+    """Return a recording of one encoder layer from the weights [heads, queries, keys] of each sentence."""
     texts = pieces or [None] * len(sentences)
     rows = zip(sentences, texts, strict=True)
     read = [Sentence.of(weights, pieces=text, index=number) for number, (weights, text) in enumerate(rows)]
@@ -70,7 +70,7 @@ def encoder(*sentences: Any, pieces: Sequence[Sequence[str]] | None = None, alph
 
 
 def random_sentences(count: int, layers: Sequence[AttentionLayer], seed: int = 0) -> Iterable[Sentence]:
-    """Sentences with sparse weights for layers of every kind, one by one."""
+    """Yield random sentences with sparse weights for the given layers."""
     random = np.random.default_rng(seed)
     for index in range(count):
         source = tuple(f"▁{number}" for number in range(random.integers(1, 9)))
@@ -94,7 +94,7 @@ LAYERS = (
 
 
 def labels_of(*examples: DensityExample) -> DensitySummary:
-    """Return a summary of densities that shows these examples."""
+    """Return a summary of attention densities that shows these examples."""
     histogram = Histogram.of([0.4, 0.5], 20)
     return DensitySummary(
         name="run",

@@ -1,4 +1,4 @@
-"""Checks of compiled searches that are the same for every kind of model."""
+"""Checks of compiled searches that apply to every kind of model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sources(batch: int = 6) -> tuple[Tensor, Tensor]:
 
 
 def same_step(model: Any, states: tuple[Any, Any], token: Tensor) -> tuple[Any, Any]:
-    """Make a step of both kinds; check that they agree and return both states."""
+    """Run one compiled and one plain step; check that they agree and return both states."""
     ours, plain = (model.step(state, token) for state in states)
     torch.testing.assert_close(ours.scores, plain.scores, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(ours.attention, plain.attention, atol=2e-6, rtol=1e-5)
@@ -34,7 +34,7 @@ def same_step(model: Any, states: tuple[Any, Any], token: Tensor) -> tuple[Any, 
 
 
 def independent_steps(model: Any, state: Any) -> None:
-    """Check that a state can be stepped from twice, and that rows depend on no other."""
+    """Check that one state allows several steps, and that rows do not depend on each other."""
     token = torch.arange(4, 10)
     whole, other, again = (model.step(state, one).scores for one in (token, token + 1, token))
     assert torch.equal(whole, again) and not torch.equal(whole, other)
@@ -43,7 +43,7 @@ def independent_steps(model: Any, state: Any) -> None:
 
 
 def same_best_symbols(model: Any, state: Any) -> None:
-    """Check that the best symbols of a step are those of its scores."""
+    """Check that the best symbols of a step are the ones with the best scores."""
     token, only = torch.ones(6, dtype=torch.long), torch.tensor([-1, 7, -1, 8, -1, -1])
     step = model.step(state, token)
     for symbols, keep in ((None, True), (only, False)):
@@ -57,7 +57,7 @@ def same_best_symbols(model: Any, state: Any) -> None:
 
 
 def same_whole_search(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that a search in one call is that of its steps, bit for bit, with limits and without."""
+    """Check that a search in one call gives the same results as a search step by step, bit for bit."""
     src, lengths = sources()
     for search in SEARCHES:
         whole = beam_search(model, src, lengths, **search)

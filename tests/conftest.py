@@ -1,4 +1,4 @@
-"""The setting of all tests: one thread, fixed seeds, Triton's interpreter, slow cases, real data, a browser."""
+"""Settings and fixtures of all tests: one thread, fixed seeds, Triton's interpreter, slow cases, data, a browser."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
 TESTS = Path(__file__).parent
 hypothesis.settings.register_profile("tests", deadline=None)  # on a busy machine, an example may take long
 hypothesis.settings.load_profile("tests")
-# `make test` runs the first case of each test and one in so many of the others, by its folder; the rest are slow.
+# `make test` runs the first case of each test and one in n of its other cases; the remaining cases are marked slow.
+# This table has n for a folder or a file.
 SAMPLED_TESTS = {
     "contract": 20,
     "contract/test_recorders.py": 24,
@@ -41,17 +42,17 @@ SAMPLED_TESTS = {
 }
 
 torch.set_num_threads(1)
-# No test outlives a crash of the machine; waiting for its disk would take half of the time of a training.
+# No test has to survive a crash of the machine, and waiting for the disk would take half of the training time.
 os.fsync = lambda handle: None
 if not torch.cuda.is_available():
-    # Triton looks when it is imported, whoever imports it, and again when a kernel is made: it is set once for all, in
-    # this process and in those that it starts. Tensors on the CPU are computed by Triton where that is asked for alone.
+    # Triton reads this variable when it is imported and again when a kernel is created, so it is set once, for this
+    # process and its children. Triton computes CPU tensors only in tests that select it.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect without the garbage collector, which then skips all modules and tests for the rest of the session."""
+    """Collect tests without the garbage collector, which then skips their objects for the rest of the session."""
     gc.disable()
     try:
         return (yield)
@@ -60,11 +61,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)  # before those of a mark are chosen
+@pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the cases that `SAMPLED_TESTS` leaves out as slow; of slow tests, run the part that `TSALLIS_PART` names.
+    """Mark cases that are not sampled as slow, and keep only the part of the slow tests set by `TSALLIS_PART`.
 
-    A checksum of its name draws each case: neighbours that share an option are not left out together.
+    A checksum of the name selects the cases, so neighbours that share an option are not all left out.
     """
     part, parts = read_part(os.environ.get("TSALLIS_PART", "1/1"))
     seen, others = set[str](), []
@@ -85,14 +86,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @functools.cache
 def sampling_step(path: Path) -> int:
-    """Return the number of the closest folder, or of the file itself; 1: every case runs."""
+    """Return the entry of `SAMPLED_TESTS` for the file or its closest folder, 1 (run every case) if there is none."""
     places = (path, *path.parents)
     names = (place.relative_to(TESTS).as_posix() for place in places if place.is_relative_to(TESTS))
     return next((SAMPLED_TESTS[name] for name in names if name in SAMPLED_TESTS), 1)
 
 
 def read_part(text: str) -> tuple[int, int]:
-    """Read the number of a part, from 1, and the number of parts."""
+    """Parse "PART/PARTS" into the number of the part, from 1, and the number of parts."""
     part, parts = map(int, text.split("/"))
     if not 1 <= part <= parts:
         raise pytest.UsageError(f"TSALLIS_PART={text}: expected a part of some, such as 2/5")
@@ -103,15 +104,15 @@ def read_part(text: str) -> tuple[int, int]:
 def _seeds() -> None:
     random.seed(0)
     torch.manual_seed(0)
-    # The first torch.compile of a process switches the checks of distributions off.
+    # The first torch.compile of a process disables the argument checks of distributions.
     torch.distributions.Distribution.set_default_validate_args(True)
 
 
 @pytest.fixture
 def shared_data() -> Path:
-    """The folder with public data sets; a test that needs it is skipped where there is none.
+    """Return the folder of public data sets, or skip the test if there is none.
 
-    It is the variable TSALLIS_DATA, or `shared/data` beside the repository.
+    The environment variable TSALLIS_DATA sets it; the default is `shared/data` next to the repository.
     """
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     folder = Path(os.environ.get("TSALLIS_DATA") or beside)
@@ -122,7 +123,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """The browser of the machine, which opens reports, served pages and the documentation."""
+    """Start the browser that opens reports, served pages and the documentation."""
     pytest.importorskip("playwright")
     from playwright.sync_api import sync_playwright
 

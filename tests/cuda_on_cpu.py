@@ -1,7 +1,7 @@
-"""A benchmark for GPUs, run on the CPU by Triton's interpreter: python cuda_on_cpu.py SCRIPT ARGUMENTS...
+"""Run a GPU benchmark on the CPU in Triton's interpreter: python cuda_on_cpu.py SCRIPT ARGUMENTS...
 
-Whatever asks for the device "cuda" gets the CPU, PyTorch's clocks and counters of a GPU are made up, and the settings
-are tiny. That a script runs from its start to its end is all that this shows.
+The device "cuda" is replaced by the CPU, PyTorch's GPU timers and counters return invented values, and the settings
+are tiny. This only shows that a script runs from start to end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def on_cpu(x: Any) -> Any:
 
 
 class OnCpu(TorchFunctionMode):
-    """The CPU in the place of the device "cuda"."""
+    """Replaces the device "cuda" by the CPU in calls of PyTorch."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = {name: on_cpu(x) for name, x in (kwargs or {}).items()}
@@ -35,7 +35,7 @@ class OnCpu(TorchFunctionMode):
 
 
 class Event:
-    """A time on the CPU's clock."""
+    """Replaces `torch.cuda.Event`; measures time on the CPU."""
 
     def __init__(self, enable_timing: bool = False) -> None:
         self.time = 0.0

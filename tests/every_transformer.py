@@ -1,4 +1,4 @@
-"""A tiny model, with random weights, of every type that Transformers builds for causal or sequence-to-sequence text."""
+"""A tiny model with random weights of every causal and sequence-to-sequence text model type in Transformers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the modules that import it
 
 import torch
 import transformers as tf
@@ -14,7 +14,7 @@ from transformers.models.auto import modeling_auto
 
 VOCABULARY = 11
 PAD, END = 0, 2
-# Each configuration takes those of these settings that it has.
+# Each configuration takes the settings that it supports.
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "encoder_vocab_size", "src_vocab_size", "tgt_vocab_size"), VOCABULARY),
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "emb_dim", "lru_width"), 16),
@@ -55,11 +55,11 @@ SIZES: dict[str, Any] = {
     "eos_token_id": END,
     "decoder_start_token_id": 1,
 }
-LATENT = (  # keys and values are projected from one vector: as many heads of either
+LATENT = (  # keys and values are projected from one vector, so both have the same number of heads
     *("axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"),
     *("glm_moe_dsa", "kimi_linear", "minicpm3", "nemotron", "youtu"),
 )
-DECODERS = (  # read in both directions by default
+DECODERS = (  # bidirectional by default
     *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
     *("rembert", "roberta", "roberta-prelayernorm", "roformer", "xlm-roberta", "xlm-roberta-xl"),
 )
@@ -146,8 +146,8 @@ def build(kind: str, model_type: str, **options: Any) -> Any:
 
     Args:
         kind: "causal" or "seq2seq".
-        model_type: as `config.model_type` has it.
-        options: of the configuration, before all others.
+        model_type: Value of `config.model_type`.
+        options: Settings of the configuration, which override all others.
     """
     made = getattr(tf, (CAUSAL if kind == "causal" else SEQ2SEQ)[model_type])
     config = _configuration(made.config_class, OVERRIDES.get(model_type, {}) | options)
@@ -158,7 +158,7 @@ def build(kind: str, model_type: str, **options: Any) -> Any:
 
 
 def fill(model: Any) -> Any:
-    """Return a model in evaluation mode, whose weights are large enough that every token matters."""
+    """Set weights large enough that every token matters, and return the model in evaluation mode."""
     torch.manual_seed(7)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Log-probabilities of entmax and alpha-ReLU to 45 digits: what float32 and float64 are compared with."""
+"""Log-probabilities of entmax and alpha-ReLU to 45 digits, as references for float32 and float64."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from decimal import Decimal, localcontext
 
 DIGITS, BISECTIONS = 45, 130
-EDGE = Decimal(2) ** -46  # scores so near the threshold are the threshold
+EDGE = Decimal(2) ** -46  # scores closer to the threshold than this count as equal to it
 
 
 def exact_logs(scores: Sequence[float], alpha: float, tau: float | None = None) -> list[float]:
-    """Return the log-probabilities of a row of scores, by bisection for the threshold, -inf outside the support."""
+    """Compute the log-probabilities of a row of scores by bisection for the threshold; -inf outside the support."""
     return list(_exact_logs(tuple(scores), alpha, tau))
 
 
@@ -32,7 +32,7 @@ def _exact_logs(scores: tuple[float, ...], alpha: float, tau: float | None) -> l
             total = sum(x.exp() for x in below if x is not None).ln()
             return [-math.inf if x is None else float(x - total) for x in below]
         low, high = Decimal(0), min(1 / eps, Decimal(len(scores)).ln() + 1)
-        near = [x for x in below if x is not None and 1 + eps * x > 0]  # the others are never in the support
+        near = [x for x in below if x is not None and 1 + eps * x > 0]  # other scores are never in the support
         for _ in range(BISECTIONS):
             c = (low + high) / 2
             bases = [1 + eps * (x - c) for x in near]

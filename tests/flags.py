@@ -1,4 +1,4 @@
-"""The flags of commands for options of searches by their names in Python."""
+"""Convert search options from their Python names to command-line flags."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tsallis.toolkit.cli.options import flag
 
 
 def flags(**options: object) -> list[object]:
-    """Return the arguments of a command that set options; True is a flag without a value."""
+    """Return the command-line arguments that set the options; True gives a flag without a value."""
     return [
         part for name, value in options.items() for part in ((flag(name),) if value is True else (flag(name), value))
     ]

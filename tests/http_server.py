@@ -1,4 +1,4 @@
-"""A server that breaks off, forgets ranges, lies and changes its mind, and files packed for it."""
+"""A faulty test server (it hangs up, ignores ranges, sends wrong headers), and archives for it to serve."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ CONTENT = bytes(range(256)) * 1000
 
 @dataclass
 class Server:
-    """What the server does next, and what it was asked."""
+    """The behaviour of the server, and the requests that it received."""
 
     address: str = ""
     files: dict[str, bytes] = field(default_factory=lambda: {"/file": CONTENT})
     ranges: bool = True
     cut: int | None = None  # bytes after which it hangs up
     status: int | None = None
-    length: bool = True  # says how long the answer is
-    shift: int = 0  # how far a range begins from where it was asked for
+    length: bool = True  # whether it sends Content-Length
+    shift: int = 0  # offset of the sent range from the requested one
     requests: list[tuple[str, str | None]] = field(default_factory=list)
 
     def file(self, *paths: str, content: bytes = CONTENT) -> SourceFile:
@@ -38,7 +38,7 @@ class Server:
 
 @contextmanager
 def serve() -> Iterator[Server]:
-    """A server on this machine, for as long as it is needed."""
+    """Run a server on this machine while the context is open."""
     behaviour = Server()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""The instruction sets that the compiled kernels are built for, as cases of tests."""
+"""Run tests on every instruction set for which the kernels are compiled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pairs import pairwise
 from tsallis.ops import cpu
 
 SETS = ("portable", "avx2", "avx512", "avx512bf16")
-AROUND = (1, 7, 9, 15, 17, 33, 65, 1025)  # sizes on both sides of a vector, of several, and a long one
+AROUND = (1, 7, 9, 15, 17, 33, 65, 1025)  # sizes just below and above one or several vectors, and a long one
 
 
 def own_instructions() -> str:
@@ -20,12 +20,12 @@ def own_instructions() -> str:
 
 
 def use_instructions(instructions: str) -> bool:
-    """Let the kernels use another instruction set; return False if this machine lacks it."""
+    """Switch the kernels to another instruction set; return False if this machine lacks it."""
     return bool(cpu._load()[0].tsallis_use_isa(instructions.encode()))
 
 
 def _present() -> tuple[str, ...]:
-    """Return the sets that the machine has; all of them where there are no compiled kernels to ask."""
+    """Return the instruction sets of this machine, or all of them if there are no compiled kernels."""
     if not cpu.status().available:
         return SETS
     own = own_instructions()
@@ -39,7 +39,7 @@ PRESENT = _present()
 
 @contextmanager
 def use(name: str) -> Iterator[None]:
-    """Compute on one of the machine's sets, and go back to its own."""
+    """Use one of the machine's instruction sets, then restore the default."""
     own = own_instructions()
     assert use_instructions(name)
     try:
@@ -50,7 +50,7 @@ def use(name: str) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, params=SETS)
 def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run the test on one instruction set, and go back to the machine's own."""
+    """Run the test on one instruction set, then restore the default."""
     if request.param not in PRESENT:
         pytest.skip(f"needs instructions: {request.param}, which this machine has not")
     with use(request.param):
@@ -58,16 +58,16 @@ def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def by_size(sizes: Iterable[int], name: str = "d") -> pytest.MarkDecorator:
-    """Run a test with every size on the machine's own set and on the narrowest, with those around a vector on all."""
+    """Run a test with every size on the default and the portable set, and with the sizes in `AROUND` on all sets."""
     own = own_instructions() if cpu.status().available else SETS[0]
     cases = [(one, size) for size in sizes for one in SETS if one in (SETS[0], own) or size in AROUND]
     return pytest.mark.parametrize(("instructions", name), cases, indirect=["instructions"])
 
 
 def in_pairs(**options: Iterable[Any]) -> pytest.MarkDecorator:
-    """Run a test with every pair of values of its options, each on one of the machine's sets, and every value on each.
+    """Run a test with every pair of option values, and with every value on each of the machine's instruction sets.
 
-    Of a set that the machine has not there is one case, which is skipped and says so.
+    Each instruction set that the machine lacks has one case, which is skipped.
     """
     values = [list(option) for option in options.values()]
     cases = pairwise(PRESENT, *values) + [(name, *(v[0] for v in values)) for name in SETS if name not in PRESENT]

@@ -1,4 +1,4 @@
-"""The parts of the package, from the bottom up; parts on one line do not import each other."""
+"""The subpackages from the bottom up; those on one line do not import each other."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ TOOLKIT = [
     {"cli"},
 ]
 HEIGHT = {part: height for height, layer in enumerate([*LIBRARY, *TOOLKIT]) for part in layer}
-# The packages for users that import torch and no other dependency.
+# Public packages whose only dependency is torch.
 TORCH_ALONE = set().union(*LIBRARY[2:]) - {"analysis", "report", "huggingface"}

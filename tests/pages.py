@@ -1,4 +1,4 @@
-"""The Python of a page of the documentation: its blocks run in their order, and print what their comments say."""
+"""Run the Python blocks of a documentation page in order; their output must match their comments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 def run_blocks(page: Path) -> int:
-    """Run all blocks of a page in one namespace, compare what they print with its comments, and return their number."""
+    """Run all blocks of a page in one namespace, compare their output with their comments, and return their number."""
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
     namespace: dict[str, object] = {"__name__": "page"}
     for block in blocks:
@@ -19,6 +19,6 @@ def run_blocks(page: Path) -> int:
         with contextlib.redirect_stdout(printed):
             exec(compile(block, str(page), "exec"), namespace)
         expected = re.findall(r"^ *print\(.*\)  # (.*)$", block, re.M)
-        lines = [line for line in printed.getvalue().splitlines() if not line.startswith("{")]  # Trainer's own
+        lines = [line for line in printed.getvalue().splitlines() if not line.startswith("{")]  # printed by Trainer
         assert lines == expected, block
     return len(blocks)

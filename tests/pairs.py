@@ -1,4 +1,4 @@
-"""Cases that bring every pair of options together, without every combination of them."""
+"""Test cases that cover every pair of option values without testing every combination."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Row = tuple[Any, ...]
 
 
 def pairwise(*options: Iterable[Any], valid: Callable[..., bool] = lambda *_: True) -> list[Row]:
-    """Return few rows, one value of each option, in which every pair of values of two options occurs.
+    """Return few rows with one value per option that contain every pair of values of two options.
 
-    Take again and again the combination with the most pairs that no row has yet, the first one of several: the rows
-    are the same in every process. A combination that is not `valid` gives no row, and a pair that is in no valid
-    combination need not occur.
+    Repeatedly choose the combination with the most uncovered pairs, the first one in a tie, so the rows are the same
+    in every process. Combinations that are not `valid` give no row, and pairs without a valid combination are left
+    out.
 
     Args:
-        options: the values of each option.
-        valid: tells, of one value of each option, whether they go together.
+        options: Values of each option.
+        valid: Function that returns whether the values, one per option, can be combined.
 
     Returns:
         Rows in the order of the product of the options.
@@ -33,10 +33,10 @@ def pairwise(*options: Iterable[Any], valid: Callable[..., bool] = lambda *_: Tr
     values = [list(option) for option in options]
     candidates = [row for row in itertools.product(*(range(len(v)) for v in values)) if valid(*pick(values, row))]
     places: dict[tuple[int, int, int, int], int] = {}
-    # One bit for each pair, so that counting the pairs of a row that are missing takes one operation.
+    # Each pair is one bit, so counting the uncovered pairs of a row takes one operation.
     rows = [sum(1 << places.setdefault(pair, len(places)) for pair in pairs_of(row)) for row in candidates]
     missing = (1 << len(places)) - 1
-    # What a combination adds only shrinks as rows are taken, so the count in the heap is an upper bound.
+    # The number of uncovered pairs in a combination only decreases, so the count in the heap is an upper bound.
     heap = [(-row.bit_count(), number) for number, row in enumerate(rows)]
     heapq.heapify(heap)
     chosen: list[int] = []
@@ -58,7 +58,7 @@ def every_pair(
     valid: Callable[..., bool] = lambda *_: True,
     **options: Iterable[Any],
 ) -> pytest.MarkDecorator:
-    """Run a test with every pair of values of its options, named as its parameters are."""
+    """Run a test with every pair of option values; the options have the names of its parameters."""
     rows = pairwise(*options.values(), valid=valid)
     return pytest.mark.parametrize(tuple(options), rows, ids=ids, indirect=indirect)
 
@@ -68,6 +68,6 @@ def pick(values: Sequence[Sequence[Any]], row: Sequence[int]) -> Row:
 
 
 def pairs_of(row: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the pairs of a combination: two options, and the number of each one's value."""
+    """Yield the pairs of a combination: the indices of two options and of their values."""
     for one, other in itertools.combinations(range(len(row)), 2):
         yield one, other, row[one], row[other]

@@ -1,4 +1,4 @@
-"""Commands in children of this interpreter, which has imported everything already: a start takes no time."""
+"""Run commands in forked children of this interpreter, which start fast because all modules are imported already."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from pathlib import Path
 from typing import IO, Any
 
 PATIENCE = 60  # seconds
-ALLOCATING = ("open", "write", "fsync", "replace", "mkdir")  # what fails on a full disk; the others give room
+ALLOCATING = ("open", "write", "fsync", "replace", "mkdir")  # calls that need space, so they fail on a full disk
 CALLS = (*ALLOCATING, "ftruncate", "unlink", "rmdir", "chmod")
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended: its exit status, or the negative number of the signal."""
+    """The exit status of a child (minus the signal number if a signal killed it) and its output."""
 
     status: int
-    text: str  # standard output, and standard error unless that is apart
+    text: str  # standard output, with standard error unless it is captured separately
     errors: str = ""
 
 
 class Child:
-    """A child that does `work` and leaves; one with standard input writes its errors apart from its output."""
+    """A child process that runs `work` and exits; with `stdin`, its standard error is captured separately."""
 
     def __init__(self, work: Callable[[], object], stdin: bytes | None = None) -> None:
         self.output = tempfile.TemporaryFile()  # noqa: SIM115
@@ -77,7 +77,7 @@ class Child:
         return self.status is None
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ends within so many seconds."""
+        """Wait for at most this number of seconds, and return whether the child has ended."""
         deadline = time.monotonic() + seconds
         while self.running() and time.monotonic() < deadline:
             time.sleep(0.0005)
@@ -104,12 +104,12 @@ def _text(file: IO[bytes]) -> str:
 
 
 def run_forked(work: Callable[[], object], stdin: bytes | None = None, seconds: float = PATIENCE) -> Ended:
-    """Do something in a child, to its end, which comes within so many seconds."""
+    """Run `work` in a child to its end; fail if it takes longer than this number of seconds."""
     return Child(work, stdin).ended(seconds)
 
 
 def command(*arguments: object) -> Callable[[], None]:
-    """A command line as the work of a child; what it imports is imported here, once."""
+    """Return a function that runs a command line; its modules are imported here, once for all children."""
     import tsallis.search
     import tsallis.toolkit.tasks
     import tsallis.toolkit.training  # noqa: F401
@@ -123,19 +123,19 @@ def command(*arguments: object) -> Callable[[], None]:
 
 
 class Faults:
-    """Calls that change files below a folder: counted, and one of them goes wrong.
+    """Counts the calls that change files below a folder, and makes one call fail.
 
     Args:
-        folder: what other files are called for does not count.
-        at: which call goes wrong, from 1; None: none.
-        kind: "kill": it is the last thing this process does, and a write is half done; "full": it fails for lack of
-            space, as do all later ones that need some; "broken": it fails, once.
+        folder: Folder to watch; calls for files elsewhere are not counted.
+        at: Number of the call that fails, from 1; None if no call fails. A write that fails has written half.
+        kind: "kill": the call kills the process; "full": this call and all later ones that need space fail;
+            "broken": only this call fails.
     """
 
     def __init__(self, folder: Path, at: int | None = None, kind: str = "kill") -> None:
         self.folder, self.at, self.kind = str(folder), at, kind
-        self.names: list[str] = []  # of the calls
-        self.files: list[str] = []  # that they are called for, without numbers and what chance adds to a name
+        self.names: list[str] = []  # names of the calls
+        self.files: list[str] = []  # their files, without the numbers and random parts of names
         self.handles: dict[int, str] = {}
 
     def install(self) -> None:

@@ -1,4 +1,4 @@
-"""The public names of every module: what its `__all__` holds. `docs/api.md` and `public_signatures.txt` record them."""
+"""The public names in the `__all__` of every module; `docs/api.md` and `public_signatures.txt` list them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ ROOT = Path(tsallis.__file__).parent
 
 
 def public_files() -> Iterator[Path]:
-    """Yield the packages but for operations, the modules beside them, and two modules with a page of their own."""
+    """Yield the packages except `ops`, the top-level modules, and two modules with their own pages."""
     yield from (path for path in sorted(ROOT.rglob("__init__.py")) if "ops" not in path.relative_to(ROOT).parts)
     yield from sorted(ROOT.glob("[!_]*.py"))
     yield from (ROOT / "huggingface" / "recording.py", ROOT / "report" / "page.py")
 
 
 def names_in(path: Path) -> list[str]:
-    """Return what a file writes into `__all__`, without importing it."""
+    """Return the names in a file's `__all__` without importing the file."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return sorted(ast.literal_eval(node.value))

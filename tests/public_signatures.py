@@ -1,6 +1,6 @@
-"""The signatures of the core's public names, in `public_signatures.txt`: python tests/public_signatures.py writes it.
+"""Write the signatures of the core's public names to `public_signatures.txt`: python tests/public_signatures.py.
 
-A change of that file is a change of what users may rely on.
+A change in that file is a change of the public interface.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILE = Path(__file__).with_suffix(".txt")
 
 
 def lines() -> list[str]:
-    """Return a line for each function, class, and public method or property that a class of ours defines."""
+    """Return one line per public function and class, and per public method or property defined in this package."""
     return [line for module in CORE for name in sorted(PUBLIC_NAMES[module]) for line in _describe(module, name)]
 
 
@@ -40,7 +40,7 @@ def _describe(module: str, name: str) -> Iterator[str]:
 
 
 def _members(value: type[Any]) -> dict[str, Any]:
-    """Return the public attributes of a class and of those of its bases that are ours."""
+    """Return the public attributes that a class and its base classes in this package define."""
     own = [base for base in reversed(value.__mro__) if base.__module__.split(".")[0] == "tsallis"]
     return {name: member for base in own for name, member in vars(base).items() if not name.startswith("_")}
 
@@ -48,7 +48,7 @@ def _members(value: type[Any]) -> dict[str, Any]:
 def _signature(function: Any) -> str:
     try:
         text = re.sub(r" at 0x[0-9a-f]+", "", str(inspect.signature(function)))
-        return re.sub(r"ForwardRef\(('[^']+')[^)]*\)", r"\1", text)  # which not every Python prints alike
+        return re.sub(r"ForwardRef\(('[^']+')[^)]*\)", r"\1", text)  # Python versions print it differently
     except ValueError:  # written in C
         return "(...)"
 

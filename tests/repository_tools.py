@@ -1,4 +1,4 @@
-"""Programs of the repository that are no part of the package."""
+"""Import programs of the repository that are not part of the package."""
 
 from __future__ import annotations
 

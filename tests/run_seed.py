@@ -1,6 +1,6 @@
 """The seed of the tiny runs that tests train.
 
-`TSALLIS_TEST_SEED` is added to it, so that one can check that the tests hold whatever such a run has learned.
+`TSALLIS_TEST_SEED` is added to it, to check that the tests do not depend on what such a run has learned.
 """
 
 from __future__ import annotations

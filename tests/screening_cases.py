@@ -1,4 +1,4 @@
-"""Cases of attention that scans keys in 8 bits, beside all scores in float64.
+"""Compare attention that scans keys in 8 bits with exact scores in float64, on random cases.
 
 python tests/screening_cases.py [--cases 100000] [--seed 0]
 """
@@ -40,15 +40,15 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a scan of a case found."""
+    """The result of checking one case."""
 
-    problem: str  # empty: none
+    problem: str  # empty if there is none
     dense: bool  # whether the scan left the case to the dense kernel
-    errors: tuple[float, float]  # of the output: of the scan, of the dense kernel
+    errors: tuple[float, float]  # errors of the output: by the scan, by the dense kernel
 
 
 def draw(number: int, seed: int = 0) -> Case:
-    """Draw a case: 1 to 65,536 keys, many of few, with scores of any spread."""
+    """Draw a random case with 1 to 65,536 keys, usually few, and scores of any spread."""
     random = torch.Generator().manual_seed(seed * 1_000_003 + number)
 
     def uniform(low: float, high: float) -> float:
@@ -88,7 +88,7 @@ def draw(number: int, seed: int = 0) -> Case:
     elif kind == "bfloat16":
         key, query = key.bfloat16().float(), query.bfloat16().float()
     elif kind == "clusters":
-        # Errors of rounding are as large as the differences between scores.
+        # Rounding errors are as large as the differences between scores.
         key, query = key * 0.004, query * 0.1
         key[::2, 0] += 1
         key[1::2, 0] -= 1
@@ -108,11 +108,11 @@ def arguments(case: Case) -> AttentionArgs:
 
 
 def check(case: Case) -> Outcome:
-    r"""Compare a scan with all scores in float64.
+    r"""Compare a scan with exact scores in float64.
 
-    A score of float32 is wrong by at most `(size + 4) u |scale q| |k|` with `u = 2^{-24}`, and a threshold by the
-    largest such error among the keys around it and by a few roundings of its own. Keys whose score is farther from the
-    threshold must be on the right side of it, unless their weight is negligible.
+    A float32 score has an error of at most `(size + 4) u |scale q| |k|` with `u = 2^{-24}`. The threshold has at most
+    the largest such error among the keys near it plus a few rounding errors. Keys whose score is farther than this
+    from the threshold must be on the correct side, unless their weight is negligible.
     """
     args = arguments(case)
     rows = screening.ScreenedRows()
@@ -132,7 +132,7 @@ def check(case: Case) -> Outcome:
     wanted = probs @ case.value.double()
     dense = tsallis.entmax_attention(*args[:3], case.alpha, scale=case.scale).flatten()
     errors = (float((output - wanted).abs().max()), float((dense - wanted).abs().max()))
-    # The derivative of the weights by the scores is at most twice the sum of p^(2 - alpha).
+    # The derivative of the weights with respect to the scores is at most twice the sum of p^(2 - alpha).
     slope = float((probs[probs > 0] ** (2 - case.alpha)).sum())
     tolerance = (2 * margin * slope + 1e-5) * float(case.value.abs().max())
     if errors[0] > tolerance:
@@ -151,7 +151,7 @@ def check(case: Case) -> Outcome:
 
 
 def problems(numbers: range, seed: int = 0) -> tuple[list[str], int]:
-    """Return the problems of some cases, and how many were left to the dense kernel."""
+    """Return the problems found in some cases, and the number of cases left to the dense kernel."""
     found, dense, worse = [], 0, Counter[bool]()
     for number in numbers:
         case = draw(number, seed)

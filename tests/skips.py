@@ -1,7 +1,7 @@
-"""Make a skipped test fail where it has to run: a skip passes for a success, however many tests it takes along.
+"""Turn skips that are not allowed into failures: a skip counts as a success, even if it skips a whole module.
 
-A reason to skip names what is missing: `needs NAME: ...`, or that of `pytest.importorskip`. Where the environment
-variable TSALLIS_MAY_SKIP is set, only the names in it, separated by commas, may be missing; empty, none may.
+The reason of a skip names the missing requirement: `needs NAME: ...`, or the message of `pytest.importorskip`. If the
+environment variable TSALLIS_MAY_SKIP is set, only the comma-separated names in it may be missing; if empty, none may.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 
 def missing(reason: str) -> str | None:
-    """Return the name of what a skip's reason misses, None for a reason that names nothing."""
+    """Return the name of the missing requirement in a skip's reason, or None if the reason names none."""
     match = _MISSING.match(reason)
     return match and (match[1] or match[2])
 
 
 def judge(report: Report) -> Report:
-    """Turn a skip that may not be into a failure that says so."""
+    """Turn a skip that is not allowed into a failure."""
     allowed = os.environ.get(VARIABLE)
     if allowed is None or not report.skipped or hasattr(report, "wasxfail"):
         return report

@@ -1,4 +1,4 @@
-"""A small trained run, and what tests do to one."""
+"""Train a small run, read its files, and change them."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ TASK = {"task": "strings", "languages": None}
 
 
 def changed(settings: Settings, **values: Any) -> Settings:
-    """Other values of some settings, checked."""
+    """Return the settings with some values changed; the result is validated."""
     return Settings(**{**settings.model_dump(), **values})
 
 
 class Killed(BaseException):
-    """As a kill: no handler of the code under test catches it."""
+    """Simulates a kill: no handler in the tested code catches this exception."""
 
 
 def train(folder: Path, watch: Callable[[Progress], None] = lambda _: None, settings: Settings = SETTINGS) -> Trainer:
-    """As the command does it, with nothing shown."""
+    """Train as the command does, without a display."""
     with locked(folder) as lock:
         start_run(folder, "version: 1\n", DESCRIPTION, TASK, SRC, TGT, lock)
         torch.manual_seed(settings.seed)
@@ -50,7 +50,7 @@ def train(folder: Path, watch: Callable[[Progress], None] = lambda _: None, sett
 
 
 def at(step: int, work: Callable[[], object]) -> Callable[[Progress], None]:
-    """Something that happens while a training runs, after that update."""
+    """Return a `watch` function that calls `work` after the given update of a training."""
 
     def watch(progress: Progress) -> None:
         if progress.position.step == step and progress.validation is None:
@@ -64,7 +64,7 @@ def kill() -> None:
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """Every file; of `timing.jsonl` all but the seconds."""
+    """Return the files and folders below a folder with their contents, without the seconds in `timing.jsonl`."""
     files: dict[str, Any] = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     if (times := files.get("timing.jsonl")) is not None:
         events = [json.loads(line) for line in times.splitlines()]
@@ -81,13 +81,13 @@ def checkpoint_of(run: Path, which: str = "last") -> Path:
 
 
 def change_json(path: Path, **changes: Any) -> None:
-    """Other values in a JSON file; of None a key less."""
+    """Change values in a JSON file; None removes the key."""
     content = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
 def replace(path: Path, blob: bytes) -> None:
-    """Another content of a checkpoint's file, which the manifest knows of."""
+    """Replace the content of a checkpoint's file and update the manifest."""
     path.write_bytes(blob)
     manifest = path.parent / "manifest.json"
     sums = json.loads(manifest.read_text())["files"]
@@ -96,7 +96,7 @@ def replace(path: Path, blob: bytes) -> None:
 
 
 def change_state(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Another training state: what `change` returns, or has made of the one it is given."""
+    """Replace the training state by what `change` returns, or change it in place if that is None."""
     state = torch.load(path, weights_only=True)
     changed = change(state)
     stream = io.BytesIO()
@@ -105,7 +105,7 @@ def change_state(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def age(run: Path) -> None:
-    """Make of a run folder what the first version wrote: no list of what may be removed, times counted in bytes."""
+    """Convert a run folder to the first version: no list of removable checkpoints, and `timing` as a size in bytes."""
     path = run / "checkpoints" / "index.json"
     content = json.loads(path.read_text())
     del content["discard"]

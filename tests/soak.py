@@ -1,11 +1,11 @@
-"""Train for hours with kills at random: no checkpoint is lost, the end is the same to the bit, memory stays flat.
+"""Train for hours with random kills: no checkpoint is lost, the result is identical, and memory does not grow.
 
 python tests/soak.py [--minutes 120] [--seed 0] [--epochs 40] [--folder FOLDER]
 
-In each round a small run is trained twice, once undisturbed and once killed (SIGKILL) again and again at moments that
-know nothing of the code. After each kill the checkpoints that the index names are compared with their manifests, and
-the last one may not be older than before; in the end both folders hold the same bytes, but for times. The undisturbed
-training is one process, of whose memory samples are taken as long as it lasts.
+Each round trains a small run twice: once without interruption, and once with many kills (SIGKILL) at random moments.
+After each kill, the checkpoints in the index must match their manifests, and the last one must not be older than
+before. At the end, both folders must contain the same bytes, except for times. The uninterrupted training is one
+process, and its memory is sampled until it ends.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from integration.cli.runs import contents, strings, translation
 from process_fork import Child, command
 
 CONFIGURATIONS: tuple[Callable[[Path], Path], ...] = (lambda f: strings(f, lines=320), translation)
-GROWTH = 24 << 20  # bytes that a process may hold more in the last fifth of its time than in the second
-KILLS_A_RUN = 6  # in the mean, by the time that the undisturbed training took
-HANGS = 3600  # seconds of one training
+GROWTH = 24 << 20  # bytes by which memory in the last fifth of a training may exceed that in the second fifth
+KILLS_A_RUN = 6  # on average, within the duration of the uninterrupted training
+HANGS = 3600  # time limit of one training in seconds
 
 
 @dataclass(frozen=True)
 class Training:
-    """A configuration and what is set beside it."""
+    """A configuration, with a seed and a number of epochs that override it."""
 
     config: Path
     seed: int
     epochs: int
 
     def start(self, run: Path) -> Child:
-        """Start the training in a folder, or go on with it."""
+        """Start or resume the training in a folder."""
         settings = (f"training.epochs={self.epochs}", f"training.seed={self.seed}")
         return Child(command("train", self.config, *settings, "--run-dir", run))
 
 
 def undisturbed(training: Training, run: Path) -> tuple[float, list[int]]:
-    """Train to the end, and return how many seconds it took, and samples of the memory of its own in bytes."""
+    """Train to the end; return the seconds it took, and samples of the process's own memory in bytes."""
     started, samples = time.monotonic(), []
     child = training.start(run)
     while child.running():
@@ -61,7 +61,7 @@ def undisturbed(training: Training, run: Path) -> tuple[float, list[int]]:
 
 
 def own_memory(process: int) -> int | None:
-    """Return the resident bytes of a process that no file stands behind, None if it has ended."""
+    """Return the resident anonymous memory of a process in bytes, or None if the process has ended."""
     try:
         lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -70,10 +70,10 @@ def own_memory(process: int) -> int | None:
 
 
 def growth(samples: list[int]) -> int:
-    """Return by how many bytes the median of the last fifth of samples exceeds that of the second.
+    """Return the median of the last fifth of the samples minus the median of the second fifth, in bytes.
 
     Raises:
-        AssertionError: too few samples to tell.
+        AssertionError: If there are too few samples.
     """
     fifth = len(samples) // 5
     assert fifth >= 5, f"{len(samples)} samples of memory are too few"
@@ -81,10 +81,10 @@ def growth(samples: list[int]) -> int:
 
 
 def killed(training: Training, run: Path, seconds: float, chance: random.Random) -> int:
-    """Train to the end through kills, the next one later than the last if nothing came of it; return how many.
+    """Train to the end with random kills, later ones after a kill without progress; return the number of kills.
 
     Raises:
-        AssertionError: a training that ends otherwise, a checkpoint that is damaged or lost.
+        AssertionError: If a training fails for another reason, or a checkpoint is damaged or lost.
     """
     kills, last, patience = 0, -1, 2 * seconds / KILLS_A_RUN
     while True:
@@ -103,10 +103,10 @@ def killed(training: Training, run: Path, seconds: float, chance: random.Random)
 
 
 def whole_checkpoints(run: Path) -> int:
-    """Return the step of the last checkpoint, -1 before the first, if what the index names is whole.
+    """Check all checkpoints in the index, and return the step of the last one, or -1 if there is none.
 
     Raises:
-        AssertionError: a file that is not what its manifest says.
+        AssertionError: If a file differs from its manifest.
     """
     path = run / "checkpoints" / "index.json"
     if not path.exists():
@@ -122,17 +122,17 @@ def whole_checkpoints(run: Path) -> int:
 
 
 def results(run: Path) -> dict[str, Any]:
-    """Return every file of a run, but of times neither seconds nor the machine and the commit that took them."""
+    """Return every file of a run, with only the reproducible keys of `timing.jsonl`."""
     files: dict[str, Any] = contents(run)
     keys = ("event", "epoch", "step", "symbols")
     return {**files, "timing.jsonl": [{key: event[key] for key in keys} for event in files["timing.jsonl"]]}
 
 
 def check_round(training: Training, folder: Path, chance: random.Random) -> tuple[int, int, int]:
-    """Train both ways, and return how many kills there were, the last step, and the growth of memory.
+    """Train with and without kills; return the number of kills, the last step, and the growth of memory.
 
     Raises:
-        AssertionError: the runs differ, or memory grows.
+        AssertionError: If the runs differ, or memory grows.
     """
     seconds, samples = undisturbed(training, folder / "whole")
     kills = killed(training, folder / "killed", seconds, chance)
@@ -144,7 +144,7 @@ def check_round(training: Training, folder: Path, chance: random.Random) -> tupl
 
 
 def main() -> None:
-    """Do what the module says, for at least as many minutes as are asked for."""
+    """Run rounds for at least the given number of minutes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=120)
     parser.add_argument("--seed", type=int, default=0)

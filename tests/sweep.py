@@ -1,4 +1,4 @@
-"""Small rows cut as long ones are, for the tests of the row kernels for GPUs."""
+"""Tilings that split small rows like long ones, for tests of the row kernels for GPUs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ LISTS = maps.Long(lanes=32, width=32, depth=6, room=128, warps=1, stages=1, prog
 PATHS = {
     "short": None,
     "lists": LISTS,
-    "full": LISTS._replace(depth=1),  # sooner or later nothing fits
+    "full": LISTS._replace(depth=1),  # the lists become full
     "parts": LISTS._replace(lanes=16, width=16, parts=2),
 }
-# For what is slow to interpret: all alphas by two paths, and by the others one of any powers and one of none.
+# For tests that are slow in the interpreter: two paths have four alphas. The other paths have only 1.25, which needs
+# general powers, and 1.5, which needs none.
 PATHS_AND_ALPHAS = [("short", 1.0), ("short", 2.0), ("lists", 1.0), ("lists", 2.0)]
 PATHS_AND_ALPHAS += [(path, alpha) for path in PATHS for alpha in (1.25, 1.5)]
 
 
 def tiling(path: str) -> Callable[..., maps.Short | maps.Long]:
-    """What takes the place of a `tiling` of the kernels."""
+    """Return a replacement for the `tiling` function of the kernels."""
 
     def cut(rows: int, d: int, *_: int) -> maps.Short | maps.Long:
         width = maps.pad_size(d)

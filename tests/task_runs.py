@@ -1,4 +1,4 @@
-"""Runs of tasks without a command: from a configuration to data, and from lines to numbers."""
+"""Prepare, train and evaluate runs of tasks without the command line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tsallis.toolkit.training.run_folder import start_run
 
 
 def config_of(content: dict[str, Any]) -> Config:
-    """Return the configuration of a file that holds this content."""
+    """Write this content to a file and load the file as a configuration."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "test"
         path.write_text(yaml.safe_dump(content), encoding="utf-8")
@@ -29,7 +29,7 @@ def config_of(content: dict[str, Any]) -> Config:
 
 
 def untrained_run(folder: Path, data: dict[str, Any], model: dict[str, Any]) -> Run:
-    """Return a run that was not trained, of the data in a folder."""
+    """Return an untrained run on the data in a folder."""
     config = config_of({"version": 1, "data": {"folder": str(folder), **data}, "model": model})
     prepared = prepare(config)
     vocabularies = prepared.data.vocabularies.src, prepared.data.vocabularies.tgt
@@ -37,7 +37,7 @@ def untrained_run(folder: Path, data: dict[str, Any], model: dict[str, Any]) -> 
 
 
 def start(prepared: PreparedRun, folder: Path) -> bool:
-    """Write the run folder without logs and checkpoints; return whether it held the run before."""
+    """Write the run folder without logs and checkpoints; return whether it already contained the run."""
     folder.mkdir(exist_ok=True)
     symbols = prepared.data.vocabularies
     return start_run(folder, prepared.text, prepared.description, prepared.task.facts(), symbols.src, symbols.tgt)

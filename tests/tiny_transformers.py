@@ -1,4 +1,4 @@
-"""Tiny Transformers models with random weights, a family each, made without a network."""
+"""Tiny Transformers models with random weights, one per family, created without network access."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the modules that import it
 
 import torch
 import transformers as tf
@@ -28,19 +28,19 @@ SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "nu
 TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": 64, **SPECIAL}
 SIDES = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in (("layers", 2), ("attention_heads", 4))}
 SEQ2SEQ = {"d_model": 16, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "decoder_start_token_id": 1, **SIDES}
-QUERIES = re.compile(r"query|q_proj|Attention\.q\b|c_attn|Wqkv")  # the names of what projects to queries
+QUERIES = re.compile(r"query|q_proj|Attention\.q\b|c_attn|Wqkv")  # names of the query projections
 GROUPED = {**SMALL, **TEXT, "num_key_value_heads": 2}
 
 
 @dataclass(frozen=True)
 class Family:
-    """How a model is made, how many attentions it has, and how it is used: "encoder", "decoder" or "seq2seq"."""
+    """A family of models: a constructor, a number of attention modules, and "encoder", "decoder" or "seq2seq"."""
 
     name: str
     kind: str
     attentions: int
     make: Callable[[], Any]
-    since: str = ""  # the first version of Transformers that lets its attention be replaced
+    since: str = ""  # first version of Transformers in which its attention can be replaced
 
     def __str__(self) -> str:
         return self.name
@@ -108,7 +108,7 @@ def build(family: Family | str) -> Any:
 
 
 def fill(make: Callable[[], Any]) -> Any:
-    """Make a model in evaluation mode, its queries scaled up so that some keys are far ahead of others."""
+    """Create a model in evaluation mode, with queries so large that some keys score far above others."""
     torch.manual_seed(7)
     model = make().eval()
     with torch.no_grad():
@@ -117,7 +117,7 @@ def fill(make: Callable[[], Any]) -> Any:
             if parameter.dim() > 1 and "embed_positions" not in name:
                 parameter.normal_(std=1.2 if QUERIES.search(name) else 0.3)
     if hasattr(model, "generation_config"):
-        model.generation_config.eos_token_id = None  # every sentence becomes as long as it is allowed to
+        model.generation_config.eos_token_id = None  # every sentence reaches the maximum length
     return model
 
 
@@ -135,13 +135,13 @@ def inputs(family: Family, padding: str = "right") -> dict[str, Tensor]:
 
 
 def alpha_parameters(model: Any) -> list[torch.nn.Parameter]:
-    """Return the parameters of the learned alphas; an adapter freezes those that it replaces."""
+    """Return the trainable parameters of learned alphas; an adapter freezes the parameters that it replaces."""
     found = [module.bias for module in model.modules() if isinstance(module, LearnedAlpha)]
     return [parameter for parameter in found if parameter.requires_grad]
 
 
 def word_tokenizer(names: list[str], **special: str) -> Any:
-    """Return a tokenizer of words, the second of which starts each text, the third ends it, the fourth is unknown."""
+    """Return a word tokenizer; the second name starts each text, the third ends it, the fourth is the unknown word."""
     words = Tokenizer(WordLevel({name: i for i, name in enumerate(names)}, unk_token=names[3]))
     words.pre_tokenizer = WhitespaceSplit()
     start, end = names[1:3]

@@ -1,4 +1,4 @@
-"""What the tests of the attention kernels for GPUs share: small problems, and all weights at hand in float64."""
+"""Helpers for tests of the GPU attention kernels: small inputs, and references in float64 with all weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Compute = Callable[..., tuple[Tensor, Tensor]]
 
 @pytest.fixture(autouse=True)
 def in_place() -> Iterator[None]:
-    """Tensors are made where the kernels run."""
+    """Create tensors on the device of the kernels."""
     if DEVICE == "cpu":
         yield
         return
@@ -46,7 +46,7 @@ def in_place() -> Iterator[None]:
 
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks so small that few queries and keys fill some; backward splits those of queries."""
+    """Use small blocks, so that few queries and keys fill several; backward has smaller blocks of queries."""
     back = Tiling(16, 16, 4, 1)
     monkeypatch.setattr(launching, "tilings", lambda *_: Tilings(Tiling(32, 16, 4, 1), back, back))
 
@@ -73,14 +73,14 @@ def arguments(
 
 
 def attend(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    """Compute attention by Triton's kernels, as an operator would call them."""
+    """Compute attention with Triton's kernels, called as an operator calls them."""
     args = gpu_attention.resolve(arguments(*inputs, **options))
     output, counts = Attention.apply(*args, "triton")
     return output, counts
 
 
 def dense(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    """Compute the output and all weights by PyTorch's operations."""
+    """Compute the output and all weights with PyTorch operations."""
     return dense_attention(arguments(*inputs, **options))
 
 
@@ -91,7 +91,7 @@ def drop_factors(query: Tensor, keys: int, **options: Any) -> Tensor:
 
 
 def tensors(*shape: int, size: int = 16, value_size: int = 16, key_heads: int | None = None) -> tuple[Tensor, ...]:
-    """Queries, keys and values of [batch, heads, queries, keys]; scores have a deviation of about 2."""
+    """Return queries, keys and values for [batch, heads, queries, keys]; scores have a standard deviation near 2."""
     batch, heads, queries, keys = shape
     key_heads = heads if key_heads is None else key_heads
     shapes = ((heads, queries, size), (key_heads, keys, size), (key_heads, keys, value_size))
@@ -110,7 +110,7 @@ def check(
     slopes: Tensor | None = None,
     **options: Any,
 ) -> None:
-    """Output and counts against those of float64; gradients too, unless it is a function without that computes."""
+    """Compare output and counts with float64, and gradients unless `compute` is given, which may not support them."""
     copies = [x.detach().to(DEVICE, copy=True) for x in (*inputs, alpha, mask, slopes) if isinstance(x, Tensor)]
     leaves = [x.requires_grad_(x.is_floating_point()) for x in copies]
     exact = [x.detach().double().requires_grad_() if x.is_floating_point() else x for x in leaves]
@@ -120,7 +120,7 @@ def check(
         group = inputs[0].shape[1] // inputs[1].shape[1]
         expected = (weights * factors) @ exact[2].repeat_interleave(group, 1)
     close(actual, expected, output)
-    sure = ((weights == 0) | (weights > 1e-7)).all(-1)  # rounding decides about the others
+    sure = ((weights == 0) | (weights > 1e-7)).all(-1)  # rounding may change the other counts
     assert counts.dtype == torch.int32
     assert torch.equal(counts[sure], (weights > 0).sum(-1)[sure].int())
     if compute is not None:
@@ -135,6 +135,6 @@ def check(
 
 
 def _leaves(leaves: list[Tensor], *more: float | Tensor | None) -> list[Any]:
-    """Return queries, keys and values, and what follows them with its tensors replaced by leaves."""
+    """Return the arguments of attention with all tensors replaced by leaves; the first three are query, key, value."""
     rest = iter(leaves[3:])
     return [*leaves[:3], *(next(rest) if isinstance(x, Tensor) else x for x in more)]

@@ -1,4 +1,4 @@
-"""The kernels for GPUs in tests: on a GPU where there is one, else run by Triton's interpreter, as conftest asks."""
+"""Run the GPU kernels in tests: on a GPU if there is one, otherwise in Triton's interpreter (see conftest.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tsallis.ops.triton import language
 
-pytest.importorskip("numpy")  # of which the interpreter is made
+pytest.importorskip("numpy")  # the interpreter is based on it
 if not language.available()[0]:
     pytest.skip(f"needs triton: {language.available()[1]}", allow_module_level=True)
 
@@ -48,7 +48,7 @@ __all__ = ["DEVICE", "attention", "gpu", "language", "lists", "losses", "maps", 
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Compare with an error relative to the largest number or to 1."""
+    """Compare with a tolerance relative to the largest expected number, or to 1 if that is larger."""
     assert actual.shape == expected.shape
     if expected.numel():
         actual, expected = actual.double().cpu(), expected.double().cpu()
@@ -56,7 +56,7 @@ def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
 
 
 def watch_launches(monkeypatch: pytest.MonkeyPatch, module: Any, note: Callable[..., object]) -> None:
-    """Note name, grid and arguments of each kernel that a module launches."""
+    """Call `note` with the name, grid and arguments of each kernel that a module launches."""
     run = module.run
 
     def watched(kernel: Any, grid: tuple[int, ...], where: Any, **arguments: Any) -> None:
@@ -67,6 +67,6 @@ def watch_launches(monkeypatch: pytest.MonkeyPatch, module: Any, note: Callable[
 
 
 def compile_for_a_gpu(program: str) -> None:
-    """Run a program whose kernels are compiled, by `run`, and not run: names and hashes are in `compiled`."""
+    """Run a program in which `run` compiles kernels without launching them; `compiled` has their names and hashes."""
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     subprocess.run([sys.executable, "-c", COMPILER + program], check=True, env=environment)

@@ -1,6 +1,6 @@
-"""Try an installed wheel: maps, losses and attention beside plain formulas. `python tests/wheel.py [--pure]`.
+"""Compare the results of an installed wheel with plain formulas. `python tests/wheel.py [--pure]`.
 
-It needs the wheel, torch and nothing else, and is run in the environment of the wheel by what builds one.
+It needs only the wheel and torch. The build runs it in an environment with the new wheel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tsallis.ops import cpu
 
 
 def bisected(scores: Tensor, alpha: float) -> Tensor:
-    """Return alpha-entmax of rows by a hundred halvings of the threshold's bracket, in float64."""
+    """Compute alpha-entmax of rows by a hundred bisections of the threshold, in float64."""
     scores = scores.double()
     if alpha == 1:
         return scores.softmax(-1)

@@ -1,4 +1,4 @@
-"""The command, in this process or in one of its own, and small trained runs for all tests."""
+"""Run the command in this process or in a new one, and train small runs for all tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ model: {{d_model: 24, layers: 1, dropout: 0.1}}
 training: {{epochs: 4, batch_size: 16, learning_rate: 0.01, checkpoint_every: 5, seed: {seed}}}
 """
 EXAMPLES = Path(__file__).parents[3] / "examples"
-LONGEST = 30  # symbols in an output of the translator
+LONGEST = 30  # maximum number of symbols in an output of the translator
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -45,7 +45,7 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def tsallis() -> Run:
-    """Run a command in this process, which has imported everything already, with standard input from a file."""
+    """Return a function that runs a command in this process, with standard input from a file."""
     from tsallis.toolkit.cli import main
 
     def run(*arguments: object, stdin: str | bytes = "", status: int = 0) -> subprocess.CompletedProcess[str]:
@@ -67,7 +67,7 @@ def tsallis() -> Run:
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """Return a folder of the session that the first worker to ask for it fills and no test changes."""
+    """Return a folder shared by the whole session; the first worker that needs it fills it, and no test changes it."""
     root = factory.getbasetemp()
     root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
     folder, done = root / f"shared-{name}", root / f"shared-{name}.done"
@@ -94,7 +94,7 @@ def write_examples(path: Path, examples: list[StringsExample]) -> None:
 
 @pytest.fixture(scope="session")
 def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with train.tsv, dev.tsv and config.yaml."""
+    """Create a folder with train.tsv, dev.tsv and config.yaml."""
 
     def make(folder: Path) -> None:
         verbs = english_verbs()
@@ -115,11 +115,11 @@ def trained(small_data: Path, tmp_path_factory: pytest.TempPathFactory, tsallis:
 
 @pytest.fixture(scope="session")
 def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Transformer with a learned alpha for each head, trained on German numbers."""
+    """Train a tiny Transformer with a learned alpha per head on German numbers."""
     from integration.cli.runs import translation
 
     sizes = ["model.d_model=16", "model.d_ff=16", "model.encoder_layers=2", "model.decoder_layers=2"]
-    # Its outputs seldom end: without a limit, every search would take 127 steps.
+    # Its outputs rarely end: without a limit, every search would take 127 steps.
     quick = ["training.epochs=8", "training.checkpoint_every=100", f"search.max_length={LONGEST}"]
 
     def make(folder: Path) -> None:
@@ -130,7 +130,7 @@ def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def report(tmp_path_factory: pytest.TempPathFactory, translator: Path) -> tuple[Path, list[dict[str, Any]]]:
-    """A page on two runs, which are the same one, and the records that it shows."""
+    """Write a page that compares a run with itself; return it with the records that it shows."""
 
     def make(folder: Path) -> None:
         files = "-o", folder / "page.html", "--json", folder / "all.json"
@@ -151,7 +151,7 @@ def inflector(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train_here(config: Path, run: Path, *overrides: str) -> Path:
-    """Train in this process, and return the run folder."""
+    """Train in this process and return the run folder."""
     call_here("train", config, *overrides, "--run-dir", run, "--device", "cpu")
     return run
 

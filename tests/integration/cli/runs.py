@@ -1,4 +1,4 @@
-"""Configurations of tiny trainings, and what a run folder holds."""
+"""Configurations of tiny trainings, and the contents of run folders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ training: {{epochs: 2, max_tokens: 400, checkpoint_every: 3, learning_rate: 0.01
 
 
 def strings(folder: Path, lines: int = 32) -> Path:
-    """A configuration with its data."""
+    """Write a configuration for inflection and its data."""
     folder.mkdir(exist_ok=True)
     verbs = english_verbs()
     write_examples(folder / "train.tsv", verbs["train"][:lines])
@@ -36,7 +36,7 @@ def strings(folder: Path, lines: int = 32) -> Path:
 
 
 def translation(folder: Path, dev: int = 6) -> Path:
-    """A configuration with its data; text is segmented at random."""
+    """Write a configuration for translation and its data; subwords are sampled."""
     from tsallis.toolkit.datasets.embedded import german_english_numbers
 
     folder.mkdir(exist_ok=True)
@@ -55,7 +55,7 @@ def _written(folder: Path, text: str) -> Path:
 
 
 def contents(run: Path) -> dict[str, object]:
-    """Every file of a run; of `timing.jsonl` all but the seconds."""
+    """Return the files and folders of a run with their contents, without the seconds in `timing.jsonl`."""
     result: dict[str, object] = {str(p.relative_to(run)): p.read_bytes() for p in run.rglob("*") if p.is_file()}
     times = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
     result["timing.jsonl"] = [{key: value for key, value in event.items() if key != "seconds"} for event in times]

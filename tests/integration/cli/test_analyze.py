@@ -1,4 +1,4 @@
-"""`tsallis analyze`: what it writes, and what it says where it cannot."""
+"""`tsallis analyze`: the files that it writes, and its error messages."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_page_and_records_hold_what_the_functions_return(
 
 
 def test_runs_of_one_folder_name_are_told_apart(translator: Path, tmp_path: Path) -> None:
-    """On the page, which is written where a link leads, and among the numbers."""
+    """The page and the JSON file must use different names for them; the page is written to the target of a link."""
     runs = [Path(shutil.copytree(translator, tmp_path / name / "run")) for name in "ab"]
     (tmp_path / "page.html").symlink_to(tmp_path / "pages" / "report.html")
     sizes = "--sentences", 1, "--limit", 2
@@ -104,7 +104,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(
 
 @pytest.fixture
 def swept(translator: Path, tmp_path: Path) -> list[Path]:
-    """Runs that differ in the alpha of their output, two of them in their seeds alone, with scores of their own."""
+    """Create three runs with different scores; they differ in output alpha, two of them only in their seeds."""
     folder, runs = tmp_path / "runs", []
     for number, (alpha, seed, bleu) in enumerate([(1.2, 1, 30.0), (1.2, 2, 32.0), (1.5, 1, 40.0)]):
         run = folder / f"run{number}"
@@ -122,7 +122,7 @@ def swept(translator: Path, tmp_path: Path) -> list[Path]:
 
 def test_scores_are_drawn_against_the_setting_in_which_runs_differ(swept: list[Path], tmp_path: Path) -> None:
     options = ["--sweep", "--json", tmp_path / "all.json"]
-    for run in swept:  # no model is run
+    for run in swept:  # a sweep needs no model
         shutil.rmtree(run / "checkpoints")
     analyze(*swept, "-o", tmp_path / "page.html", *options)
     content = json.loads((tmp_path / "all.json").read_text())
@@ -144,7 +144,7 @@ def test_several_runs_that_are_a_sweep_are_drawn_as_one_too(swept: list[Path], t
     analyze(*swept[1:], "-o", tmp_path / "page.html", "--sentences", 2, "--limit", 4)
     data = data_of(tmp_path / "page.html")
     assert len(data["runs"]) == 2 and [point["value"] for point in data["sweep"]["points"]] == [1.2, 1.5]
-    assert data["comparisons"][0]["kinds"][0]["mean"] == 0  # one model, twice
+    assert data["comparisons"][0]["kinds"][0]["mean"] == 0  # both runs have the same model
 
 
 REVIEWS = """\
@@ -247,7 +247,7 @@ def test_answers_are_those_of_the_first_sentences(translator: Path, tsallis: Run
 
 
 def test_text_with_outputs_on_later_lines_is_refused(translator: Path, tsallis: Run, tmp_path: Path) -> None:
-    """A reference read as a part of the source would change the answer without a note."""
+    """If a reference were read as part of the source, the answer would change without a warning."""
     (tmp_path / "text").write_text("zwei\nelf\televen\n")
     for command in (("analyze", translator, "--text"), ("look", translator), ("translate", translator)):
         message = tsallis(*command, tmp_path / "text", status=2).stderr

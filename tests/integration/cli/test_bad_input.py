@@ -1,4 +1,4 @@
-"""Mistakes: one line that says where and what, exit status 2, nothing overwritten."""
+"""Mistakes give a one-line error with the location, exit status 2, and no changed file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_closed_input_and_closed_errors(trained: Path) -> None:
 
 
 def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
-    """The exit status of a command in this process, and what it wrote to standard error."""
+    """Run a command in this process; return its exit status and standard error."""
     monkeypatch.setattr("sys.argv", ["tsallis", *arguments])
     with pytest.raises(SystemExit) as leave:
         main()
@@ -103,7 +103,7 @@ def test_whatever_a_command_raises(capsys, error: Exception, text: str | None) -
 
 
 def test_outputs_do_not_reach_the_terminal_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """A symbol of the training data may be anything."""
+    """Symbols of the training data may contain control characters."""
     vocabulary = Vocabulary(["\x1b[2J", "\x9b", "\ud800", "ş\u200d"])
     hypothesis = Hypothesis((4, 5, 6, 7), -0.5, (1,), (1,), None)
     result = Result((hypothesis,), Certificate("optimal", 0.0))

@@ -1,4 +1,4 @@
-"""The commands as a user runs them."""
+"""Run the commands as a user does."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_translate_score_and_evaluate_agree(tsallis, trained: Path, small_data: 
 
 
 def test_gold_symbols_that_no_vocabulary_has_are_told(tsallis, trained: Path, small_data: Path, tmp_path: Path) -> None:
-    """`score` holds their outputs impossible; `evaluate` counts them, and writes what it says where links lead."""
+    """`score` treats such references as impossible; `evaluate` counts the symbols, and its files may be links."""
     known, unknown = tmp_path / "known.tsv", tmp_path / "unknown.tsv"
     lemma, form, tags = (small_data / "train.tsv").read_text().splitlines()[0].split("\t")
     known.write_text(f"{lemma}\t{form}\t{tags}\n")

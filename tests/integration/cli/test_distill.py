@@ -1,4 +1,4 @@
-"""`tsallis distill` and the students of its distributions: the commands of the page, and what is rejected."""
+"""`tsallis distill` and students trained on its distributions: the commands of the page, and rejected input."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def equal(first: Path, second: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def teacher(tsallis: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data, a run and its distributions."""
+    """Create a folder with data, a run and its distributions."""
     folder = tmp_path_factory.mktemp("teacher")
     tsallis("train", runs.strings(folder / "data"), "--run-dir", folder / "run")
     shown = tsallis("distill", folder / "run", "-o", folder / "out").stdout
@@ -54,7 +54,7 @@ def test_the_commands_of_the_page(tsallis: Run, tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_teacher_that_sampled_segmentations(tsallis: Run, tmp_path: Path) -> None:
-    """Its distributions are those of the best segmentations, which a student without sampling reads."""
+    """The teacher's distributions belong to its best segmentations, so its student must not sample segmentations."""
     config = runs.translation(tmp_path / "data")
     options = ("--run-dir", tmp_path / "run", "training.updates=3")
     tsallis("train", config, *options)
@@ -74,7 +74,7 @@ def test_a_student_that_aligns_or_copies(tsallis: Run, teacher: Path, tmp_path: 
 
 @pytest.mark.parametrize("setting", ["model.monotonic=0", "model.copy=true"])
 def test_a_teacher_that_aligns_or_copies(setting: str, tsallis: Run, teacher: Path, tmp_path: Path) -> None:
-    """Two of them are an ensemble."""
+    """Two teachers that align or copy can form an ensemble."""
     config, settings = teacher / "data" / "config.yaml", (setting, "model.input_feeding=false")
     for seed in "12":
         tsallis("train", config, *settings, f"training.seed={seed}", "--run-dir", tmp_path / seed)
@@ -85,7 +85,7 @@ def test_a_teacher_that_aligns_or_copies(setting: str, tsallis: Run, teacher: Pa
 
 
 def test_the_weight_of_a_teacher(tsallis: Run, teacher: Path, tmp_path: Path) -> None:
-    """Weight 0 is the training without a teacher, bit for bit."""
+    """With weight 0, the result is bit-identical to training without a teacher."""
     config = teacher / "data" / "config.yaml"
     for weight in (0, 0.5, 1):
         section = f"training.teacher={{folder: {teacher / 'out'}, weight: {weight}}}"
@@ -96,7 +96,7 @@ def test_the_weight_of_a_teacher(tsallis: Run, teacher: Path, tmp_path: Path) ->
 
 
 def test_the_teachers_own_outputs_and_the_largest_probabilities(tsallis: Run, teacher: Path, tmp_path: Path) -> None:
-    """With weight 0, the outputs are the references of the student."""
+    """With weight 0, the student still learns the teacher's outputs as references."""
     config = teacher / "data" / "config.yaml"
     shown = tsallis("distill", teacher / "run", "-o", tmp_path / "out", "--own", "--top-k", "2", "--json").stdout
     record = json.loads(shown)

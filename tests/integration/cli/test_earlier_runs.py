@@ -1,4 +1,4 @@
-"""A run of every task, trained before names changed, still opens, answers as it did, and goes on."""
+"""Runs of every task that were trained before names changed still open, give the same answers, and resume."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from integration.cli.conftest import Run
 
 RUNS = Path(__file__).parents[2] / "fixtures" / "version1"
 ANSWERS = ("translate", "run", "input.txt", "--json")
-COMMANDS = {  # how the expected lines were made
+COMMANDS = {  # the commands that wrote the expected lines
     "strings": ANSWERS,
     "translation": ANSWERS,
     "classification": ANSWERS,
@@ -41,7 +41,7 @@ def test_it_answers_as_before(earlier: str, tsallis: Run) -> None:
 
 
 def _log_probs(line: dict[str, Any]) -> dict[str, float]:
-    """Return the log-probability of each output, or of the text whose probability was asked for."""
+    """Return the log-probability of each output, or that of the scored text."""
     return {output["text"]: output["log_prob"] for output in line.get("hypotheses", [{**line, "text": ""}])}
 
 

@@ -1,4 +1,4 @@
-"""The commands on a language model: training, scores, texts that are drawn or searched for, refusals."""
+"""The commands on a language model: training, scores, sampling, beam search, and rejected input."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_python_generates_from_the_start_and_more_than_a_block(speaker: Path) ->
     assert [answer.line for answer in many] == [*range(1, 71)]
     assert many[0].text == run.generate(options=short)[0].text and len({answer.text for answer in many}) > 5
     assert run.generate([]) == []
-    run.__dict__["search_options"] = SearchOptions(max_length=2)  # as the configuration may set it
+    run.__dict__["search_options"] = SearchOptions(max_length=2)  # the configuration may set this
     assert max(len(text.tokens) for answer in run.generate([""] * 9) for text in answer.texts) == 2
 
 
@@ -175,7 +175,8 @@ def test_one_prompt_is_no_list_and_a_dictionary_no_options(speaker: Path) -> Non
 def test_a_prompt_is_printed_as_it_was_given(tsallis, speaker: Path, tmp_path: Path) -> None:
     prompts = ("am", "am @ zw", "@", "am  zw", "am ", " am", "ab\u2028c")
     for number, (run, prompt) in enumerate(itertools.product((speaker, with_subwords(tmp_path)), prompts)):
-        options = ("--mode", "beam", "--beam-size", 2) if number % 2 else ()  # each prompt with both: there are seven
+        # The options alternate: there are seven prompts and two runs, so each prompt gets both.
+        options = ("--mode", "beam", "--beam-size", 2) if number % 2 else ()
         done = tsallis("generate", run, *options, "--max-length", 3, "--prefix", prompt, "--json")
         (line, _) = done.stdout.split("\n")
         content = json.loads(line)
@@ -199,10 +200,10 @@ def test_a_beam_proves_what_it_finds_and_score_agrees(tsallis, speaker: Path) ->
         assert content["certificate"] in ("optimal", "complete", "bounded", "none")
         text, prob, kind = tsallis("generate", speaker, *options).stdout.rstrip("\n").split("\t")
         assert (text, kind) == (content["text"], content["certificate"])
-        if not text:  # none was found, or the empty one
+        if not text:  # the search found no text, or the empty one
             continue
         scored = float(tsallis("score", speaker, stdin=f"{text}\n").stdout)
-        own = scored if not prefix else content["log_prob"]  # of what follows the prefix alone
+        own = scored if not prefix else content["log_prob"]  # with a prefix, only the text after it counts
         assert content["log_prob"] == pytest.approx(own, abs=1e-4) and scored <= own + 1e-4
         assert math.log(float(prob)) == pytest.approx(own, abs=1e-4)
 
@@ -222,7 +223,7 @@ def test_a_beam_ends_as_the_run_or_an_option_says(tsallis, speaker: Path, tmp_pa
 
 
 def with_subwords(folder: Path) -> Path:
-    """A run that reads subwords, hardly trained."""
+    """Train a run with subwords for one update."""
     (folder / "config.yaml").write_text(CONFIG.replace("SEED", str(SEED)))
     overrides = "data.subwords.size=120", "training.updates=1", "model.output=softmax"
     return train_here(folder / "config.yaml", folder / "run", *overrides)

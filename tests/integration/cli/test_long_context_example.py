@@ -1,4 +1,4 @@
-"""The study of long contexts writes a file for each run, and repeats none that is there."""
+"""The study of long contexts writes one file per run, and skips runs whose file exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tsallis evaluate --manifest`: all that repeats a result stands beside its scores."""
+"""`tsallis evaluate --manifest`: the scores, and everything that is needed to reproduce them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example of a pretrained encoder runs from end to end, on a tiny one with random weights."""
+"""The example with a pretrained encoder runs from start to end with a tiny encoder of random weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the modules that import it
 pytest.importorskip("accelerate")
 
 import transformers as tf

@@ -1,4 +1,4 @@
-"""Lines of published files and pipes: blank lines, separators at their ends, byte order marks, and bad lines."""
+"""Unusual input lines: blank lines, separators at the end, byte order marks, and invalid lines."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from tsallis.toolkit.training import load_run
 MARK = b"\xef\xbb\xbf"
 
 
-FILES = Path(__file__).parents[2] / "fixtures" / "version1"  # a small run of each task, and its data
+FILES = Path(__file__).parents[2] / "fixtures" / "version1"  # a small run per task, with its data
 ANSWERED = ("strings", "translation", "classification", "visual")
 
 
 def lines_of(name: str, file: str) -> list[str]:
-    """Return the lines of a file of a task, without a header."""
+    """Return the lines of a task's file without the header."""
     lines = (FILES / name / file).read_text(encoding="utf-8").splitlines()
     return lines[lines[0].startswith("image\t") :]
 
 
-# Three lines of each task: without their outputs, and with them.
+# Three lines per task, without and with references.
 PLAIN = {name: lines_of(name, "input.txt") for name in ANSWERED}
 GOLD = {name: lines_of(name, "dev.tsv")[:3] for name in ANSWERED if name != "translation"}
 GOLD["translation"] = [
@@ -46,7 +46,7 @@ GOLD["translation"] = [
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return the run folder of a task, beside its data."""
+    """Return a function that returns the run folder of a task; the folder is next to the task's data."""
     folder = Path(shutil.copytree(FILES, tmp_path_factory.mktemp("odd") / "runs"))
     return lambda name: folder / name / "run"
 
@@ -61,7 +61,7 @@ class Done(NamedTuple):
 def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def run(*arguments: object, stdin: bytes = b"") -> Done:
         (tmp_path / "stdin").write_bytes(stdin)
-        monkeypatch.chdir(Path(str(arguments[1])).parent)  # where its data is
+        monkeypatch.chdir(Path(str(arguments[1])).parent)  # paths of the data are relative to this folder
         capfd.readouterr()
         with (tmp_path / "stdin").open() as stream, pytest.raises(SystemExit) as leave:
             monkeypatch.setattr("sys.stdin", stream)
@@ -77,7 +77,8 @@ def text_of(*lines: str) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-# Bytes of three lines, the number of lines, and the places of the three among them.
+# For each name: a function that converts three lines to bytes, the resulting number of lines, and the indices of the
+# three lines among them.
 ODDITIES: dict[str, tuple[Callable[[list[str]], bytes], int, list[int]]] = {
     "mark": (lambda lines: MARK + text_of(*lines), 3, [0, 1, 2]),
     "returns": (lambda lines: text_of(*lines).replace(b"\n", b"\r\n"), 3, [0, 1, 2]),
@@ -104,7 +105,7 @@ def odd(oddity: str, lines: list[str]) -> tuple[bytes, int, list[int]]:
 
 
 def check(call, command: str, run: Path, lines: list[str], oddity: str, nothing: dict[str, Any]) -> Done:
-    """Compare the answers of odd lines with those of plain ones; return what was said of the odd ones."""
+    """Compare the answers for unusual lines with those for plain lines; return the result for the unusual ones."""
     blob, count, places = odd(oddity, lines)
     expected, done = (call(command, run, "--json", stdin=stdin) for stdin in (text_of(*lines), blob))
     assert done.status == 0 and len(done.lines) == count
@@ -115,7 +116,7 @@ def check(call, command: str, run: Path, lines: list[str], oddity: str, nothing:
 
 
 def check_texts(call, command: str, run: Path, lines: list[str], oddity: str, *options: str) -> None:
-    """As `check`, of plain text: a line that holds nothing has an empty one."""
+    """Compare plain-text answers as `check` does; an empty line must give an empty line."""
     blob, count, places = odd(oddity, lines)
     texts = call(command, run, *options, stdin=blob).lines
     assert [texts[place] for place in places] == call(command, run, *options, stdin=text_of(*lines)).lines
@@ -175,11 +176,11 @@ def test_look_and_an_evaluation(runs, call, name: str, tmp_path: Path) -> None:
 
 
 def test_texts(runs, call, tmp_path: Path) -> None:
-    """A blank line is a prompt of a language model, and no text."""
+    """For a language model, a blank line is a prompt but not a text."""
     run = runs("language")
     assert len(call("generate", run, stdin=MARK + b"the\n\n \r\n").lines) == 3
     spaces = call("generate", run, stdin=b"the  \n").lines
-    assert spaces[0].startswith("the  ")  # as it was given
+    assert spaces[0].startswith("the  ")  # prompts are not stripped
     plain = call("score", run, stdin=text_of("the cat", "a dog")).lines
     assert call("score", run, stdin=MARK + text_of("", "the cat", " ", "a dog\r")).lines == ["", plain[0], "", plain[1]]
     (tmp_path / "text").write_bytes(MARK + text_of("the cat", "", "a dog"))
@@ -242,14 +243,14 @@ def test_a_file_that_breaks_off(runs, call, tmp_path: Path) -> None:
     packed = gzip.compress(text_of(*lines))
     (tmp_path / "lines.gz").write_bytes(packed[: len(packed) * 2 // 3])
     done = call("score", runs("classification"), tmp_path / "lines.gz")
-    assert done.status == 2  # the first line is no example
+    assert done.status == 2  # the first line is not a labelled example
     done = call("translate", runs("classification"), tmp_path / "lines.gz")
     assert done.status == 2 and "can't be unpacked as .gz" in done.notes[-1] and len(done.lines) > 64
 
 
 @pytest.mark.parametrize("name", [*ANSWERED, "language"])
 def test_training_data(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The examples are the same with blank lines and odd ends; aligned files keep their blank lines."""
+    """Blank lines and separators at line ends do not change the examples; aligned files keep their blank lines."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     ends = {"strings": ";\t \r\n", "language": " \r\n"}.get(name, "\t \r\n")
     blank = "" if name == "translation" else "\n"
@@ -278,7 +279,7 @@ def test_word_vectors(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_with_marks(runs, call, tmp_path: Path) -> None:
-    """An editor that writes them makes no other run of it."""
+    """An editor may add byte order marks; the run must stay the same."""
     run = runs("strings")
     for name in ("config.yaml", "task.json", "model.json", "src.vocab.json"):
         (run / name).write_bytes(MARK + (run / name).read_bytes())
@@ -306,7 +307,7 @@ def test_served_sources(runs, name: str) -> None:
 
 
 def test_returns_alone_end_no_lines(runs, call, tmp_path: Path) -> None:
-    """A file whose lines end with CR alone would be one line."""
+    """A file whose lines end with CR only would be read as one line."""
     (tmp_path / "mac.tsv").write_bytes(text_of(*GOLD["strings"]).replace(b"\n", b"\r"))
     for command in ("evaluate", "score", "translate"):
         done = call(command, runs("strings"), tmp_path / "mac.tsv")

@@ -1,4 +1,4 @@
-"""Every option of a command acts or is refused: none is ignored."""
+"""Every option of a command has an effect or is rejected; none is ignored."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from run_seed import SEED
 from tsallis.errors import InputError
 from tsallis.search import SearchOptions
 
-# Of commands that compute with a run, an argument for each option; "FILE" is input from a file.
-# The options of `translate` and `score` act as they do in Python, here and in test_text_runs.py.
+# An argument for each option of the commands that use a run; "FILE" is input from a file.
+# Tests here and in test_text_runs.py check that the options of `translate` and `score` act as in Python.
 FILE = "FILE"
 USE = {"--checkpoint": "average", "--language": "bb", "--images": "{other}"}
 COMMANDS = {
@@ -98,16 +98,16 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(line: tuple[str, ...]) -> tuple[str, ...]:
-    """A line without the right output, which is in the second place."""
+    """Return a line without its second column, the reference."""
     return line[:1] + line[2:]
 
 
 @pytest.fixture
 def compute(forms: Path, questions: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Run a command with an option or without it, on a run that takes that option.
+    """Return a function that runs a command with or without an option, on a run that supports the option.
 
-    The result is the output without what differs from call to call, and the arguments of searches: whether outputs
-    differ depends on what a run has learned.
+    Its result is the reproducible part of the output, and the arguments of searches: the outputs may be equal,
+    depending on what a run has learned.
     """
     from tsallis.toolkit.evaluation import search_results
     from tsallis.toolkit.tasks import attention_weights
@@ -131,7 +131,7 @@ def compute(forms: Path, questions: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
         argument = COMMANDS[name][option].format(**places)
         arguments = ([argument] if option == FILE else [option, argument]) if given else []
         if run == forms and "--language" not in arguments and (name == "look" or option == FILE):
-            arguments += ["--language", "aa"]  # without it lines of several languages are refused
+            arguments += ["--language", "aa"]  # lines of a run with several languages need this option
         lines = IMAGE_LINES if run == questions else FORM_LINES
         stdin = "".join("\t".join(ask(line)) + "\n" for line in lines)
         if name == "look":
@@ -204,7 +204,7 @@ def test_a_wrong_backend_is_an_error_of_one_line(tsallis: Any, forms: Path, monk
 
 
 def test_the_best_of_all_are_the_first_of_all_and_certified(forms: Path) -> None:
-    """A list cut to its best is no complete one: its bound counts what was cut off."""
+    """A list cut to its best outputs is not complete: its bound includes the outputs that were cut off."""
     options = ("--all", "--budget", 150, "--language", "aa", "--json")
     stdin = "".join("\t".join(ask(line)) + "\n" for line in FORM_LINES)
     alone, some = (
@@ -293,8 +293,8 @@ def test_nothing_to_evaluate_is_no_result(questions: Path, tmp_path: Path) -> No
 
 
 def test_a_result_is_not_lost_to_a_file_that_has_no_digest(forms: Path, tmp_path: Path) -> None:
-    """A pipe is read once: its digest is not there for a manifest. It says so before anything is evaluated."""
-    os.mkfifo(tmp_path / "pipe")  # nobody writes: reading it would not end
+    """A pipe can be read only once, so it has no digest for a manifest. The error must precede the evaluation."""
+    os.mkfifo(tmp_path / "pipe")  # nothing writes to it, so reading it would hang
     with pytest.raises(InputError, match="pipe: can't be read: expected a file, found a pipe or a device"):
         called("evaluate", forms, tmp_path / "pipe", "--language", "aa", "--manifest", tmp_path / "m.json")
 

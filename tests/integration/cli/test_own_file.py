@@ -1,4 +1,4 @@
-"""From a table to a model, and what bad lines and wrong columns do."""
+"""Train a model on a table, and check the effects of invalid lines and wrong columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = ("model.d_model=16", "model.layers=1", "training.updates=4", "training.v
 
 @pytest.fixture
 def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A table of words and their letters with spaces between them."""
+    """Write a table of words and their letters separated by spaces."""
     monkeypatch.chdir(tmp_path)
     verbs = english_verbs()["dev"][:160:4]
     Path("words.tsv").write_text("".join(f"{e.source}\t{' '.join(e.source)}\n" for e in verbs), encoding="utf-8")
@@ -87,7 +87,7 @@ def test_a_wrong_option_is_no_bad_line(trained: Path, tsallis: Run) -> None:
 
 
 def test_lines_after_a_bad_one_are_answered(trained: Path, tsallis: Run) -> None:
-    """`prove` stops: a skipped line proves nothing."""
+    """`prove` stops, because it can't prove anything about a skipped line."""
     for command in ("suggest", "look"):
         done = tsallis(command, trained, *(["--weights"] if command == "look" else []), stdin=BAD, status=1)
         numbers = [
@@ -133,7 +133,7 @@ def test_joined_files_have_several_marks(words: Path, tsallis: Run) -> None:
     marked = b"\xef\xbb\xbf" + words.read_bytes()
     Path("joined.tsv").write_bytes(marked + marked)
     plan = [tsallis("train", name, "--dry-run").stdout for name in (words, "joined.tsv")]
-    assert plan[0].splitlines()[1] == plan[1].splitlines()[1]  # the numbers of symbols
+    assert plan[0].splitlines()[1] == plan[1].splitlines()[1]  # this line has the numbers of symbols
 
 
 def test_a_letter_in_two_unicode_forms_is_named(words: Path, tsallis: Run) -> None:
@@ -233,7 +233,7 @@ def test_files_of_other_encodings_are_named(words: Path, tsallis: Run) -> None:
 
 
 def test_two_runs_keep_their_search_settings(words: Path, tsallis: Run) -> None:
-    """The first run's beam would decide both scores, and the order of the runs the result."""
+    """Each run must be scored with its own settings, so that the order of the runs does not change the result."""
     for name, settings in (("narrow", ["search.beam_size=1"]), ("long", ["search.beam_size=2", "search.min_length=9"])):
         tsallis("train", words, *SMALL, *settings, "--run-dir", f"runs/{name}")
     alone = [

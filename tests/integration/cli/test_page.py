@@ -1,4 +1,4 @@
-"""The page in a browser: no errors, no requests, the numbers of the functions, no fault of accessibility."""
+"""The page in a browser: no errors, no requests, the same numbers as the functions, no accessibility problems."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VIEWS = ("overview", "outputs", "wrong", "sentence", "heads", "contrasts", "trai
 
 
 class Visit:
-    """A page in a browser, and what went wrong there."""
+    """A page in a browser, and the problems that occurred in it."""
 
     def __init__(self, browser: Any, path: Path, **options: Any) -> None:
         self.context = browser.new_context(**options)
@@ -59,7 +59,7 @@ class Visit:
 
 @pytest.fixture
 def visits(browser: Any) -> Iterator[Callable[..., Visit]]:
-    """Open pages, in which nothing may go wrong."""
+    """Return a function that opens pages; problems in a page fail the test."""
     made: list[Visit] = []
 
     def make(path: Path, **options: Any) -> Visit:
@@ -121,7 +121,7 @@ def test_a_card_says_what_the_record_says(visit: Visit, report: tuple[Path, Any]
 
 
 def test_weights_of_the_explorer_are_those_of_the_records(visit: Visit, report: tuple[Path, Any]) -> None:
-    """As a table, as cells and as lines; zeros are nowhere."""
+    """The weights appear in a table, as cells and as lines; zeros are not shown."""
     run = report[1][0]
     tab = visit.open("sentence/1/0/cross/1/0")
     tab.wait_for_selector(".panel:first-child .matrix .tone")
@@ -193,7 +193,7 @@ def test_contrasts_are_those_of_the_records(visit: Visit, report: tuple[Path, An
     rows = tab.eval_on_selector_all(
         "table.contrasts >> nth=0 >> tbody tr", "rows => rows.map(r => r.cells[2].innerText)"
     )
-    assert rows and set(rows) == {"0.000"}  # the same run, twice
+    assert rows and set(rows) == {"0.000"}  # the page compares a run with itself
 
 
 def test_curves_have_the_values_of_the_log(visit: Visit, report: tuple[Path, Any]) -> None:
@@ -246,7 +246,7 @@ def test_no_view_has_a_fault_of_accessibility(visit: Visit, view: str) -> None:
 
 @pytest.fixture(scope="module")
 def densities(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page of densities over words, images and time."""
+    """Write a page of densities over words, images and time."""
     line = draw_density(TruncatedParabola(torch.tensor(0.4), torch.tensor(0.005)))
     plane = draw_density(TruncatedParaboloid(torch.tensor([0.5, 0.4]), 0.01 * torch.eye(2)))
     words = ("a", "fine", "film")
@@ -266,7 +266,7 @@ def densities(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_densities_are_drawn_with_their_supports(visits: Callable[..., Visit], densities: Path, scheme: str) -> None:
     visit = visits(densities, color_scheme=scheme)
     tab = visit.open("densities")
-    assert len(tab.query_selector_all("svg rect.bars")) == 1  # weights of zero have none
+    assert len(tab.query_selector_all("svg rect.bars")) == 1  # zero weights have no bars
     assert len(tab.query_selector_all("svg .support")) == 1 and "neg (.750), correct: pos" in tab.inner_text("main")
     tab.click("summary")
     tab.wait_for_selector("table.weights tbody tr")
@@ -350,7 +350,7 @@ def test_a_page_on_attention_alone_has_no_outputs_and_no_training(
 
 @pytest.fixture(scope="module")
 def texts_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page on a language model: its texts have no source, and nothing is searched for."""
+    """Write a page on a language model: its texts have no source, and there is no search."""
     folder, vocabulary = tmp_path_factory.mktemp("texts"), Vocabulary(["▁a", "▁b"])
     sizes = {"vocab": 6, "d_model": 8, "heads": 2, "layers": 1, "d_ff": 8}
     description = {"class": "language", "arguments": sizes}
@@ -388,7 +388,7 @@ def weights_of(heads: int, queries: int, keys: int, causal: bool = False) -> tor
 
 @pytest.fixture
 def weight_page(tmp_path: Path) -> Path:
-    """A page of tensors and tokens alone, whose second layer is left out."""
+    """Write a page from tensors and tokens only; the second layer is missing."""
     summary = summarize_weights(
         encoder_attention=[weights_of(2, 5, 5), None, weights_of(3, 5, 5)],
         decoder_attention=[weights_of(2, 4, 4, causal=True), None, weights_of(3, 4, 4, causal=True)],
@@ -436,7 +436,7 @@ def test_a_page_of_weights_has_the_views_that_need_no_model(visits: Callable[...
 
 @pytest.mark.parametrize("visit", [{"color_scheme": "dark"}], indirect=True)
 def test_paper_is_white_and_has_no_controls(visit: Visit) -> None:
-    """Also where the button or the system chose dark colours; all of a long table is printed."""
+    """Printed pages must be white without controls, even in dark mode, and contain all rows of long tables."""
     tab = visit.open("heads")
     tab.click("#theme")
     tab.click("#theme")

@@ -1,4 +1,4 @@
-"""`tsallis prove` and `--pattern`: what they print, their exit statuses, and the commands of the page."""
+"""`tsallis prove` and `--pattern`: their output, their exit statuses, and the commands of the page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def proofs(tsallis: Any, trained: Path, *options: object, status: int) -> list[d
 def test_results_and_exit_statuses(
     tsallis: Any, trained: Path, opened: TextRun, rule: tuple[str, str], result: str, status: int
 ) -> None:
-    """No output has a digit: the vocabulary has none."""
+    """No output contains a digit, because the vocabulary contains none."""
     shown = proofs(tsallis, trained, *rule, status=status)
     assert [(line["line"], line["result"]) for line in shown] == [(1, result), (3, result)]
     assert all(line["absolute"] == (result == "proved") for line in shown)

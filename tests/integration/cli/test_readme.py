@@ -1,4 +1,4 @@
-"""Every command and example of the README is run, and every command of the pages on commands and measurements."""
+"""Run every command and example of the README, and every command of the pages on commands and measurements."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MINUTE = (
     " training.updates=3 training.warmup=2 training.validate_updates=3 training.validation_rows=5"
     " data.subwords.size=150 model.d_model=8 model.heads=2 model.encoder_layers=1 model.decoder_layers=1 model.d_ff=8"
 )
-# Quick versions of what takes minutes as it stands; everything else is run to the letter.
+# Settings that shorten commands of several minutes; all other commands run exactly as written.
 SMALLER = {
     "tsallis train recipes/tiny/translation": MINUTE,
     "torchrun --nproc-per-node 2 -m tsallis train recipes/tiny/translation": MINUTE,
@@ -111,7 +111,7 @@ def test_commands_run_elsewhere_exist() -> None:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as a user has it: the recipes, and data that stands in for the real one."""
+    """Create a folder like a user's, with the recipes and with small data in place of the real data."""
     folder = tmp_path_factory.mktemp("user")
     for name in ("recipes", "examples", "benchmarks"):
         shutil.copytree(ROOT / name, folder / name)
@@ -145,7 +145,7 @@ def write_pairs(folder: Path, names: tuple[str, str, str], src: str) -> None:
 
 
 def write_strings(folder: Path) -> None:
-    """Files with columns, as of a spreadsheet."""
+    """Write files with columns like those of a spreadsheet."""
     verbs = english_verbs()["dev"][:200]
     words = [f"{e.source}\t{' '.join(e.source)}\n" for e in verbs[::4]]
     for name, lines in (("words", words[:30]), ("dev", words[30:40]), ("test", words[40:]), ("new", words[40:])):
@@ -190,14 +190,14 @@ def write_others(folder: Path) -> None:
 
 
 def with_settings(command: str, settings: str) -> str:
-    """Return a command with settings in the place of its own."""
+    """Return a command with some of its settings replaced."""
     keys = [setting.partition("=")[0] for setting in settings.split()]
     kept = [word for word in command.split(" ") if "=" not in word or word.partition("=")[0] not in keys]
     return " ".join(kept) + settings
 
 
 def run_in(folder: Path, line: str) -> Ended:
-    """Run a command line in a folder; one of ours in a fork of this process, which has imported everything already."""
+    """Run a command line in a folder; `tsallis` commands run in a fork of this process, which starts faster."""
     ours = re.fullmatch(r"(?:printf '([^']*)' \| )?tsallis ([^|>]*)", line)
     if ours is None:
         path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
@@ -224,8 +224,8 @@ def test_the_commands_run_in_their_order(workplace: Path) -> None:
         smaller = next((extra for start, extra in SMALLER.items() if bare.startswith(start)), "")
         done = run_in(workplace, with_settings(bare, smaller))
         if bare.startswith("tsallis data get"):
-            # No network here: the stand-in is found, and refused because it is not the known file. The files of Tatoeba
-            # have no digests.
+            # Without a network, the command finds the small data and rejects it, because it is not the known file. The
+            # files of Tatoeba have no digests.
             refused = "differs from the known file" in done.errors or "delete it to download it again" in done.errors
             assert (done.status == 2 and refused) or "tatoeba" in bare, done.errors
         else:

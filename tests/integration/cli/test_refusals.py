@@ -1,4 +1,4 @@
-"""A refused command changes nothing: names, contents and times of all files are compared before and after."""
+"""A rejected command changes nothing: names, contents and times of all files are the same before and after."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ model: {d_model: 4, layers: 1}
 training: {epochs: 2, batch_size: 8, checkpoint_every: 2, learning_rate: 0.01, keep: 2, schedule: constant}
 """
 RUN, TRAIN = Path("run"), Path("data/train.tsv")
-LONGER = ("training.epochs=5", "training.keep=3")  # settings that may change: config.yaml would be written anew
+LONGER = ("training.epochs=5", "training.keep=3")  # settings that may change: a resumed run would rewrite config.yaml
 Damage = Callable[[], object]
 
 
@@ -49,7 +49,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, a copy of it."""
+    """Copy the base folder and make the copy the working directory."""
     monkeypatch.chdir(shutil.copytree(base, tmp_path / "here"))
     return tmp_path / "here"
 
@@ -59,7 +59,7 @@ def call(*arguments: object) -> None:
 
 
 def tree(folder: Path) -> dict[str, tuple[object, ...]]:
-    """Return everything in a folder: kind, time of the last change and content."""
+    """Return the mode, modification time and content of everything in a folder."""
     found = {}
     for path in [folder, *folder.rglob("*")]:
         status = path.lstat()
@@ -69,7 +69,7 @@ def tree(folder: Path) -> dict[str, tuple[object, ...]]:
 
 
 def refused(*arguments: object, words: str | None = None) -> None:
-    """Call a command that is refused, and compare all files in the working directory."""
+    """Call a command that must be rejected, and check that no file in the working directory changes."""
     before = tree(Path.cwd())
     with pytest.raises((InputError, typer.TyperException), match=words):
         call(*arguments)
@@ -166,10 +166,10 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_training_that_can_not_go_on(here: Path, name: str) -> None:
-    """The configuration would be written anew: the settings that are given may change."""
+    """Although the settings in `LONGER` may change, the command must not rewrite the configuration of a damaged run."""
     damage, words = DAMAGES[name]
     damage()
-    Path("run/.config.yaml.abcdefgh.tmp").touch()  # as a killed write leaves it
+    Path("run/.config.yaml.abcdefgh.tmp").touch()  # a killed write leaves such a file
     refused("train", "config.yaml", *LONGER, "--run-dir", RUN, "--device", "cpu", words=words)
 
 
@@ -240,7 +240,7 @@ def test_a_lock_is_not_left(here: Path) -> None:
     ],
 )
 def test_a_training_that_can_not_begin(here: Path, damage: Damage, overrides: tuple[str, ...], words: str) -> None:
-    """Neither the run folder nor those above it are made."""
+    """A training that can't start must not create the run folder or its parents."""
     damage()
     refused("train", "config.yaml", *overrides, "--run-dir", "new/deep/run", words=words)
 
@@ -298,7 +298,7 @@ OUTPUTS = {
         (str, "evaluate", ("nowhere",), "nowhere"),
         (str, "evaluate", ("--split", "tset"), "split must be"),
         (remove("data/dev.tsv"), "evaluate", (), "dev.tsv"),
-        (write("run/timing.jsonl", "{}\n"), "evaluate", (), "timing.jsonl:1"),  # read when all is computed
+        (write("run/timing.jsonl", "{}\n"), "evaluate", (), "timing.jsonl:1"),  # read after all computations
         (str, "evaluate", ("--checkpoint", "first"), "checkpoint must be"),
         (write("lines", "walk\n"), "look", ("lines",), "lines:1"),
         (write("lines", "w" * 300 + "\tV;PST\n"), "look", ("lines",), "found 302"),
@@ -311,7 +311,7 @@ OUTPUTS = {
 def test_outputs_of_a_refused_command(
     here: Path, damage: Damage, command: str, arguments: tuple[str, ...], words: str
 ) -> None:
-    """Neither a new folder, nor a change of the file that was there."""
+    """The command must not create a folder or change an existing file."""
     damage()
     Path("old.json").write_text("before")
     refused(command, RUN, *arguments, *OUTPUTS[command], words=words)
@@ -325,7 +325,7 @@ def test_outputs_that_can_not_be(here: Path) -> None:
 
 
 def test_a_demo_in_a_folder_of_another_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The training beside it does not begin either."""
+    """If one of its two run folders contains another run, the demo must start neither training."""
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a training was started"))
     refused("demo", "--run-dir", RUN, words="another configuration")
     shutil.move("run", "new-softmax")

@@ -1,4 +1,4 @@
-"""A training that is stopped at any moment loses nothing: started again, it ends as one that never was."""
+"""A training can be stopped at any moment without loss: resumed, it ends like an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs fo
 
 
 Whole = tuple[Path, dict[str, object]]
-Call = tuple[str, str]  # its name, and the file, whose numbers are left out
+Call = tuple[str, str]  # the name of the call, and the file without numbers
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """A configuration, and what its training ends with if nothing comes between."""
+    """Return a configuration, and the contents of its run folder after an uninterrupted training."""
     folder = tmp_path_factory.mktemp("strings")
     config = strings(folder)
     return config, trained(config, folder / "whole")
@@ -49,7 +49,7 @@ def trained(config: Path, run: Path) -> dict[str, object]:
 
 
 def faulty(run: Path, at: int | None, kind: str, *arguments: object) -> Callable[[], None]:
-    """A command in which one call goes wrong."""
+    """Return a function that runs a command in which one call fails."""
     whole_command = command(*arguments)
 
     def work() -> None:
@@ -85,7 +85,7 @@ def said(done: Ended) -> str:
 
 
 def goes_wrong(run: Path, at: int, kind: str, *arguments: object) -> None:
-    """One call of a command goes wrong: it says so, or is killed there."""
+    """Run a command in which one call fails; check that it is killed there or prints an error."""
     done = run_forked(faulty(run, at, kind, *arguments))
     if kind == "kill":
         assert done.status == -signal.SIGKILL, done.text
@@ -118,12 +118,12 @@ KINDS = ("kill", "full", "broken")
 
 
 def places_of(calls: list[Call], kind: str) -> list[int]:
-    """Which calls can go wrong so: a disk is full for those that need room, others are broken."""
+    """Return the numbers of the calls that can fail in this way: "full" needs calls that allocate, "broken" others."""
     return [i for i, (n, _) in enumerate(calls, start=1) if kind == "kill" or (n in ALLOCATING) == (kind == "full")]
 
 
 def first_and_last(calls: list[Call], places: list[int]) -> list[int]:
-    """Those places at which a file is called for so for the first time, or for the last."""
+    """Return the places of the first and the last call of each kind for each file."""
     first = {calls[i - 1]: i for i in reversed(places)}
     last = {calls[i - 1]: i for i in places}
     return sorted({*first.values(), *last.values()})
@@ -131,7 +131,7 @@ def first_and_last(calls: list[Call], places: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_some_calls_go_wrong(whole: Whole, calls: list[Call], tmp_path: Path, kind: str) -> None:
-    """One of each sort, at one place of the training or another."""
+    """One call of each name fails, at a random place of the training."""
     chance, sorts = random.Random(kind), sorted({name for name, _ in calls})
     assert {"open", "write", "fsync", "ftruncate", "replace", "mkdir", "chmod", "unlink", "rmdir"} == set(sorts)
     places = [[i for i in places_of(calls, kind) if calls[i - 1][0] == name] for name in sorts]
@@ -152,7 +152,7 @@ def test_every_call_of_an_average_goes_wrong(averaged: Whole, tmp_path: Path, ki
 
 
 def test_a_fault_while_a_killed_training_is_taken_up(whole: Whole, calls: list[Call], tmp_path: Path) -> None:
-    """What is swept away and rewound then is part of no whole training."""
+    """Resuming removes files and truncates logs; a fault in these calls must not lose anything."""
     config, expected = whole
     run, chance = tmp_path / "run", random.Random(3)
     arguments = ("train", config, "--run-dir", run)
@@ -174,7 +174,7 @@ def test_kills_at_random_moments(tmp_path: Path, configuration: Callable[[Path],
 
 @pytest.mark.slow
 def test_a_process_of_its_own_is_killed(whole: Whole, tmp_path: Path) -> None:
-    """As a user does it, once: no child of an interpreter that has imported everything."""
+    """Kill a new process, as a user does, instead of a fork of this one."""
     config, expected = whole
     run = tmp_path / "run"
     process = subprocess.Popen(
@@ -189,7 +189,7 @@ def test_a_process_of_its_own_is_killed(whole: Whole, tmp_path: Path) -> None:
 
 
 def test_a_training_that_is_terminated_saves_its_last_update(whole: Whole, tmp_path: Path) -> None:
-    """As a batch system does it: what was trained since the last checkpoint is not lost."""
+    """A batch system sends SIGTERM; the updates since the last checkpoint must not be lost."""
     config = tmp_path / "config.yaml"
     config.write_text(whole[0].read_text().replace("checkpoint_every: 2", "checkpoint_every: 500"))
     expected = trained(config, tmp_path / "whole")
@@ -206,7 +206,7 @@ def test_a_training_that_is_terminated_saves_its_last_update(whole: Whole, tmp_p
 
 
 def terminated(work: Callable[[], None], update: int) -> Callable[[], None]:
-    """A training that a signal comes to in one of its updates."""
+    """Return a function that trains and receives SIGTERM before an update."""
 
     def working() -> None:
         from tsallis.toolkit.training.engine import Engine
@@ -215,7 +215,7 @@ def terminated(work: Callable[[], None], update: int) -> Callable[[], None]:
 
         def updating(self: Engine, *arguments: object, **more: object) -> object:
             if next(count) == update - 1:
-                signal.raise_signal(signal.SIGTERM)  # noted by the next update
+                signal.raise_signal(signal.SIGTERM)  # the trainer stops after the next update
             return original(self, *arguments, **more)  # type: ignore[arg-type]
 
         Engine.update = updating  # type: ignore[assignment, method-assign]

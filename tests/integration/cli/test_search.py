@@ -1,4 +1,4 @@
-"""Searches from the command line: proofs, draws, limits, ensembles, and what they are told beside each other."""
+"""Searches from the command line: proofs, samples, limits, ensembles, and combinations of options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Answers = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def second(small_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the same data with softmax."""
+    """Train a run with softmax on the same data."""
     changes = ["training.epochs=1", "training.seed=9", "model.output=softmax"]
     return train_here(small_data / "config.yaml", tmp_path_factory.mktemp("second") / "run", *changes)
 
@@ -47,7 +47,7 @@ def answers(tsallis, trained: Path) -> Answers:
     "options", [("--all", "--budget", 40), ("--exact", "--n-best", 3), ("--n-best", 3), ("--exact",)]
 )
 def test_a_list_has_one_certificate(answers: Answers, tsallis, second: Path, options: tuple[object, ...]) -> None:
-    """The certificate is about the list: beside its less probable outputs "optimal" would not be true."""
+    """The certificate is printed once, for the whole list: "optimal" would be wrong for less probable outputs."""
     shown = [line.split("\t") for line in tsallis("translate", second, *options, stdin=ASKED).stdout.splitlines()]
     expected = [
         [str(answer["line"]), output["text"], f"{output['prob']:.6g}", answer["certificate"] if first else ""]
@@ -60,7 +60,7 @@ def test_a_list_has_one_certificate(answers: Answers, tsallis, second: Path, opt
 def test_draws_repeat_in_any_company_and_change_with_the_seed(
     answers: Answers, tsallis, trained: Path, second: Path
 ) -> None:
-    def forms(*found: dict[str, Any]) -> list[str]:  # a draw that was cut off has none
+    def forms(*found: dict[str, Any]) -> list[str]:  # a truncated sample has no text
         return [draw["text"] if draw else "" for answer in found for draw in answer["draws"]]
 
     draws = answers("--mode", "sample", "--num-samples", 5, run=second)
@@ -68,14 +68,14 @@ def test_draws_repeat_in_any_company_and_change_with_the_seed(
     assert draws == answers("--mode", "sample", "--num-samples", 5, "--seed", 0, run=second)
     (alone,) = answers("--mode", "sample", "--num-samples", 5, stdin=ASKED.split("\n")[0] + "\n", run=second)
     assert forms(alone) == forms(draws[0])
-    # By softmax fifteen draws repeat with another seed about never, whatever the run has learned.
+    # With softmax, fifteen samples are almost never the same with another seed, whatever the run has learned.
     assert draws != answers("--mode", "sample", "--num-samples", 5, "--seed", 1, run=second)
     text = tsallis("translate", second, "--mode", "sample", "--num-samples", 5, stdin=ASKED).stdout.splitlines()
     assert [line.split("\t")[1] for line in text] == forms(*draws)
     cut = tsallis(
         "translate", trained, "--mode", "sample", "--num-samples", 2, "--max-length", 1, stdin="walk\tV;PST\n"
     ).stdout.splitlines()
-    assert cut == ["1\t\t"] * 2  # one symbol is too little for a form
+    assert cut == ["1\t\t"] * 2  # one symbol is too short for a form
 
 
 def test_beginnings_of_all_lines_and_of_each(answers: Answers) -> None:
@@ -96,13 +96,13 @@ def test_a_run_says_how_its_beam_ends(tsallis, trained: Path, answers: Answers, 
     (run / "config.yaml").write_text(config.replace("\n  end_rule: every", "\n  end_rule: competing"))
     assert answers("--beam-size", 1, run=run) == answers("--beam-size", 1, "--end-rule", "competing")
     assert open_run(run).search_options == SearchOptions(beam_size=5, end_rule="competing")
-    old = config.replace("\n  end_rule: every", "\n  competing_ends: true")  # as runs of before say it
+    old = config.replace("\n  end_rule: every", "\n  competing_ends: true")  # the name in earlier versions
     (run / "config.yaml").write_text(old)
     assert answers("--beam-size", 1, run=run) == answers("--beam-size", 1, "--end-rule", "competing")
 
 
 def test_a_run_says_how_long_its_outputs_are(tsallis, trained: Path, answers: Answers, tmp_path: Path) -> None:
-    """As if the options were given; those that are given come first, and what they have no effect on is as before."""
+    """Length settings in a run's configuration must act like the options; options override them."""
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     config = (run / "config.yaml").read_text(encoding="utf-8")
     for name, value in (("min_length: 0", 3), ("max_length: null", 7), ("length_penalty: 0.0", 2.0)):
@@ -132,7 +132,7 @@ def test_ensembles_translate_score_and_evaluate(
     both = [
         json.loads(x) for x in tsallis("score", trained, "--with", second, "--json", stdin=gold).stdout.splitlines()
     ]
-    assert all(x["possible"] for x in both)  # softmax leaves nothing out
+    assert all(x["possible"] for x in both)  # softmax excludes no output
     assert [x["log_prob"] for x in single] != [x["log_prob"] for x in both]
     (answer,) = answers("--with", second, "--exact", "--min-length", 2, stdin="walk\tV;PST\n")
     form = answer["hypotheses"][0]["text"]
@@ -140,7 +140,7 @@ def test_ensembles_translate_score_and_evaluate(
     assert float(line) == pytest.approx(answer["hypotheses"][0]["log_prob"], abs=1e-5)
     report = json.loads(tsallis("evaluate", trained, "--with", second, "--split", "dev", "--json").stdout)
     forms = [line.split("\t")[1] for line in (small_data / "dev.tsv").read_text().splitlines()]
-    # Of the symbols that the vocabulary has all are possible.
+    # All symbols of the vocabulary are possible.
     symbols = sum(len(form) + 1 for form in forms)
     assert report["gold_in_support"] == pytest.approx(1 - report["unknown_symbols"] / symbols)
     assert report["unknown_symbols"] > 0 and report["samples"] == 24
@@ -153,7 +153,7 @@ def test_runs_that_cannot_join(tsallis, trained: Path, inflector: Path) -> None:
 
 @pytest.fixture(scope="module")
 def decided(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with scores so far apart that every step has one possible symbol, whatever it learned."""
+    """Return a run with scores so far apart that every step has only one possible symbol, whatever it learned."""
     run = Path(shutil.copytree(trained, tmp_path_factory.mktemp("decided") / "run"))
     for path in run.glob("checkpoints/step-*/model.safetensors"):
         weights = safetensors.torch.load_file(path)
@@ -286,7 +286,7 @@ def test_an_empty_output_has_a_score(tsallis, trained: Path) -> None:
 
 
 def test_a_line_is_answered_before_the_next_is_written(trained: Path) -> None:
-    """Whoever types a line waits for its answer, and so does a program behind a pipe."""
+    """A user who types a line waits for its answer, and so does a program that writes to a pipe."""
     (reading, asked), (answered, writing) = os.pipe(), os.pipe()
     translate = command("translate", trained)
 
@@ -302,7 +302,7 @@ def test_a_line_is_answered_before_the_next_is_written(trained: Path) -> None:
     with os.fdopen(answered) as answers:
         for part in (b"walk\tV;PST\n", b"bake\tV;PST\nrebel\t", b"V;PST\n"):
             os.write(asked, part)
-            result.append(answers.readline())  # hangs if more than whole lines is waited for
+            result.append(answers.readline())  # hangs if the command waits for more than one line
         os.close(asked)
         assert all(result) and answers.read() == ""
     assert child.ended().status == 0
@@ -337,7 +337,7 @@ def test_a_line_is_ready_when_its_end_is_there_and_a_long_one_comes_in_parts() -
     os.write(writing, b"\nabcdef\nef")
     assert reader.ready() and reader.readline() == b"abcd\n"
     assert [reader.readline(4), reader.readline(4)] == [b"abcd", b"ef\n"]
-    assert not reader.ready()  # nothing is there, and it may still come
+    assert not reader.ready()  # the buffer is empty, and more input may follow
     os.close(writing)
     assert reader.ready() and reader.readline() == b"ef" and not reader.ready()
     os.close(reading)

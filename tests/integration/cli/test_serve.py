@@ -1,4 +1,4 @@
-"""The command that serves runs: its page in a browser, every command of its documentation, signals and mistakes."""
+"""`tsallis serve`: its page in a browser, every command of its documentation, signals and mistakes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Serving:
         return answer.status, content
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Return exit status and standard output once the signal has ended it; no error may have been printed."""
+        """End the server with a signal; return exit status and standard output, and fail if it printed an error."""
         self.process.send_signal(number)
         out, self.errors = self.process.communicate(timeout=60)
         assert "Traceback" not in self.errors and "rror" not in self.errors
@@ -104,10 +104,10 @@ def test_the_options_of_the_documentation_are_those_of_the_command() -> None:
 @pytest.mark.process
 def test_an_interrupt_ends_it_in_order_and_a_host_that_others_reach_is_warned_of(trained: Path) -> None:
     serving = Serving(trained, "--host", "0.0.0.0", "--port", 0)
-    assert "http://0.0.0.0:" not in serving.line  # others can't open that
+    assert "http://0.0.0.0:" not in serving.line  # browsers can't open that address
     status, _ = serving.ask("/api/health", host=serving.url.removeprefix("http://").removesuffix("/"))
     assert status == 200
-    # A client that keeps its connection open does not hold it up.
+    # A client that keeps its connection open does not delay the end.
     connection = socket.create_connection(("127.0.0.1", serving.port))
     assert serving.ask("/api/health")[0] == 200
     assert serving.end(signal.SIGINT) == (0, "")
@@ -185,7 +185,7 @@ def test_examples_are_of_the_development_set_where_it_is_there(trained: Path, tm
 
 @pytest.fixture
 def tab(browser: Any, serving: Serving, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The page, without a message on its console or a request to another server."""
+    """Open the page; console messages and requests to other servers fail the test."""
     context, faults = browser.new_context(**getattr(request, "param", {})), []
     tab = context.new_page()
     tab.on("pageerror", lambda error: faults.append(str(error)))
@@ -200,7 +200,7 @@ def tab(browser: Any, serving: Serving, request: pytest.FixtureRequest) -> Itera
 
 
 def ask_numbers(tab: Any) -> None:
-    """Choose the translator and type a source; wait for all that is shown of it."""
+    """Choose the translator and type a source; wait until all results are shown."""
     tab.select_option("#runs select", "1")
     tab.fill('input[name="column-0"]', SOURCE)
     tab.wait_for_selector(".proof")
@@ -217,7 +217,7 @@ def test_what_is_typed_is_answered_with_a_proof_a_tree_steps_and_attention(
     ask_numbers(tab)
     run = load_run(translator)
     batch = task_of(run.task).read([SOURCE], "here", run, False).corpus.batch([0])
-    beam = {"beam_size": 5, "n_best": 5, "end_rule": "competing", "max_length": LONGEST}  # as the run says
+    beam = {"beam_size": 5, "n_best": 5, "end_rule": "competing", "max_length": LONGEST}  # the settings of the run
     found = beam_search(run.model, batch.src, batch.src_lengths, **beam)
     (result,) = complete_results(run.model, batch, found, run.tgt_vocab)  # a text may have a likelier segmentation
     texts = tab.eval_on_selector_all(".outputs .words", "nodes => nodes.map(n => n.innerText)")
@@ -226,7 +226,7 @@ def test_what_is_typed_is_answered_with_a_proof_a_tree_steps_and_attention(
     assert tab.query_selector("svg.tree .word") is not None
     rows = tab.eval_on_selector_all(".steps tbody tr", "rows => rows.map(r => r.cells[3].innerText.replace(',', ''))")
     assert [int(row) for row in rows] == list(result.hypotheses[0].support)
-    # Another output, another head, with the keyboard.
+    # Choose another output and another head with the keyboard.
     tab.focus(".outputs input:checked")
     tab.keyboard.press("ArrowDown")
     count = len(result.hypotheses[1].support)
@@ -280,7 +280,7 @@ def test_an_output_is_completed_with_the_keyboard(tab: Any) -> None:
             tab.keyboard.press("Enter")
         assert tab.input_value("#typed") == choice and len(choice) > len(typed)
         typed = choice
-        # A selector: the page's policy refuses the evaluation that polling for an expression needs.
+        # Wait for a selector: the page's security policy forbids polling for an expression.
         tab.wait_for_selector("#typed:not([aria-activedescendant])")
     tab.fill("#typed", "#")
     tab.wait_for_selector("text=Impossible: no output of the model starts with this text.")

@@ -1,4 +1,4 @@
-"""Cells with several right answers: any of them is right, and the first one has the probability."""
+"""Cells with several references: an output may match any of them, and the first one is scored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Run = Callable[..., CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def plurals(tsallis: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run whose training data has two plurals per word."""
+    """Train a run on data with two plurals per word."""
     folder = tmp_path_factory.mktemp("plurals")
     words = [f"{a}{b}{c}{d}" for a in "kmps" for b in "aiu" for c in "dt" for d in "ai"]
     (folder / "words.tsv").write_text("".join(f"{w}\t{w}ti/{w}s\n" for w in words), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Standard input by its name, and what becomes of a command whose standard output is closed or full."""
+"""Standard input as the file `-`, and commands whose standard output is closed or full."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Run = Callable[..., Ended]
 
 
 def unbuffered(handle: int) -> io.TextIOWrapper:
-    """A text stream whose every write may fail, as those of a terminal or under PYTHONUNBUFFERED."""
+    """Return an unbuffered text stream: each write can fail, as on a terminal or with PYTHONUNBUFFERED."""
     return io.TextIOWrapper(os.fdopen(handle, "wb", 0), write_through=True)
 
 
 @pytest.fixture
 def unread() -> Run:
-    """Run a command whose standard output nobody reads, or of which the device is full."""
+    """Return a function that runs a command whose standard output is a closed pipe or a full device."""
 
     def run(*arguments: object, full: bool = False, stdin: str = "") -> Ended:
         work = command(*arguments)
@@ -56,7 +56,7 @@ def test_evaluate_reads_standard_input_by_its_name(tsallis, trained: Path, tmp_p
     assert of_file[1:speed] == of_input[1:speed] and of_file[speed + 1 :] == of_input[speed + 1 :]
     assert of_file[1].split() == ["examples", "3"]
     assert json.loads(tsallis("evaluate", trained, "-", "--json", stdin=KNOWN).stdout)["on"] == "standard input"
-    # What lies in a pipe is not what is meant without a name; the table says so.
+    # Without a file name, standard input is not read, and the first line of the table names the split.
     whole = tsallis("evaluate", trained, stdin=KNOWN).stdout.splitlines()
     assert whole[0] == "on: test split (24 lines)"
     assert tsallis("evaluate", trained, "--split", "dev").stdout.startswith("on: dev split (24 lines)\n")
@@ -112,7 +112,7 @@ def test_results_that_nobody_reads_end_a_command(unread: Run, trained: Path) -> 
 
 
 def test_warnings_that_nobody_reads_end_nothing(trained: Path, tmp_path: Path) -> None:
-    """Standard error may be the same pipe: `tsallis analyze ... 2>&1 | head -1`."""
+    """Standard error may be the same closed pipe: `tsallis analyze ... 2>&1 | head -1`."""
     (tmp_path / "lines").write_text("wölk\tV;PST\n")
     work = command("analyze", trained, "--text", tmp_path / "lines", "-o", tmp_path / "page.html")
 
@@ -126,7 +126,7 @@ def test_warnings_that_nobody_reads_end_nothing(trained: Path, tmp_path: Path) -
 
 
 class Broken:
-    """A stream that can't be written to from its second write on."""
+    """A stream whose writes fail after the first one."""
 
     encoding = "utf-8"
 

@@ -1,4 +1,4 @@
-"""Completion: as lines, as JSON, and as a conversation in a terminal."""
+"""Completions as lines, as JSON, and in an interactive terminal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_follows_is_the_next_step_and_adds_up(tsallis, trained: Path) -> No
         assert probs == sorted(probs, reverse=True) and len(probs) == min(10, content["support"])
         assert all(choice["text"].startswith(content["text"]) for choice in content["next"])
         assert content["text"].startswith(content["typed"])
-    # Typed symbols are paid for as `score` says.
+    # Typed symbols have the log-probability that `score` prints.
     (scored,) = (
         json.loads(x) for x in tsallis("score", trained, "--json", stdin="walk\ta\tV;PST\n").stdout.splitlines()
     )
@@ -55,7 +55,7 @@ def test_lines_of_text(tsallis, trained: Path) -> None:
 
 
 def test_words_are_completed_from_their_beginnings(tsallis, translator: Path) -> None:
-    """Of subwords: the words before the last are whole, and the last may go on."""
+    """With subwords, the last typed word may be incomplete, but the words before it are complete."""
     whole, part, space = suggestions(tsallis, translator, "am", "am\tt", "am\tthe ")
     assert whole["mass"] == pytest.approx(1, abs=1e-5)
     assert part["possible"] and 0 < part["mass"] <= 1 + 1e-6
@@ -113,7 +113,7 @@ def test_a_terminal_is_answered_line_by_line(trained: Path) -> None:
         os.write(master, b"walk\n")
         screen.wait_for("expected")  # one column is missing
         os.write(master, b"walk<TAB>V;PST\n")
-        screen.wait_for("\r\n1\t")  # what an output may begin with
+        screen.wait_for("\r\n1\t")  # the possible first symbols of an output
         screen.wait_for("output: ")
         os.write(master, b"a\n")
         screen.wait_for("\r\n1\ta")
@@ -137,13 +137,13 @@ class Screen:
 
     def parts(self) -> Iterator[str]:
         end = time.monotonic() + 120
-        yield ""  # what is there already
+        yield ""  # check the text that was read before
         while time.monotonic() < end:
             if select.select([self.master], [], [], 1)[0]:
                 yield os.read(self.master, 4096).decode(errors="replace")
 
     def wait_for(self, *words: str) -> None:
-        """Wait for one of some words, and forget what stands before them."""
+        """Wait until one of the words appears, and drop the text before it."""
         for part in self.parts():
             self.text += part
             places = [self.text.find(word) for word in words if word in self.text]

@@ -1,4 +1,4 @@
-"""`tsallis sweep`: runs side by side, their results, resuming and failures."""
+"""`tsallis sweep`: parallel runs, their results, resuming and failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_sweep_trains_compares_and_resumes(tmp_path: Path, tsallis: Run) -> No
     assert values == sorted(values, reverse=True) and {result["score"] for result in results} == {"accuracy"}
     page = (folder / "model.dropout.html").read_text()
     assert all(name in page for name in names)
-    # More epochs continue the runs. Each run is that of `tsallis train` with these settings.
+    # More epochs resume the runs. Each run equals that of `tsallis train` with the same settings.
     longer = [setting.replace("epochs=1", "epochs=2") for setting in map(str, sweep)]
     assert tsallis(*longer).stdout.splitlines()[0] == out[0]
     settings = "model.dropout=0.4", "training.seed=1", "training.epochs=2"

@@ -1,4 +1,4 @@
-"""Runs opened from Python give what the commands print, byte for byte; temperatures, symbols and alignments."""
+"""Runs opened in Python give exactly the output of the commands; temperatures, symbols and alignments."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def numbers(translator: Path) -> TextRun:
 
 @pytest.fixture(scope="module")
 def softmax(tmp_path_factory: pytest.TempPathFactory) -> TextRun:
-    """A run that finds an output for every line: softmax gives every output a probability, and every ending counts."""
+    """Train a run that finds an output for every line: softmax makes every output and every ending possible."""
     folder = tmp_path_factory.mktemp("softmax")
     options = ("model.output=softmax", "search.end_rule=every", "training.updates=2")
     return open_run(train_here(translation(folder / "data"), folder / "run", *options))
@@ -49,7 +49,7 @@ def printed(capsys: pytest.CaptureFixture[str], contents: list[dict[str, Any]]) 
 
 
 def assert_same_but_for_rounding(ours: str, theirs: str) -> None:
-    """Assert that JSON lines of the translator are equal; calls may round its sums over segmentations differently."""
+    """Assert that JSON lines of the translator are equal; calls may round sums over segmentations differently."""
     real = re.compile(r"-?\d+\.\d+(?:e-?\d+)?|\d+e-\d+")
     assert real.sub("", ours) == real.sub("", theirs)
     numbers, others = ([float(number) for number in real.findall(text)] for text in (ours, theirs))
@@ -96,7 +96,7 @@ def test_python_gives_what_the_command_prints(
 def test_translations_are_those_of_the_command_over_several_blocks(
     tsallis, translator: Path, numbers: TextRun, capsys
 ) -> None:
-    lines = NUMBERS * 14  # 70 in blocks of 64, of which 28 hold nothing
+    lines = NUMBERS * 14  # 70 lines in blocks of 64; 28 lines are blank
     stdin = "".join(f"{line}\n" for line in lines)
     short = SearchOptions(max_length=6)
     best = numbers.translate(lines, short)
@@ -166,7 +166,7 @@ def test_symbols_have_log_probabilities_that_sum_up(tsallis, trained: Path, opti
 
 @pytest.mark.parametrize("kind", ["verbs", "numbers", "softmax"])
 def test_alignments_are_the_weights_that_look_prints(tsallis, request: pytest.FixtureRequest, kind: str) -> None:
-    """Alignments of translations and of forms, by the largest weight of each symbol or by all above zero."""
+    """Alignments link each symbol to the source by its largest weight or by all weights above zero."""
     run, lines = (request.getfixturevalue(kind), VERBS if kind == "verbs" else NUMBERS)
     stdin = "".join(f"{line}\n" for line in lines)
     looks = [json.loads(x) for x in tsallis("look", run.run.folder, "--weights", stdin=stdin).stdout.splitlines()]
@@ -182,7 +182,7 @@ def test_alignments_are_the_weights_that_look_prints(tsallis, request: pytest.Fi
             words, _, alignment = text.rpartition("\t")
             assert words == output["text"] and line["source"] == look["source"]
             if [token["symbol"] for token in output["tokens"]] != look["target"]:
-                continue  # a likelier segmentation of the same text
+                continue  # `look` shows another segmentation of the same text
             matrix: dict[int, dict[int, float]] = {}
             for row, column, weight in look["attention"][0]["weights"]:
                 matrix.setdefault(row, {})[column] = weight
@@ -190,7 +190,7 @@ def test_alignments_are_the_weights_that_look_prints(tsallis, request: pytest.Fi
             for shown in (alignment, output["alignment"]):
                 pairs = [(int(t), int(s)) for s, t in (pair.split("-") for pair in shown.split())]
                 assert all(t < end for t, _ in pairs)
-                if links == "support":  # calls may round weights near zero differently, and equal ones below
+                if links == "support":  # calls may round weights near zero differently
                     differing = {*pairs} ^ {(t, s) for t, own in matrix.items() if t < end for s in own}
                     assert all(matrix[t].get(s, 0) < 1e-5 for t, s in differing)
                 else:

@@ -1,4 +1,4 @@
-"""The example of irregular series runs in a process of its own, and what it measures is what it says."""
+"""The example of irregular time series runs in a new process, and its metrics are correct."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def example() -> ModuleType:
 
 
 def stay(identity: int, died: bool, chance: random.Random) -> list[tuple[int, int, str, float]]:
-    """Descriptors, and heart rates and temperatures at times of their own; who dies has a fast heart in the end."""
+    """Return descriptors, heart rates and temperatures at random times; patients who die end with a fast heart rate."""
     rows = [(identity, 0, "Age", chance.randint(20, 90)), (identity, 0, "Gender", chance.choice([0, 1, -1]))]
     rows += [(identity, 0, "Height", -1.0), (identity, 0, "ICUType", chance.randint(1, 4))]
     for minute in sorted(chance.randint(0, 2880) for _ in range(chance.randint(8, 20))):

@@ -1,4 +1,4 @@
-"""Settings of a training, as the command takes them."""
+"""Settings of a training, passed to the command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tsallis.toolkit.training.run_folder import start_run
 
 
 def test_a_run_that_starts_from_another_one(tsallis: Run, inflector: Path, tmp_path: Path) -> None:
-    """Once started it needs the other one no more, and ends the same wherever it is stopped."""
+    """A run that was initialized from another run must not need it after the start, even when it is resumed."""
     source, config = tmp_path / "source", strings(tmp_path / "data", lines=40)
     shutil.copytree(inflector, source)
     (tmp_path / "vectors.txt").write_text("<tag:V> 1 2 3 4\na .1 .2 .3 .4\nb 0 0 0 1\n")
@@ -69,7 +69,7 @@ def test_a_source_that_does_not_fit_is_refused(tsallis: Run, inflector: Path, tr
 
 
 def test_a_run_is_made_longer(tsallis: Run, tmp_path: Path) -> None:
-    """It ends as the longer one, with the other settings that may change; what would change its updates is refused."""
+    """An extended run must equal a run with the final length; settings that change its updates are rejected."""
     config, run, long = strings(tmp_path / "data"), tmp_path / "run", tmp_path / "long"
     more = ["training.epochs=4", "training.checkpoint_every=3", "training.keep=1", "search.beam_size=2"]
     tsallis("train", config, *more, "--run-dir", long)

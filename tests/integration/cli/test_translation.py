@@ -1,4 +1,4 @@
-"""A small translation run from its training to its scores, by the commands."""
+"""Train, evaluate and average a small translation run with the commands."""
 
 from __future__ import annotations
 

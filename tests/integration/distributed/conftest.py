@@ -1,4 +1,4 @@
-"""Two processes as `torchrun` starts them, on CPUs."""
+"""Start two processes on CPUs as `torchrun` does."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[2]
-PATIENCE = 120  # seconds; a launch takes some 10
+PATIENCE = 120  # seconds; a launch takes about 10
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
 def launch() -> Launch:
-    """Run `-m module ...` or a script on two processes; a launch that hangs is ended and fails."""
+    """Return a function that runs a module or script on two processes; a launch that hangs is killed and fails."""
 
     def run(*arguments: object, status: int | None = 0) -> subprocess.CompletedProcess[str]:
-        # The launcher binds a port of its choice: one that a test chose could be taken by the time it is bound.
+        # The launcher chooses its port: a port chosen by a test could be taken before the launcher binds it.
         options = ("--nproc-per-node", 2, "--standalone", "--local-addr", "127.0.0.1")
         command = [sys.executable, "-m", "torch.distributed.run", *map(str, options), *map(str, arguments)]
         path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
@@ -45,5 +45,5 @@ def launch() -> Launch:
 
 
 def ours(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """What the processes themselves say on standard error, without what torchrun adds."""
+    """Return the lines that the processes themselves print on standard error, without those of torchrun."""
     return [line for line in done.stderr.split("\n") if line.startswith(("tsallis: ", "tsallis ("))]

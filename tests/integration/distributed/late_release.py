@@ -1,4 +1,4 @@
-"""Run by two processes: a thread of gloo releases a tensor of the first one while that exits."""
+"""Run by two processes: a thread of gloo releases a tensor of the first process while that process exits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 if os.environ["RANK"] == "0":
-    atexit.register(sum, range(10**8))  # what is registered first runs last: it holds the GIL until Python shuts down
+    atexit.register(sum, range(10**8))  # registered first, so it runs last: it holds the GIL until Python shuts down
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from tsallis.toolkit.cli import main
 from tsallis.toolkit.training.distributed import init_distributed
 
 exiting = Path(sys.argv[1])
-groups = []  # as the caches of PyTorch keep the group of a sharded model
+groups = []  # PyTorch's caches keep the group of a sharded model in the same way
 
 
 def work() -> None:

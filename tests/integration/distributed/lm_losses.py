@@ -1,4 +1,4 @@
-"""Run by two processes: the loss of a language model without its logits, each on its own rows."""
+"""Run by two processes: compute a language model's loss without its logits, each process on its own rows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def main() -> None:
         results = {}
         for kind in KINDS:
             model = build_model(kind)
-            # As the Trainer of Transformers wraps a model.
+            # The Trainer of Transformers wraps models in the same way.
             wrapped = DistributedDataParallel(model, find_unused_parameters=True)
             (lm_loss(wrapped, batch, 1.5, num_items_in_batch=COUNT) * world.size).backward()
             results[kind] = gradients(model)

@@ -1,4 +1,4 @@
-"""The tiny model and data of these tests, the same in every process."""
+"""A tiny model and data for these tests, the same in every process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLES = english_verbs()["train"][:51]
 VOCAB = Vocabulary.build([*(e.src_tokens() for e in EXAMPLES), *(e.tgt_tokens() for e in EXAMPLES)])
 TRAIN = encode_examples(EXAMPLES[:36], VOCAB, VOCAB)
 DEV = encode_examples(EXAMPLES[36:], VOCAB, VOCAB)
-# Nine batches make three updates of up to four: the last has one, and the second process none in it.
+# Nine batches give three updates with up to four batches. The last update has one, so the second process has none.
 SETTINGS = Settings(epochs=4, batch_size=4, accumulate=2, learning_rate=0.01, checkpoint_every=2, seed=SEED, keep=2)
 KINDS: dict[str, dict[str, Any]] = {
     "rnn": {"layers": 1},
@@ -40,19 +40,19 @@ def model(kind: str = "transformer", dropout: float = 0.0) -> nn.Module:
 
 
 def windows() -> list[list[Batch]]:
-    """The batches of five updates, of different sizes and numbers."""
+    """Return the batches of five updates, in different sizes and numbers."""
     counts = (4, 4, 3, 4, 1)
     batches = iter([TRAIN.batch([2 * i, 2 * i + 1][: 1 + i % 2]) for i in range(sum(counts))])
     return [[next(batches) for _ in range(count)] for count in counts]
 
 
 def arguments() -> Any:
-    """What the test that started this process asks for."""
+    """Load the request of the test that started this process."""
     return json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
 
 
 def plain(value: Any) -> Any:
-    """Nested dictionaries with tensors that can be kept whatever becomes of the model."""
+    """Copy nested dictionaries with detached tensors that later changes of the model do not affect."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     return value.detach().clone() if isinstance(value, Tensor) else value

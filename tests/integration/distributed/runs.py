@@ -1,4 +1,4 @@
-"""Run by two processes: trainings one after the other, one of which may be killed on the way."""
+"""Run by two processes: several trainings in sequence, some of which may be killed or stopped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tsallis.toolkit.training.termination import STATUS, note_termination
 
 
 class Stopped(Trainer):
-    """Gets a signal before an update, which ends it at once or after that, or has no more room on its disk."""
+    """Before an update, receives a signal that ends it at once or after the update, or finds its disk full."""
 
     at: int
     how: str
@@ -49,13 +49,13 @@ def trainer(request: dict[str, Any], world: World, is_stopped: Callable[[], bool
 
 
 def say(error: InputError) -> None:
-    """As the command does: what all know of is said once."""
+    """Print an error as the command does: an error that is common to all processes is printed once."""
     if not isinstance(error, CommonError) or os.environ["RANK"] == "0":
         print(f"tsallis (process {os.environ['RANK']}): {error}", file=sys.stderr)
 
 
 def run(made: Trainer) -> int:
-    """Train, and return the exit status of a command that does."""
+    """Train, and return the exit status of the command `train`."""
     made.run()
     return STATUS if made.stopped else 0
 
@@ -73,7 +73,7 @@ def main() -> None:
                     if not request.get("stops"):
                         raise
                     say(error)
-                    for name, call in calls.items():  # there is room again
+                    for name, call in calls.items():  # the disk is no longer full
                         setattr(os, name, call)
     except InputError as error:
         say(error)

@@ -1,4 +1,4 @@
-"""Lines are shared among two processes, and the first one prints the answers of one process alone."""
+"""Two processes share the lines, and the first one prints the same answers as a single process."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_process_that_dies_ends_the_others(tmp_path: Path) -> None:
 
 
 def test_the_command_for_several_machines(tmp_path: Path, lines: Path) -> None:
-    """Two launchers on this machine run the command of the page, one process each."""
+    """Two launchers on this machine run the command of the page with one process each."""
     text = (Path(__file__).parents[3] / "docs" / "how-to" / "cluster.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"```bash\ntorchrun (.*?) > answers.txt\n```", text, re.S)
     with socket.socket() as probe:

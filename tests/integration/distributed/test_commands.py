@@ -28,7 +28,7 @@ training: {batch_size: 8, updates: 3, strategy: fsdp}
 
 
 def test_training_with_images(launch: Launch, tmp_path: Path) -> None:
-    """Images are no parameters: every process has its own way to them, and so has the copy that is validated."""
+    """Images are not parameters: every process, and the copy that is validated, must find them."""
     np.save(tmp_path / "images.npy", np.zeros((20, 8, 8, 3), np.uint8))
     rows = [f"{i}\tis it {word}?\t{word}\n" for i in range(20) for word in ("red", "blue")]
     (tmp_path / "train.tsv").write_text("".join(rows))
@@ -56,7 +56,7 @@ def test_a_mistake_is_one_line(launch: Launch, tmp_path: Path, change: str, word
 
 
 def test_a_mistake_of_the_first_process_alone_is_one_line(launch: Launch, tmp_path: Path) -> None:
-    """Only the first one writes: the others learn from it that there is nothing to wait for."""
+    """Only the first process writes, so it must report its error to all processes; otherwise they wait forever."""
     config, run = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(CONFIG)
     run.mkdir()

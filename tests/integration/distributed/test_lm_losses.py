@@ -1,4 +1,4 @@
-"""Two processes compute the gradient of one, without logits."""
+"""Two processes compute the same gradient as one, without logits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # before the modules that import it
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The page on clusters answers a file with two workers of Ray Data, as one process does."""
+"""The example of the page on clusters gives the same answers with two Ray Data workers as with one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_two_workers_answer_as_one_process(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
     start = "ray.init()"
     assert code.count(start) == 1
-    # Two workers and the reader need three CPUs, which this machine may lack.
+    # Two workers and the reader need three CPUs, and this machine may have fewer.
     (tmp_path / "answer.py").write_text(code.replace(start, "ray.init(num_cpus=3, include_dashboard=False)"))
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "words").symlink_to(RUN)

@@ -1,4 +1,4 @@
-"""Trainings of two processes: killed, gone on with, handed from one to two processes and back."""
+"""Trainings on two processes: they are killed, resumed, and moved from one to two processes and back."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tsallis.toolkit.training.distributed import World
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
-KILL_AT = 5  # in the middle of the second epoch of three updates; the last checkpoint is of step 4
+KILL_AT = 5  # in the middle of the second epoch, which has three updates; the last checkpoint is that of step 4
 
 
 class Ended(BaseException):
-    """As a kill: no handler of the code under test catches it."""
+    """Simulates a kill: no handler in the tested code catches this exception."""
 
 
 def settings(folder: Path, strategy: str, **more: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def run(launch: Launch, location: Path, *requests: dict[str, Any], status: int |
 
 
 def alone(folder: Path, stop: int | None = None) -> None:
-    """One process, up to a step."""
+    """Train with one process, to the end or up to a step."""
     made = trainer(settings(folder, "ddp"), World())
 
     def watch(progress: Any) -> None:
@@ -54,7 +54,7 @@ def alone(folder: Path, stop: int | None = None) -> None:
 
 @pytest.fixture(scope="module")
 def folders(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All trainings of these tests: killed ones first, then those that are never, and those that go on."""
+    """Run all trainings of these tests: first the killed ones, then the uninterrupted and the resumed ones."""
     base = tmp_path_factory.mktemp("runs")
     alone(base / "one")
     alone(base / "one to ddp", KILL_AT)
@@ -91,7 +91,7 @@ def last(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    """After the start."""
+    """Return the events of the log after the first, the start."""
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()][1:]
 
 
@@ -113,11 +113,11 @@ def test_a_killed_run_goes_on_to_the_bit(folders: Path) -> None:
 
 
 def test_a_signal_to_one_process_ends_all_with_a_checkpoint(folders: Path) -> None:
-    """After the update that it comes in, of which there was to be no checkpoint, and the run goes on to the bit."""
+    """After SIGTERM, training must save a checkpoint after the current update, and resume with identical results."""
     index = checkpoints(folders / "third checkpoint").index()
     assert (index.last, index.finished) == (f"step-{KILL_AT:08d}", False)
     text = (folders / "third.err").read_text()
-    # Where one has ended, torchrun may be quicker to end the other one, which has no more to do.
+    # When one process has ended, torchrun may kill the other one, which has nothing left to do, before it exits.
     assert {"143"} <= set(re.findall(r"exitcode *: (-?[0-9]+)", text)) <= {"143", "-15"}, text
     one, other = folders / "terminated", folders / "whole fsdp"
     assert checkpoints(one).index() == checkpoints(other).index()
@@ -129,18 +129,18 @@ def test_a_signal_to_one_process_ends_all_with_a_checkpoint(folders: Path) -> No
 
 @pytest.mark.parametrize(("name", "lost"), [("first", 1), ("second", 0)])
 def test_the_process_that_is_left_says_so(folders: Path, name: str, lost: int) -> None:
-    """Either by itself, or torchrun was quicker to end it; which process was killed stands below in any case."""
+    """A process must report that the other one was killed, unless torchrun ends it first and reports the kill."""
     text = (folders / f"{name}.err").read_text()
     message = f"tsallis (process {1 - lost}): another process has ended; run the same command again"
     said = [line for line in text.splitlines() if line.startswith("tsallis (")]
     assert all(line.startswith(message) for line in said) and len(said) <= 1, text
     assert "SIGKILL" in text or said, text
-    assert "[rank" not in text, text  # as uncaught errors begin
+    assert "[rank" not in text, text  # uncaught errors begin like this
 
 
 @pytest.mark.parametrize("name", ["one to ddp", "one to fsdp", "fsdp to one", "fsdp"])
 def test_runs_change_hands(folders: Path, name: str) -> None:
-    """One process makes batches of its own four times as often: its updates are others, its checkpoints are not."""
+    """One process and two processes group batches into updates differently, but share the format of checkpoints."""
     result = folders / name
     index = checkpoints(result).index()
     assert index.finished
@@ -168,7 +168,7 @@ def test_two_strategies_go_on_alike(folders: Path) -> None:
 
 @pytest.fixture(scope="module")
 def hindered(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """Trainings of which some stop, and what is said of them."""
+    """Run trainings, some of which stop with an error, and return their messages."""
     base = tmp_path_factory.mktemp("hindered")
     stops = {"stops": True, "dropout": 0.2}
     other = {"folders": {"1": str(base / "elsewhere")}}
@@ -185,7 +185,7 @@ def hindered(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 
 def test_a_process_that_does_not_see_the_folder(hindered: tuple[Path, list[str]]) -> None:
-    """At a fresh start, and when a run is taken up; it makes no folder of its own."""
+    """Training must stop with an error at a fresh start and when resuming, and must not create the folder."""
     base, said = hindered
     for line, name in ((said[0], "fresh"), (said[2], "run")):
         needed = "all processes need this folder, but it does not exist for process 1 on "

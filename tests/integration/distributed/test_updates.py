@@ -1,4 +1,4 @@
-"""Two processes make the updates of one, however they share the model."""
+"""Two processes make the same updates as one, with every strategy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    """What one process does, and does after that."""
+    """Return the results of one process: after its first updates, and after repeating them."""
     actual: dict[str, Any] = {}
     for kind in KINDS:
         engine = Engine(model(kind), SETTINGS, World())
@@ -60,7 +60,7 @@ def assert_same(result: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 def test_two_processes_do_what_one_does(
     alone: dict[str, Any], two_processes: dict[str, Any], kind: str, strategy: str
 ) -> None:
-    """Parameters, losses, optimizer and metrics; and what one stored goes on with two, and the other way round."""
+    """Parameters, losses, optimizer and metrics must agree; states of one process load on two, and vice versa."""
     result, expected = two_processes[f"{kind}, {strategy}"], alone[kind]
     for (symbols, loss), (expected_symbols, expected_loss) in zip(result["sums"], expected["sums"], strict=True):
         assert symbols == expected_symbols and loss == pytest.approx(expected_loss, rel=1e-8)

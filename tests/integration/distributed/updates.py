@@ -1,4 +1,4 @@
-"""Run by two processes: updates of every model with every strategy, and what comes of them."""
+"""Run by two processes: make updates of every model with every strategy, and save the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tsallis.toolkit.training.engine import Engine
 
 
 def updated(engine: Engine, world: World) -> list[Any]:
-    """The sums of updates, the batches dealt out to the processes in turn."""
+    """Make all updates, with the batches distributed over the processes, and return the sums."""
     calls = []
     for batches in windows():
         mine = batches[world.rank :: world.size]
@@ -39,7 +39,7 @@ def main() -> None:
                 scores = TeacherForcedScores.of(world.sum(*teacher_forced_sums(engine.unsharded_model(), batches)))
                 result = {"sums": sums, "model": parameters, "optimizer": optimizer, "forced": asdict(scores)}
                 actual[f"{kind}, {strategy}"] = plain(result)
-            # What one process stored goes on with several.
+            # Several processes resume from the state that one process stored.
             for strategy in ("ddp", "fsdp"):
                 start = torch.load(request["stored"], weights_only=True)[kind]
                 engine = Engine(model(kind), changed(SETTINGS, strategy=strategy), world)

@@ -1,9 +1,9 @@
-"""Search files that reach lines of a reader that no other file does, with atheris, or read those of earlier searches.
+"""Search with atheris for files that reach new lines of a reader, or read the files of earlier searches.
 
 python -m integration.fuzz.guided [READER ...] [--seconds SECONDS] [--save] [--faults FOLDER]
 
-The files of a reader lie in `corpus/READER.zip`. A search begins with them and with the reader's sample. A file that is
-read without results and without one clear line is a fault, and is left in the folder of faults.
+The files of a reader are stored in `corpus/READER.zip`. A search starts with them and with the reader's sample. If a
+reader returns neither results nor a one-line error for a file, the file is kept in the folder of faults.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from integration.fuzz.runner import judge
 from integration.fuzz.samples import write_samples
 
 CORPUS = Path(__file__).with_name("corpus")
-LONGEST = 1 << 14  # bytes of a file that is searched
+LONGEST = 1 << 14  # maximum size of a file in bytes
 LIMITS = ["-timeout=20", "-rss_limit_mb=4000", f"-max_len={LONGEST}", "-verbosity=0", "-print_final_stats=1"]
-DATE = (1980, 1, 1, 0, 0, 0)  # the same archive from the same files
+DATE = (1980, 1, 1, 0, 0, 0)  # a fixed date, so that the same files give the same archive
 
 
 def read_once(reader: Reader, blob: bytes, folder: Path) -> None:
     """Read bytes as a file.
 
     Raises:
-        AssertionError: neither results nor one line that says what is wrong.
+        AssertionError: If there are neither results nor a one-line error.
     """
     from tsallis.toolkit.cli import main
 
@@ -48,7 +48,7 @@ def read_once(reader: Reader, blob: bytes, folder: Path) -> None:
     except SystemExit as leave:
         fault = judge(leave.code if isinstance(leave.code, int) else 0, printed.getvalue(), errors.getvalue())
         assert not fault, f"{fault}: {errors.getvalue()[:500]}"
-    for made in folder.iterdir():  # by a reader that unpacks
+    for made in folder.iterdir():  # a reader may have unpacked the file
         if made.is_dir():
             shutil.rmtree(made)
         else:
@@ -56,7 +56,7 @@ def read_once(reader: Reader, blob: bytes, folder: Path) -> None:
 
 
 def load(name: str) -> list[bytes]:
-    """Return the files of earlier searches."""
+    """Return the stored files of earlier searches."""
     path = CORPUS / f"{name}.zip"
     if not path.exists():
         return []
@@ -65,7 +65,7 @@ def load(name: str) -> list[bytes]:
 
 
 def save(name: str, blobs: set[bytes]) -> None:
-    """Store files in the order of their digests, which are their names."""
+    """Store files under their digests, in sorted order."""
     CORPUS.mkdir(exist_ok=True)
     with zipfile.ZipFile(CORPUS / f"{name}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for digest, blob in sorted((hashlib.sha256(blob).hexdigest()[:16], blob) for blob in blobs):
@@ -75,12 +75,12 @@ def save(name: str, blobs: set[bytes]) -> None:
 
 
 def search_in_this_process(names: list[str], arguments: list[str]) -> None:
-    """Search until libFuzzer leaves the process. A file's first byte chooses its reader."""
+    """Search until libFuzzer ends the process. The first byte of a file selects its reader."""
     import atheris
 
     with atheris.instrument_imports(include=["tsallis"]):
         pass
-    os.fsync = lambda handle: None  # what takes the time of reading a hundred files
+    os.fsync = lambda handle: None  # an fsync takes as long as reading a hundred files
     with tempfile.TemporaryDirectory(prefix="fuzz-") as work:
 
         def read(blob: bytes) -> None:
@@ -92,7 +92,7 @@ def search_in_this_process(names: list[str], arguments: list[str]) -> None:
 
 
 def search(names: list[str], seconds: float, base: Path, faults: Path, keep: bool) -> bool:
-    """Search in a process of its own; tell whether it ended without a fault."""
+    """Search in a new process, and return whether it ended without a fault."""
     folder = base / "files"
     folder.mkdir()
     for choice, name in enumerate(names):
@@ -118,7 +118,7 @@ def search(names: list[str], seconds: float, base: Path, faults: Path, keep: boo
 
 
 def main() -> None:
-    """As the module says."""
+    """Run a search, or read the stored files."""
     if "--inside" in sys.argv:
         at = sys.argv.index("--inside")
         search_in_this_process(sys.argv[1:at], sys.argv[at + 1 :])

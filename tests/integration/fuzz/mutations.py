@@ -1,4 +1,4 @@
-"""How good input is spoilt: bytes, and values that are well-formed but wrong."""
+"""Corrupt valid input: change bytes, or insert values that are well-formed but wrong."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NUMBERS = (0, -1, 1, 2, 3, 7, 255, 1 << 31, (1 << 31) - 1, 1 << 53, 1 << 63, 10*
 
 
 def spoil(blob: bytes, chance: Random) -> bytes:
-    """Some bytes changed, removed, inserted, repeated or cut off."""
+    """Change, remove, insert, repeat or cut off some bytes at random."""
     for _ in range(chance.choice((1, 1, 1, 2, 5))):
         at, end = sorted(chance.randint(0, len(blob)) for _ in range(2))
         kind = chance.randrange(8)
@@ -62,7 +62,7 @@ def spoil(blob: bytes, chance: Random) -> bytes:
 
 
 def wrong_value(chance: Random) -> Any:
-    """Something that JSON or YAML can hold, and that is seldom what is wanted."""
+    """Return a random value that JSON or YAML can represent and that is rarely valid."""
     kind = chance.randrange(9)
     if kind == 0:
         return chance.choice((None, True, False, [], {}, [[]], {"": None}, [None]))
@@ -83,7 +83,7 @@ def wrong_value(chance: Random) -> Any:
 
 
 def spoil_tree(tree: Any, chance: Random) -> Any:
-    """A copy of nested lists and mappings with a value replaced, left out or added, or a key renamed."""
+    """Copy nested lists and mappings with a value replaced, removed or added, or a key renamed."""
     tree = copy.deepcopy(tree)
     for _ in range(chance.choice((1, 1, 2))):
         holders = list(_holders(tree))

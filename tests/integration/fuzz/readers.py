@@ -1,4 +1,4 @@
-"""Functions that read one file, each with a good file as a sample."""
+"""Functions that read one file, each with a valid file as a sample."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 
 class Reader(NamedTuple):
-    """A function of a file, and a good file in the samples' folder."""
+    """A function that reads a file, and the path of a valid file in the samples' folder."""
 
     sample: str
     read: Callable[[Path], object]
 
 
 def reader(module: str, name: str, *arguments: Any) -> Callable[[Path], None]:
-    """Return a function that is imported when it is called, so that atheris sees its lines; what it yields is read."""
+    """Return a reader that imports its function when called, so atheris sees its lines; iterators are exhausted."""
 
     def read(path: Path) -> None:
         result = attrgetter(name)(import_module(f"tsallis.toolkit.{module}"))(path, *arguments)

@@ -1,4 +1,4 @@
-"""Run cases in forked children of one interpreter, with limits of time and memory, and say which ones fail.
+"""Run cases in forked children of one interpreter, with limits on time and memory, and print those that fail.
 
 python -m integration.fuzz.runner COUNT | TARGET:SEED ... [--from SEED] [--only PREFIX] [--folder SAMPLES]
 """
@@ -27,16 +27,16 @@ from typing import Any
 from integration.fuzz.samples import TASKS, write_samples
 from integration.fuzz.targets import TARGETS, Case
 
-SECONDS = 20  # of the processor
-CLOCK = 60  # seconds, on a busy machine
-MEMORY = 3 << 30  # bytes of addresses beside those of the parent
-BATCH = 40  # cases of one child
-LONGEST = 2000  # characters of a message
+SECONDS = 20  # limit of processor time
+CLOCK = 60  # limit of elapsed time in seconds, for a busy machine
+MEMORY = 3 << 30  # limit of address space in bytes, in addition to that of the parent
+BATCH = 40  # cases per child
+LONGEST = 2000  # maximum number of characters in a message
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def choose(count: int, first: int = 0, only: str = "") -> list[tuple[str, int]]:
-    """So many cases of all targets by their shares, at least one of each; the same every time."""
+    """Choose `count` cases of all targets by their shares, at least one per target; always the same ones."""
     targets = {name: target.share for name, target in TARGETS.items() if name.startswith(only)}
     total = sum(targets.values())
     sizes = {name: max(1, round(count * share / total)) for name, share in targets.items()}
@@ -46,7 +46,7 @@ def choose(count: int, first: int = 0, only: str = "") -> list[tuple[str, int]]:
 
 
 def prepare(folder: Path) -> None:
-    """Write the samples, train the runs, and import what commands import, once for all children."""
+    """Write the samples, train the runs, and import the modules of the commands once for all children."""
     import tsallis.report.page
     import tsallis.toolkit.tasks
     import tsallis.toolkit.training  # noqa: F401
@@ -65,13 +65,13 @@ def prepare(folder: Path) -> None:
 
 
 def run(cases: list[tuple[str, int]], folder: Path, report: Any = None) -> list[dict[str, Any]]:
-    """The failures of some cases."""
+    """Run cases and return the failures."""
     failures = []
     waiting = list(cases)
     while waiting:
         batch, waiting = waiting[:BATCH], waiting[BATCH:]
         done, results = run_batch(batch, folder)
-        if done < len(batch):  # the child did not outlive this one, which may be due to those before it
+        if done < len(batch):  # the child died in this case, but an earlier one may be the cause: run it alone
             if done:
                 _, alone = run_batch([batch[done]], folder)
             else:
@@ -85,7 +85,7 @@ def run(cases: list[tuple[str, int]], folder: Path, report: Any = None) -> list[
 
 
 def run_batch(batch: list[tuple[str, int]], folder: Path) -> tuple[int, list[dict[str, Any]]]:
-    """Cases in one child: how many it lived through, and the results, of the one that ended it too."""
+    """Run cases in one child; return how many it survived, and all results, with that of the case that ended it."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as work:
         scratch = Path(work)
         started = time.monotonic()
@@ -130,7 +130,7 @@ def _limit_memory() -> None:
 
 
 def run_case(name: str, seed: int, folder: Path, own: Path) -> dict[str, Any]:
-    """One case in this process."""
+    """Run one case in this process."""
     own.mkdir()
     (own / "work").mkdir()
     case = TARGETS[name].make(Random(f"{name}:{seed}"), folder, own / "work")
@@ -163,7 +163,7 @@ def run_case(name: str, seed: int, folder: Path, own: Path) -> dict[str, Any]:
 
 
 def judge(status: object, stdout: str, stderr: str) -> str:
-    """What is wrong with the end of a command; nothing if it is right."""
+    """Return a description of the fault in a command's exit status or output, or "" if there is none."""
     if status not in (0, 1, 2, None):
         return f"exit status {status}"
     if status == 1 and not stderr.startswith("tsallis: "):  # bad lines were skipped
@@ -180,7 +180,7 @@ def judge(status: object, stdout: str, stderr: str) -> str:
 
 
 def _run(case: Case, own: Path) -> tuple[object, str]:
-    """The exit status, and a traceback if there is one; what is printed goes to files."""
+    """Run a case with its output redirected to files; return the exit status and the traceback, if there is one."""
     from tsallis.toolkit.cli import app, main
 
     os.chdir(own / "work")  # paths of a case may be relative
@@ -217,13 +217,13 @@ def _run(case: Case, own: Path) -> tuple[object, str]:
 
 
 def _snapshot(watched: list[Path]) -> dict[str, str]:
-    """What the files are, by their paths."""
+    """Return the digests of the watched files by their paths."""
     files = [p for path in watched for p in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files if p.is_file()}
 
 
 def main() -> None:
-    """As the module says."""
+    """Run cases and print those that fail."""
     parser = argparse.ArgumentParser()
     parser.add_argument("cases", nargs="+", help="a number of cases, or TARGET:SEED")
     parser.add_argument("--from", dest="first", type=int, default=0, help="seeds begin here")
@@ -231,7 +231,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="samples made before, or to be made")
     parser.add_argument("--out", type=Path, help="failures as JSON")
     inputs = parser.parse_args()
-    faulthandler.disable()  # a case that is too slow needs no stack
+    faulthandler.disable()  # a case that is too slow needs no stack trace
     os.environ["COLUMNS"] = "200"
     with tempfile.TemporaryDirectory(prefix="fuzz-samples-") as own:
         folder = (inputs.folder or Path(own) / "samples").resolve()

@@ -1,4 +1,4 @@
-"""Good input: data, configurations, and a small trained run of every task."""
+"""Valid input: data, configurations, and a small trained run of every task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-# For each task a line without the right output, and one with it.
+# For each task, a line without the reference and one with it.
 LINES = {
     "strings": ("walk\tV;PST", "walk\twalked\tV;PST"),
     "translation": ("ein Hut", "ein Hut\ta hat"),
@@ -42,7 +42,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def write_samples(base: Path) -> None:
-    """Everything but the runs: `data/TASK/` and `config/TASK.yaml`."""
+    """Write everything except the runs: `data/TASK/` and `config/TASK.yaml`."""
     for task in TASKS:
         (base / "data" / task).mkdir(parents=True)
     (base / "config").mkdir()
@@ -58,7 +58,7 @@ def write_samples(base: Path) -> None:
 
 
 def configuration(base: Path, task: str) -> dict[str, Any]:
-    """The configuration of a run on the sample data."""
+    """Return the configuration of a run on the sample data."""
     data: dict[str, Any] = {"task": task, "folder": str(base / "data" / task), "train": "train", "test": "dev"}
     if task in ("strings", "translation", "language"):
         data["dev"] = "dev"

@@ -1,4 +1,4 @@
-"""What reads input. A new reader or command is one entry in `TARGETS`, at the end."""
+"""The targets of fuzzing: all code that reads input. Add new readers and commands to `TARGETS` at the end."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ from integration.fuzz.samples import LINES, TASKS, configuration
 
 @dataclass
 class Case:
-    """One input and what reads it: a command's arguments, or a function."""
+    """An input with the arguments of a command, or a function, that reads it."""
 
     arguments: list[str] = field(default_factory=list)
     call: Callable[[], object] | None = None
     stdin: bytes = b""
-    watched: list[Path] = field(default_factory=list)  # files and folders that must stay as they are
+    watched: list[Path] = field(default_factory=list)  # files and folders that must not change
 
 
-Make = Callable[[Random, Path, Path], Case]  # from chance, the samples' folder and a folder of the case's own
+Make = Callable[[Random, Path, Path], Case]  # arguments: random generator, samples' folder, the case's folder
 
 
 @dataclass(frozen=True)
 class Target:
-    """One kind of case; of many cases, `share` of the sum of all shares are its."""
+    """One kind of case; `share` is its relative frequency among all cases."""
 
     make: Make
     share: float = 1.0
 
 
 def spoilt_file(reader: Reader) -> Make:
-    """A function that reads one file, which is a spoilt copy of a sample."""
+    """Return a target that reads a corrupted copy of a reader's sample."""
 
     def make(chance: Random, base: Path, own: Path) -> Case:
         source = base / reader.sample
@@ -66,7 +66,7 @@ def spoilt_file(reader: Reader) -> Make:
 
 
 def forged_array(chance: Random, base: Path, own: Path) -> Case:
-    """An array file whose header says something else than what follows it."""
+    """Create an array file whose header does not match its content."""
     shape = [chance.choice((0, -1, 1, 2, 6, 1 << 31, 1 << 40, 1 << 63, 10**30)) for _ in range(chance.randint(0, 5))]
     kind = chance.choice(("|u1", "<f4", "|O", "<i8", "|S100000000", "<U4", "|V8", "<c16", "x", "(1000000,)u1"))
     header = f"{{'descr': '{kind}', 'fortran_order': {chance.choice((True, False, 3))}, 'shape': {tuple(shape)}, }}"
@@ -85,7 +85,7 @@ def forged_array(chance: Random, base: Path, own: Path) -> Case:
 
 
 def bomb(chance: Random, base: Path, own: Path) -> Case:
-    """A small file that unpacks to a large one."""
+    """Create a small compressed file with large content."""
     import gzip
 
     count = chance.choice((1 << 20, 80 << 20))
@@ -102,7 +102,7 @@ def bomb(chance: Random, base: Path, own: Path) -> Case:
 
 
 def special_file(chance: Random, base: Path, own: Path) -> Case:
-    """A pipe, a device, a folder or nothing at all where a file should be."""
+    """Pass a pipe, a device, a folder or a missing path instead of a file."""
     kind = chance.choice(("pipe", "zero", "folder", "nothing", "null byte", "long", "full"))
     path = own / "a"
     if kind == "pipe":
@@ -121,12 +121,12 @@ def special_file(chance: Random, base: Path, own: Path) -> Case:
 
 
 def answering(task: str) -> str:
-    """The command that answers lines without a right output."""
+    """Return the name of the command that reads lines without references."""
     return "generate" if task == "language" else "translate"
 
 
 def spoilt_config(chance: Random, base: Path, own: Path) -> Case:
-    """Mutated text of a configuration."""
+    """Create a configuration with corrupted text."""
     source = base / "config" / f"{chance.choice(TASKS)}.yaml"
     path = own / "config.yaml"
     path.write_bytes(spoil(source.read_bytes(), chance))
@@ -134,7 +134,7 @@ def spoilt_config(chance: Random, base: Path, own: Path) -> Case:
 
 
 def wrong_config(chance: Random, base: Path, own: Path) -> Case:
-    """Well-formed values that are wrong, trained on if they are accepted."""
+    """Create a configuration with well-formed but wrong values, and train if it is accepted."""
     task = chance.choice(TASKS)
     path = own / "config.yaml"
     tree = configuration(base, task)
@@ -151,7 +151,7 @@ def wrong_config(chance: Random, base: Path, own: Path) -> Case:
     return train(path, base, own)
 
 
-# Settings beside those of the samples, with values that may be right.
+# More settings than in the samples, with values that may be valid.
 SETTINGS: dict[str, list[tuple[str, Any]]] = {
     "data": [
         ("max_length", 3),
@@ -198,7 +198,7 @@ SETTINGS: dict[str, list[tuple[str, Any]]] = {
 
 
 def train(config: Path, base: Path, own: Path, *overrides: str) -> Case:
-    """A training of two updates in a new folder."""
+    """Train for two updates in a new folder."""
     return Case(
         ["train", str(config), "--run-dir", str(own / "run"), "training.updates=2", "training.epochs=1", *overrides],
         watched=[config, base / "data"],
@@ -206,7 +206,7 @@ def train(config: Path, base: Path, own: Path, *overrides: str) -> Case:
 
 
 def overrides(chance: Random, base: Path, own: Path) -> Case:
-    """Overrides on the command line."""
+    """Pass random overrides on the command line."""
     path = base / "config" / f"{chance.choice(TASKS)}.yaml"
     inputs = []
     for _ in range(chance.choice((1, 1, 3))):
@@ -228,7 +228,7 @@ def overrides(chance: Random, base: Path, own: Path) -> Case:
 
 
 def spoilt_data(task: str) -> Make:
-    """A training on spoilt data."""
+    """Return a target that trains on corrupted data."""
 
     def make(chance: Random, base: Path, own: Path) -> Case:
         folder = own / "data"
@@ -247,11 +247,11 @@ def spoilt_data(task: str) -> Make:
 
 
 def stdin(task: str, command: str) -> Make:
-    """Lines for a command, on standard input or in a file."""
+    """Return a target that passes corrupted lines to a command, on standard input or in a file."""
 
     def make(chance: Random, base: Path, own: Path) -> Case:
         line = LINES[task][command in ("score", "evaluate")].encode() + b"\n"
-        count = chance.choice((1, 2)) if command == "look" else chance.choice((1, 3, 70))  # a page takes its time
+        count = chance.choice((1, 2)) if command == "look" else chance.choice((1, 3, 70))  # a page takes long to write
         blob = spoil(line * count, chance)
         arguments = [command, str(base / "runs" / task)]
         if command == "look":
@@ -283,7 +283,7 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
 
 
 def request(task: str) -> Make:
-    """A request to a server of a run: bytes, or values that are wrong."""
+    """Return a target that sends a server corrupted bytes or wrong values in a request."""
 
     def make(chance: Random, base: Path, own: Path) -> Case:
         name = chance.choice(list(REQUESTS))
@@ -300,7 +300,7 @@ def request(task: str) -> Make:
 
 
 def answer_request(folder: Path, name: str, blob: bytes) -> None:
-    """Answer a request as a server does, without its socket; a refusal is an error of the input."""
+    """Answer a request as a server does, but without a socket; a rejected request raises `InputError`."""
     from tsallis.errors import InputError
     from tsallis.search import SearchOptions
     from tsallis.toolkit.serve.answers import ServedRun
@@ -328,7 +328,7 @@ ANSWERING = {
 
 
 def options(chance: Random, base: Path, own: Path) -> Case:
-    """Values of options and arguments."""
+    """Pass random values of options and arguments."""
     task = chance.choice(TASKS)
     run = str(base / "runs" / task)
     commands: list[tuple[list[str], list[str]]] = [
@@ -356,7 +356,7 @@ COMMANDS = (["translate"], ["translate", "--checkpoint", "last"], ["score"], ["e
 
 
 def run_file(task: str, name: str) -> Make:
-    """A run folder with one spoilt file."""
+    """Return a target that reads a run folder with one corrupted file."""
 
     def make(chance: Random, base: Path, own: Path) -> Case:
         folder = own / "run"
@@ -382,7 +382,7 @@ def run_file(task: str, name: str) -> Make:
 
 
 def _path_in(folder: Path, name: str) -> Path:
-    """The file of a run folder that goes by a name: of symbols there are two kinds, of checkpoints the last counts."""
+    """Return the path of a file in a run folder; files of symbols have two formats, and the last checkpoint counts."""
     if name in ("src", "tgt"):
         return next(folder.glob(f"{name}.*"))
     if name == "index.json":
@@ -393,7 +393,7 @@ def _path_in(folder: Path, name: str) -> Path:
 
 
 def _spoil_content(path: Path, chance: Random) -> None:
-    """Values that are well-formed but wrong."""
+    """Insert values that are well-formed but wrong."""
     if path.suffix == ".json":
         path.write_text(json.dumps(spoil_tree(json.loads(path.read_text(encoding="utf-8")), chance)))
     elif path.suffix == ".yaml":
@@ -407,7 +407,7 @@ def _spoil_content(path: Path, chance: Random) -> None:
 
 
 def _sign(path: Path) -> None:
-    """Make the manifest beside a file vouch for what it holds now."""
+    """Update the manifest in a file's folder to the current content of the file."""
     if path.name == "manifest.json":
         return
     manifest = path.with_name("manifest.json")

@@ -1,4 +1,4 @@
-"""Bad input of every kind ends with results or with one clear line: no traceback, no hang, nothing changed."""
+"""Invalid input must give results or a one-line error: no traceback, no hang, no changed files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_task_has_samples() -> None:
 
 
 def test_some_cases(tmp_path: Path) -> None:
-    """A failing case is printed as TARGET:SEED; `python -m integration.fuzz.runner TARGET:SEED` runs it alone."""
+    """A failing case is printed as TARGET:SEED; `python -m integration.fuzz.runner TARGET:SEED` repeats it."""
     done = fuzz(40, "--folder", tmp_path / "samples")
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -107,14 +107,14 @@ FAULTS = {
     "os.kill(os.getpid(), 11)": "ended by signal 11",
     "(path.parent / 'a').write_text('x')": "changed what it should only read",
     "print('\\x1b[2J')": "control characters in what is printed",
-    "bytearray(8 << 30)": "",  # an error that says so
+    "bytearray(8 << 30)": "",  # a clear error about memory
     "pass": "",
 }
 
 
 @pytest.mark.slow
 def test_faults_are_noticed_and_put_down_to_their_case() -> None:
-    """One of five cases behaves badly: it alone is reported, whatever it does to the process."""
+    """One of five cases fails; only this case must be reported, even if it ends the process."""
     code = f"""
 import os, sys, time
 from pathlib import Path
