@@ -1,10 +1,10 @@
-"""The maps and losses beside PyTorch's softmax and cross-entropy, and beside PyPI `entmax`, in one process.
+"""Compare the activations and losses of tsallis with PyTorch's softmax and cross-entropy and with PyPI `entmax`.
 
     python benchmarks/maps.py --out benchmarks/results/maps-cpu.csv --accuracy benchmarks/results/maps-accuracy-cpu.csv
 
-Every candidate of a shape runs in turn, round after round, each round in another order, forward and backward; the CSV
-gets one row each with its medians, their ratios to PyTorch's, versions and hardware. Printed at the end: the ratios,
-and which of the project's targets are met. Quote ratios, not milliseconds.
+All functions run in one process. In each round, every function runs forward and backward once, in a random order. The
+CSV file has one row per function with its median times, their ratios to PyTorch's, versions and hardware. At the end,
+the script prints the ratios and which of the project's targets are met. Quote ratios, not milliseconds.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ LEARNED = ["8x8x128x128", "64x8x50x50", "8x8x64x512", "4x8x256x2048"]
 LOSSES = ["1024x10000", "512x32000", "256x60000", "64x128000"]
 ALPHAS = (1.05, 1.1, 1.25, 1.3, 1.4, 1.75)
 LOSS_ALPHAS = (1.0, 1.05, 1.15, 1.25, 1.3, 1.5, 1.75, 2.0)
-SORTED, BISECTED = 4_000_000, 1_000_000  # scores that the peer's slow functions are given
-CHECKED = 120_000  # scores whose probabilities are compared with the float64 reference
-COLUMNS = ("shape", "input", "operation", "owner", "forward_to_dense", "both_to_dense", "both_to_ours")  # printed
+SORTED, BISECTED = 4_000_000, 1_000_000  # maximum number of scores for the slow functions of PyPI entmax
+CHECKED = 120_000  # number of scores used to measure the accuracy
+COLUMNS = ("shape", "input", "operation", "owner", "forward_to_dense", "both_to_dense", "both_to_ours")
 
 softmax = partial(torch.softmax, dim=-1)
 
@@ -46,7 +46,7 @@ def eager15(scores: Tensor) -> Tensor:
 
 
 def fewer(x: Tensor, limit: int) -> Tensor:
-    """As many rows (of the last dimension but one) as have about `limit` entries together."""
+    """Return the first rows along dimension -2, so that about `limit` elements remain."""
     return x.narrow(-2, 0, max(1, min(x.shape[-2], x.shape[-2] * limit // x.numel()))).clone()
 
 
@@ -75,7 +75,7 @@ def maps(scores: Tensor, upstream: Tensor, peer: Any) -> list[Candidate]:
 
 
 def learned(scores: Tensor, upstream: Tensor, peer: Any) -> list[Candidate]:
-    """Attention's scores [batch, heads, queries, keys], with an alpha for every head that gets a gradient."""
+    """Return the functions for attention scores [batch, heads, queries, keys] with one learned alpha per head."""
     alpha = torch.linspace(1.05, 1.95, scores.shape[1]).view(1, -1, 1, 1)
     inputs: dict[str, Any] = {"leaves": (scores, alpha), "upstream": upstream, "alpha": alpha}
     result = [
@@ -114,7 +114,7 @@ def losses(scores: Tensor, target: Tensor, peer: Any) -> list[Candidate]:
 
 
 def slow(candidate: Candidate, limit: int) -> Candidate:
-    """Few rounds, and on fewer rows, the time scaled up."""
+    """Limit a slow function to few rounds and to fewer rows; its time is scaled up."""
     scores, *others = candidate.leaves
     some = fewer(scores, limit)
     candidate.leaves, candidate.few, candidate.scaled = (some, *others), True, scores.shape[-2] / some.shape[-2]
@@ -162,7 +162,7 @@ def rows(location: Row, actual: list[Candidate]) -> list[Row]:
 
 @torch.no_grad()
 def accuracy(columns: Row, candidates: list[Candidate]) -> list[Row]:
-    """The largest errors of probabilities: of each, against the float64 reference for the same scores, and of sums."""
+    """Return the largest error of a probability, against the float64 reference, and of a row's sum."""
     exact: dict[tuple[torch.dtype, str], Tensor] = {}
     result = []
     for candidate in candidates:
@@ -188,7 +188,7 @@ def accuracy(columns: Row, candidates: list[Candidate]) -> list[Row]:
 
 
 def verdicts(measured: list[Row]) -> list[str]:
-    """The project's targets, forward with backward, and whether they are met."""
+    """Return one line per target of the project: whether the time of forward and backward meets it."""
 
     def values(column: str, chosen: Callable[[Row], bool], low: int = 0, high: float = math.inf) -> dict[str, float]:
         rows = [row for row in measured if low <= row["d"] < high and row[column] != "" and chosen(row)]
@@ -231,18 +231,18 @@ def verdicts(measured: list[Row]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     shapes: dict[str, Any] = {"nargs": "*", "metavar": "SHAPE"}
-    parser.add_argument("--maps", default=MAPS, help="shapes of the maps' scores, such as 512x32000", **shapes)
-    parser.add_argument("--learned", default=LEARNED, help="batch x heads x queries x keys: learned alphas", **shapes)
-    parser.add_argument("--losses", default=LOSSES, help="shapes of the losses' scores; none given: none", **shapes)
-    parser.add_argument("--inputs", nargs="*", choices=INPUTS, default=list(INPUTS), help="scores; default: all")
-    parser.add_argument("--rounds", type=int, default=31, help="default: %(default)s")
-    parser.add_argument("--memory", choices=MEMORY, default="default", help="see the README (default: %(default)s)")
-    parser.add_argument("--few", type=int, default=3, help="rounds of what is slow (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the scores and of the orders (default: %(default)s)")
-    parser.add_argument("--no-peer", action="store_true", help="without PyPI entmax")
-    parser.add_argument("--out", type=Path, help="CSV file of the times")
-    parser.add_argument("--accuracy", type=Path, help="measure errors too, into this CSV file")
+    parser.add_argument("--maps", default=MAPS, help="shapes of scores, such as 512x32000", **shapes)
+    parser.add_argument("--learned", default=LEARNED, help="for attention: batch x heads x queries x keys", **shapes)
+    parser.add_argument("--losses", default=LOSSES, help="shapes of the scores of losses; may be empty", **shapes)
+    parser.add_argument("--inputs", nargs="*", choices=INPUTS, default=list(INPUTS), help="scores (default: all kinds)")
+    parser.add_argument("--rounds", type=int, default=31, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--memory", choices=MEMORY, default="default", help="see README (default: %(default)s)")
+    parser.add_argument("--few", type=int, default=3, help="number of rounds for slow functions (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="number of threads (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of scores and orders (default: %(default)s)")
+    parser.add_argument("--no-peer", action="store_true", help="leave out PyPI entmax")
+    parser.add_argument("--out", type=Path, help="CSV file for the times")
+    parser.add_argument("--accuracy", type=Path, help="also measure errors and write them to this CSV file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     settle_memory(arguments.memory)

@@ -1,8 +1,9 @@
-"""Bounds on the probability that an output matches a pattern: how often they close, and how soon.
+"""Measure how often and how fast the bounds on the probability of a pattern become exact.
 
-Each run is asked about each pattern for each line of a split; a run with softmax also with top-p. A list of all
-outputs, filtered afterwards, is the alternative. The runs are those of `demo.yaml`, `tiny/translation.yaml` and
-`tiny/language.yaml` with other values of `model.output`. A language model continues each line without its last symbols.
+The script runs each pattern on each line of a split, for every run; a run with softmax is also measured with top-p. It
+compares `match` with a list of all outputs that is filtered afterwards. Train the runs with `demo.yaml`,
+`tiny/translation.yaml` and `tiny/language.yaml` and other values of `model.output`. A language model continues each
+line, whose last symbols are removed.
 
     python benchmarks/patterns.py runs/softmax runs/entmax runs/sparsemax --commit a67f850 \
         --out benchmarks/results/patterns-cpu.csv
@@ -39,8 +40,8 @@ REGEXES = {
     "translation": (".*[0-9].*", ".*(hundred|thousand).*", ".*teen.*teen.*", "[^.]*", ".{1,40}"),
     "language": (".*[0-9].*", ".*(hundert|tausend).*", ".*[A-ZÄÖÜ].*", ".{1,16}"),
 }
-LENGTHS = (1, 2, 4, 8, 16)  # symbols of a line that are not in a language model's prompt
-BUDGETS = (10, 100, 1000)  # prefixes to expand, which are the calls of the model for one prefix each
+LENGTHS = (1, 2, 4, 8, 16)  # numbers of symbols that are removed from a line to make the prompt of a language model
+BUDGETS = (10, 100, 1000)  # limits of expanded prefixes; the model is called once per prefix
 TOP_P = 0.99
 AT_LEAST = 1e-6
 TARGETS = {"strings": {"closed": 0.9, "decided": 0.99}, "translation": {"closed": 0.8, "decided": 0.95}}
@@ -51,7 +52,7 @@ PRINTED = (
 )
 
 
-Source = tuple[Tensor, Tensor]  # symbols [1, src], and their number
+Source = tuple[Tensor, Tensor]  # symbols [1, src] and their number
 
 
 class Line(NamedTuple):
@@ -60,7 +61,7 @@ class Line(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What is known about one line and pattern."""
+    """The result for one line and one pattern."""
 
     closed: bool
     decided: bool
@@ -77,7 +78,7 @@ def models(run: Any) -> Iterator[tuple[float, Any]]:
 
 
 def by_automaton(model: Any, source: Source, patterns: Sequence[Pattern], budget: int) -> Iterator[Answer]:
-    """Search once per pattern."""
+    """Yield the answers of `match`, which searches once per pattern."""
     for pattern in patterns:
         start = time.process_time()
         ((one,),) = match(model, *source, [pattern], budget=budget, at_least=AT_LEAST)
@@ -89,7 +90,7 @@ def by_automaton(model: Any, source: Source, patterns: Sequence[Pattern], budget
 def by_list(
     model: Any, source: Source, regexes: Sequence[str], budget: int, texts: Callable[..., str]
 ) -> Iterator[Answer]:
-    """Search once, and filter the outputs by each pattern."""
+    """List the outputs once, and yield the answer of filtering them by each pattern."""
     start = time.process_time()
     (result,) = exhaustive(model, *source, budget=budget)
     outputs = [(texts(hypothesis.tokens), hypothesis.prob) for hypothesis in result.hypotheses]
@@ -104,7 +105,7 @@ def by_list(
 
 
 def sources(run: Any, config: Any, options: argparse.Namespace) -> Iterator[tuple[int | str, list[Line]]]:
-    """Yield the length of the references, or "" if it varies, and the lines."""
+    """Yield the length of the references ("" if it varies) and the lines."""
     corpus = task_of(run.task).split(run, config.data, options.split).corpus
     if run.task["task"] != "language":
         batches = [corpus.batch([row]) for row in range(min(options.lines, len(corpus)))]

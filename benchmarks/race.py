@@ -1,7 +1,7 @@
-"""How long two cores need from nothing to a model that is right and proves it.
+"""Measure the time to train a model to a given accuracy and a given share of proved answers.
 
-Trains English verbs epoch by epoch with the `tsallis` command, until the best checkpoint has the wanted accuracy and
-share of proved answers on the test split. The time includes the start of each command, the data and all evaluations.
+Train a model of English verbs, one epoch per `tsallis` command, until the best checkpoint reaches both values on the
+test split. The time includes the start of each command, reading the data and all evaluations.
 
 python benchmarks/race.py [--accuracy .95] [--proved .9] [--threads 2] [--out FILE.csv]
 """
@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--accuracy", type=float, default=0.95)
     parser.add_argument("--proved", type=float, default=0.9)
-    parser.add_argument("--epochs", type=int, default=20, help="epochs after which the race is lost")
+    parser.add_argument("--epochs", type=int, default=20, help="maximum number of epochs")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -1,7 +1,7 @@
-"""Training of the recurrent inflector: the order of rows, the precision, and PyTorch's operations beside ours.
+"""Compare orders of rows, precisions, and PyTorch's operations with ours when training a recurrent inflector.
 
-Every candidate makes updates on batches of its own order, in turn, all in one process. All batches have the same number
-of rows, so that the samples a second are comparable.
+All candidates train in one process and take turns; each has its own order of batches. All batches have the same number
+of rows, so the samples per second are comparable.
 
     python benchmarks/recurrent.py --folder data/sigmorphon2018 --out benchmarks/results/recurrent-cpu.csv
 """
@@ -47,7 +47,7 @@ COLUMNS = ("name", "samples_per_second", "to_pytorch", "padding_src", "padding_t
 
 @dataclass
 class Candidate:
-    """Settings of a training, and the time that its updates took."""
+    """A training with its settings and the total time of its updates."""
 
     name: str
     settings: Settings
@@ -58,7 +58,7 @@ class Candidate:
 
     def update(self, train: Corpus, number: int) -> None:
         rows = self.batches[number]
-        # What a model asks before it takes its operations with a backward pass of their own.
+        # While tracing is active, the model uses PyTorch's operations instead of its custom backward pass.
         lstm.tracing_active = (lambda: True) if self.name.startswith(PYTORCH) else tracing_active
         began = time.perf_counter()
         self.engine.update([train.batch(rows)], 1, 1, self.settings.learning_rate)
@@ -69,7 +69,7 @@ class Candidate:
 
 @dataclass
 class Padding:
-    """Shares of padding in an epoch's batches."""
+    """The share of padding in the batches of an epoch, for sources and targets."""
 
     symbols: list[int] = field(default_factory=lambda: [0, 0])
     cells: list[int] = field(default_factory=lambda: [0, 0])
@@ -78,7 +78,7 @@ class Padding:
     def of(cls, lengths: torch.Tensor, batches: list[list[int]]) -> list[float]:
         total = cls()
         for rows in batches:
-            own = lengths[rows] + torch.tensor([0, 1])  # the target's end
+            own = lengths[rows] + torch.tensor([0, 1])  # a target also has an end symbol
             for side in range(2):
                 total.symbols[side] += int(own[:, side].sum())
                 total.cells[side] += len(rows) * int(own[:, side].max())
@@ -104,7 +104,7 @@ def measure(inputs: argparse.Namespace) -> list[Row]:
         order.shuffle(turn)
         for candidate in turn:
             candidate.update(train, number)
-            if number == 0:  # to warm up
+            if number == 0:  # the first update is a warm-up
                 candidate.seconds, candidate.samples = 0.0, 0
     speeds = {c.name: c.samples / c.seconds for c in candidates}
     rows: list[Row] = []
@@ -129,13 +129,13 @@ def measure(inputs: argparse.Namespace) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", required=True, help="of the SIGMORPHON 2018 data")
-    parser.add_argument("--languages", help="such as [finnish,polish] (default: all)")
-    parser.add_argument("--d-model", type=int, default=300, help="default: %(default)s")
-    parser.add_argument("--updates", type=int, default=60, help="default: %(default)s")
-    parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, help="CSV file")
+    parser.add_argument("--folder", required=True, help="folder of the SIGMORPHON 2018 data")
+    parser.add_argument("--languages", help="languages, such as [finnish,polish] (default: all)")
+    parser.add_argument("--d-model", type=int, default=300, help="number of hidden units (default: %(default)s)")
+    parser.add_argument("--updates", type=int, default=60, help="number of updates to time (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="number of threads (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of candidates (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="CSV file for the results")
     inputs = parser.parse_args()
     torch.set_num_threads(inputs.threads)
     announce()

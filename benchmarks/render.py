@@ -1,18 +1,19 @@
-"""Render the tables of README and docs from committed rows.
+"""Render the tables of the README and the docs from committed results.
 
     python benchmarks/render.py            # write the pages and CSV files
-    python benchmarks/render.py --check    # print what differs, exit with status 1, write nothing
+    python benchmarks/render.py --check    # print the differences and exit with status 1, without writing
 
-A file of `benchmarks/pages` has a template for each table of a page. On the page the table stands between
-`<!-- table: NAME -->` and `<!-- end -->`. For a name that ends in `.csv` the file has one template, and the table is
-that CSV file. A figure in a template stands in braces:
+The files in `benchmarks/pages` contain one template per table of a page. On the page, the table is between
+`<!-- table: NAME -->` and `<!-- end -->`. If the name of a page ends in `.csv`, it has one template, and the table is
+written as that CSV file. A template gives each figure in braces:
 
     {maps-cpu.csv[shape=8192x2048, operation=entmax15, owner=tsallis, input=normal].both_to_dense | .2f}
 
-names a file of `benchmarks/results`, the one row with these values (`a or b`: with one of them; `key!=a`: without it),
-a column, and a format: that of Python, or `.1%` for "96.3 %" and `.1p` for the same without its mark. `max`, `min` or
-`mean` before the file take all such rows; `count` their number. Of a manifest, `runs/NAME.json.metrics.bleu` is a path
-in it; `mean runs/NAME-1,2,3.json.metrics.bleu` takes those of three runs. `$name` stands for a value of a table's row.
+This names a file of `benchmarks/results`, conditions that select exactly one row (`key=a or b` accepts either value,
+`key!=a` excludes a value), a column, and a format. The format is one of Python, or `.1%` for "96.3 %" and `.1p` for
+"96.3". With `max`, `min` or `mean` before the file, several rows may match; `count` gives their number. In a manifest,
+the column is a path, as in `runs/NAME.json.metrics.bleu`; `mean runs/NAME-1,2,3.json.metrics.bleu` is the mean of three
+runs. `$name` is replaced by the value of that name in the row of the table.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 class Mismatch(Exception):
-    """A template that the rows or the page do not bear out."""
+    """A template does not fit the results or the page."""
 
 
 @cache
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a CSV file or of JSON lines, or a manifest as the only row."""
+    """Return the rows of a CSV or JSON Lines file; a JSON manifest is a single row."""
     name = f"{path.parent.name}/{path.name}" if path.suffix == ".json" else path.name
     if not path.is_file():
         raise Mismatch(f"{name}: is not there")
@@ -61,7 +62,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         text = path.read_bytes().decode("utf-8")
         if path.suffix == ".csv":
             return list(csv.DictReader(io.StringIO(text, newline="")))
-        # Strings of JSON may hold what str.splitlines takes for the end of a line.
+        # Don't use str.splitlines: JSON strings may contain other characters that it takes for line ends.
         parts = [text] if path.suffix == ".json" else text.removesuffix("\n").split("\n")
         rows = [json.loads(part) for part in parts]
     except (ValueError, RecursionError, csv.Error) as error:
@@ -72,7 +73,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def find_figure(match: re.Match[str], results: Path = RESULTS) -> str:
-    """Return the figure that a placeholder stands for, in its format."""
+    """Return the formatted figure for a placeholder."""
     parts = REST.fullmatch(match["rest"])
     if parts is None:
         raise Mismatch(f"not a figure: {match[0]}")
@@ -88,12 +89,12 @@ def find_figure(match: re.Match[str], results: Path = RESULTS) -> str:
         if match["of"] is not None:
             values = [STATISTICS[match["of"]]([float(value) for value in values])]
         return format_figure(values[0], parts["spec"])
-    except (TypeError, ValueError, OverflowError) as error:  # no number, or one that the format is not for
+    except (TypeError, ValueError, OverflowError) as error:  # not a number, or the wrong format
         raise Mismatch(f"{match[0]}: {error}") from error
 
 
 def _name_files(name: str) -> list[str]:
-    """Return the files that a name stands for.
+    """Return the names of all files that a file name with several numbers refers to.
 
     >>> _name_files("runs/a-1,2.json"), _name_files("runs/a-1,2-every.json")
     (['runs/a-1.json', 'runs/a-2.json'], ['runs/a-1-every.json', 'runs/a-2-every.json'])
@@ -105,7 +106,7 @@ def _name_files(name: str) -> list[str]:
 
 
 def _condition(text: str) -> Callable[[Mapping[str, Any]], bool]:
-    """Return the test of a row that `key=value`, `key=one or another` or `key!=value` stands for."""
+    """Return a function that tests a row for `key=value`, `key=one or another` or `key!=value`."""
     key, _, values = text.partition("=")
     expected, inverted = values.split(" or "), key.endswith("!")
     return lambda row: (str(row.get(key.rstrip("!"), "")) in expected) != inverted
@@ -121,7 +122,7 @@ def _value(row: Mapping[str, Any], path: str, name: str) -> Any:
 
 
 def format_figure(value: Any, spec: str | None) -> str:
-    """Return a value in Python's format, or as a percentage with a space (`.1%`) or without a mark (`.1p`).
+    """Format a value as Python does, or as a percentage with a space (`.1%`) or without a percent sign (`.1p`).
 
     >>> format_figure("0.9632", ".1%"), format_figure(0.9632, ".1p"), format_figure(1400, ",d")
     ('96.3 %', '96.3', '1,400')
@@ -137,12 +138,12 @@ def format_figure(value: Any, spec: str | None) -> str:
 
 
 def fill(template: str, results: Path = RESULTS) -> str:
-    """Return a template with its figures."""
+    """Return a template with its placeholders replaced by figures."""
     return FIGURE.sub(lambda match: find_figure(match, results), template)
 
 
 def render_cells(table: Mapping[str, Any], results: Path = RESULTS) -> list[list[str]]:
-    """Return the titles of a table, then the cells of each row, filled from each column's template."""
+    """Return the column titles of a table, then the cells of each row, filled from the columns' templates."""
     columns: dict[str, str] = table["columns"]
     lines = [list(columns)]
     for row in table.get("rows") or _combinations(table["each"]):
@@ -166,7 +167,7 @@ def render_csv(table: Mapping[str, Any], results: Path = RESULTS) -> str:
 
 
 def _combinations(each: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return every combination of values; those of a list have their places behind the name, as in `$language0`."""
+    """Return every combination of values; the items of a list are numbered, as in `$language0`."""
     combinations = []
     for values in product(*each.values()):
         row: dict[str, Any] = {}
@@ -186,7 +187,7 @@ def _substitute(cell: str, values: Mapping[str, Any]) -> str:
 
 
 def render_page(page: str, tables: Mapping[str, Any], results: Path = RESULTS) -> str:
-    """Return a page with its tables, each of which it has once."""
+    """Return a page with its tables filled; each table must be on the page exactly once."""
     names = [match["name"] for match in BLOCK.finditer(page)]
     if missing := sorted(set(names) - set(tables)):
         raise Mismatch(f"there is no template of the table {missing[0]}")
@@ -197,7 +198,7 @@ def render_page(page: str, tables: Mapping[str, Any], results: Path = RESULTS) -
 
 
 def render(check: bool, root: Path = ROOT, templates: Path = PAGES, results: Path = RESULTS) -> list[str]:
-    """Write every page, or only `check` it; return one line per problem."""
+    """Write every page, or only check it if `check` is true; return one line per problem."""
     wrong, pages = [], {}
     for file in sorted(templates.glob("*.yaml")):
         pages.update(yaml.safe_load(file.read_text(encoding="utf-8")))
@@ -221,7 +222,7 @@ def render(check: bool, root: Path = ROOT, templates: Path = PAGES, results: Pat
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--check", action="store_true", help="only print the differences, without writing")
     wrong = render(parser.parse_args().check)
     print(*wrong, sep="\n", file=sys.stderr, end="\n" if wrong else "")
     return 1 if wrong else 0

@@ -1,7 +1,7 @@
-"""How long a report takes and how large it is, of an untrained Transformer with 6 layers of 8 heads of each kind.
+"""Measure the time to make a report, and its size, for an untrained Transformer with 6 layers of 8 heads.
 
-Its searches go to the limit of twice a source's length, which those of a trained model don't. Processor seconds are
-those of all threads: on a machine that others load, too, they say more than the wall's.
+Its searches run up to the maximum length, twice the source's length; those of a trained model end earlier.
+Processor seconds are the sum over all threads: they are more reliable than wall time on a busy machine.
 
 python benchmarks/report.py [--sentences 1000] [--length 60] [--attention entmax] [--page report.html] [--out FILE.csv]
 """
@@ -29,7 +29,7 @@ from tsallis.toolkit.training import Run
 from tsallis.toolkit.training.file_names import MODEL
 
 SYMBOLS = 8000
-SHARPNESS = 3.0  # of the projections to queries and keys, so that heads are as sparse as trained ones
+SHARPNESS = 3.0  # factor for the query and key projections, so that heads are as sparse as trained ones
 
 
 def untrained_run(folder: Path, attention: str) -> Run:

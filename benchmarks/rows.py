@@ -1,8 +1,8 @@
-"""Rows of results that examples wrote: JSON files of runs to lines of a CSV file of `benchmarks/results`.
+"""Add results of examples, which are JSON files, to a CSV file in `benchmarks/results`.
 
     python benchmarks/rows.py documents-cpu.csv runs/sst2-*.json
 
-A run takes the place of a row with the same settings and seed; all other rows stay. Rows are sorted by their settings.
+A result replaces the row with the same settings and seed; all other rows stay. Rows are sorted by their settings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VISUAL = {
     "d_model": "options.d_model",
     "parameters": "parameters",
 }
-# Of each file: where a column's value is in a result. The columns up to "seed" are the settings that a row is known by.
+# For each file, the path of each column's value in a result. The columns up to "seed" are the key of a row.
 COLUMNS: dict[str, dict[str, str]] = {
     "documents-cpu.csv": {
         "data": "options.data",
@@ -69,7 +69,7 @@ COLUMNS: dict[str, dict[str, str]] = {
 
 
 def find_value(result: Mapping[str, Any], path: str) -> str:
-    """Return the value at a path of a result as text: of a path its last part, of a share five digits."""
+    """Return the value at a path as text: a file name without its folders, a float with five digits."""
     value: Any = result
     for key in path.split("."):
         value = value[key]
@@ -79,20 +79,20 @@ def find_value(result: Mapping[str, Any], path: str) -> str:
 
 
 def row_key(row: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a row's settings and seed."""
+    """Return the settings and the seed of a row."""
     names = list(row)
     return tuple(row[name] for name in names[: names.index("seed") + 1])
 
 
 def merge(rows: Iterable[Mapping[str, str]], others: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Return rows in order, those of `others` in the place of rows with the same settings."""
+    """Return all rows in order; those in `others` replace rows with the same settings and seed."""
     by_key = {row_key(row): dict(row) for row in [*rows, *others]}
     return [by_key[key] for key in sorted(by_key)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("file", choices=sorted(COLUMNS), help="of benchmarks/results")
+    parser.add_argument("file", choices=sorted(COLUMNS), help="name of a file in benchmarks/results")
     parser.add_argument("results", nargs="+", type=Path, help="JSON files that an example wrote")
     options = parser.parse_args()
     path, columns = RESULTS / options.file, COLUMNS[options.file]

@@ -1,12 +1,12 @@
-"""Attention and output layers that scan rows in 8 bits, beside dense ones: in turn in one process.
+"""Compare attention and output layers that scan rows in 8 bits with dense ones, in one process.
 
-`decoding`: one query over stored keys, beside our dense kernel and PyTorch's `scaled_dot_product_attention`.
-`output`: the support of one state, beside the float32 product alone and with entmax.
-`louver`: one query over stored keys of size 128, beside our dense kernel and Louver's CPU kernel, whose index gets the
-    exact score of the last supported key. It needs a clone of github.com/UIC-InDeXLab/Louver, AVX-512 and ninja.
-`generation`: one token of a language model, beside the same model without a scan and one with softmax.
+`decoding`: one query over stored keys, compared with our dense kernel and with `scaled_dot_product_attention`.
+`output`: the support of one state, compared with the float32 product, with and without entmax.
+`louver`: one query over stored keys of size 128, compared with our dense kernel and Louver's CPU kernel. Louver's index
+    gets the exact score of the last supported key. Needs a clone of github.com/UIC-InDeXLab/Louver, AVX-512 and ninja.
+`generation`: one token of a language model, compared with the same model without a scan and with a softmax model.
 `transformers`: one token of a Llama, with `ScreenedCache`, and with `DynamicCache` and entmax or softmax.
-`search`: compiled beam searches of one source, beside the same searches without a scan, and with a softmax output.
+`search`: compiled beam searches of one source, compared with searches without a scan and with a softmax output.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SPREADS = (1.0, 2.0)  # standard deviations of the scores
 
 
 def measure(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each call in each round, which runs all of them in a random order."""
+    """Return the seconds of each call in each round; a round runs all calls in a random order."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in random.sample([*calls.items()], len(calls)):
@@ -55,7 +55,7 @@ def measure(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, li
 def rows_of(
     calls: dict[str, Callable[[], object]], bytes_read: dict[str, int], rounds: int, **about: object
 ) -> list[Row]:
-    """Measure calls, of which the second is today's and the third the peer's."""
+    """Measure calls and return their rows; the second call is the current dense code, the third the peer."""
     seconds = measure(calls, rounds)
     _, today, peer = seconds
 
@@ -78,12 +78,12 @@ def rows_of(
 
 
 def decoding(keys: int, alpha: float, std: float, rounds: int) -> list[Row]:
-    """Measure one query of 8 heads whose scores have a standard deviation."""
+    """Measure one query of 8 heads; `std` is the standard deviation of its scores."""
     torch.manual_seed(keys)
     key, value = torch.randn(2, 1, HEADS, keys, SIZE)
     query = torch.nn.functional.normalize(torch.randn(1, HEADS, 1, SIZE), dim=-1) * std * math.sqrt(SIZE)
     store = ScreenedKeys(key, value)
-    key, value = store.read()  # all calls read the same memory, so that caches help them equally
+    key, value = store.read()  # all calls read the same memory, so caches help them equally
     _, support = tsallis.entmax_attention(query, store, alpha=alpha, return_support=True)
     calls: dict[str, Callable[[], object]] = {
         "screened": lambda: tsallis.entmax_attention(query, store, alpha=alpha),
@@ -97,7 +97,7 @@ def decoding(keys: int, alpha: float, std: float, rounds: int) -> list[Row]:
 
 
 def memory(rounds: int) -> list[Row]:
-    """Measure how fast one thread reads a gigabyte."""
+    """Measure the time of a thread to read a gigabyte of memory."""
     numbers = torch.ones(1 << 28)
     calls = dict.fromkeys(("read", "again", "and again"), numbers.sum)
     about = {"part": "memory", "rows": 1 << 28, "size": 1, "alpha": "", "std": "", "support": ""}
@@ -109,7 +109,7 @@ READER = "import torch; x = torch.ones(1 << 28); torch.set_num_threads(1)\nwhile
 
 @contextlib.contextmanager
 def busy_memory() -> Iterator[None]:
-    """Keep another process reading memory."""
+    """Run a process in the background that reads memory all the time."""
     with subprocess.Popen([sys.executable, "-c", READER]) as reader:
         time.sleep(5)
         yield
@@ -117,7 +117,7 @@ def busy_memory() -> Iterator[None]:
 
 
 def louver(clone: Path, keys: int, clustered: bool, rounds: int) -> list[Row]:
-    """Measure random keys, or keys in clusters of 64, which suit an index."""
+    """Measure one query over random keys, or over keys in clusters of 64, which suit an index."""
     sys.path.insert(0, str(clone))
     from benchmark_area.kernel_impl.TA_filter_alg.cpu.cpu_index import TAIndexCPU
 
@@ -143,7 +143,7 @@ def louver(clone: Path, keys: int, clustered: bool, rounds: int) -> list[Row]:
 
 
 def output(classes: int, size: int, alpha: float, std: float, rounds: int) -> list[Row]:
-    """Measure the support of one state of an output layer."""
+    """Measure the search for the support of one state in an output layer."""
     torch.manual_seed(classes)
     layer = OutputLayer(size, classes, "entmax", alpha, bias=False).requires_grad_(False)
     torch.nn.init.normal_(layer.projection.weight, std=1 / math.sqrt(size))
@@ -160,7 +160,7 @@ def output(classes: int, size: int, alpha: float, std: float, rounds: int) -> li
 
 
 def generation(keys: int, std: float, rounds: int) -> list[Row]:
-    """Measure steps after random keys; the scores of all layers have a standard deviation."""
+    """Measure steps of a language model after random keys; `std` is the standard deviation of the scores."""
     size, layers = HEADS * SIZE, 4
 
     def build(alpha: float, cache: Callable[..., StepCache]) -> Callable[[], object]:
@@ -187,7 +187,7 @@ def generation(keys: int, std: float, rounds: int) -> list[Row]:
 
 
 def transformers(keys: int, std: float, rounds: int) -> list[Row]:
-    """Measure steps of a model of Transformers after random keys."""
+    """Measure steps of a Hugging Face Llama after random keys."""
     from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
     from tsallis.huggingface import ScreenedCache, sparsify
@@ -215,13 +215,13 @@ def transformers(keys: int, std: float, rounds: int) -> list[Row]:
 
 
 def pair(text: str) -> tuple[int, int]:
-    """Read SIZExSYMBOLS."""
+    """Parse SIZExSYMBOLS."""
     size, symbols = text.split("x")
     return int(size), int(symbols)
 
 
 def search(kind: str, size: int, symbols: int, beam: int, std: float, rounds: int) -> list[Row]:
-    """Measure 30 steps of searches of one source of 20 symbols."""
+    """Measure beam searches of 30 steps for one source of 20 symbols."""
     source, supports = (torch.randint(4, 50, (1, 20)), torch.tensor([20])), []
 
     def build(transform: str, scanned_rows: int) -> Callable[[], object]:
@@ -232,9 +232,9 @@ def search(kind: str, size: int, symbols: int, beam: int, std: float, rounds: in
         model = (
             TransformerSeq2Seq(50, symbols, **options, **layers) if transformer else RNNSeq2Seq(50, symbols, **options)
         )
-        hidden_size = math.sqrt(size) if transformer else math.sqrt(size) / 3  # about the norm of a state
+        hidden_size = math.sqrt(size) if transformer else math.sqrt(size) / 3  # approximate norm of a state
         torch.nn.init.normal_(model.output.projection.weight, std=std / hidden_size)
-        model.output.projection.bias[2] = -100.0  # never ends
+        model.output.projection.bias[2] = -100.0  # the search never ends early
         state = model.eval().start(model.encode(*source))
         supports.append(int((model.output.probs(model.step(state, torch.tensor([1])).scores) > 0).sum()))
 
@@ -257,14 +257,14 @@ def main() -> None:
     parser.add_argument("--classes", type=int, nargs="*", default=[32000])
     parser.add_argument("--size", type=int, default=512, help="size of the states of output layers")
     sizes = [(256, 5000), (256, 10000), (512, 32000)]
-    parser.add_argument("--outputs", type=pair, nargs="*", default=sizes, help="layers of searches: SIZExSYMBOLS")
-    parser.add_argument("--busy", action="store_true", help="also beside a process that reads memory")
-    parser.add_argument("--louver", type=Path, metavar="FOLDER", help="a clone of Louver")
-    parser.add_argument("--contexts", type=int, nargs="*", default=[8192, 65536], help="tokens before generated ones")
+    parser.add_argument("--outputs", type=pair, nargs="*", default=sizes, help="output layers, as SIZExSYMBOLS")
+    parser.add_argument("--busy", action="store_true", help="also measure while another process reads memory")
+    parser.add_argument("--louver", type=Path, metavar="FOLDER", help="folder of a clone of Louver")
+    parser.add_argument("--contexts", type=int, nargs="*", default=[8192, 65536], help="numbers of context tokens")
     parser.add_argument("--alpha", type=float, default=1.5)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="CSV file")
+    parser.add_argument("--out", type=Path, help="CSV file for the results")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     announce()

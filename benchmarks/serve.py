@@ -1,10 +1,10 @@
-"""How many requests a server answers: clients that ask again and again, as soon as they have their answer.
+"""Measure the requests per second of a server; each client sends its next request after every answer.
 
     python benchmarks/serve.py RUN SOURCES --clients 50 --seconds 60 --out benchmarks/results/serve-cpu.csv
 
-The server is a process of its own on a port of this machine, and so are the clients, which share its processors.
-SOURCES has a source a line, as `tsallis translate` reads it. Every client asks for the best output of a beam, or with
-`--kinds` for others in turn. Any answer but one with status 200 is an error.
+The server runs in a separate process on the same machine, and shares its processors with the clients. SOURCES has one
+source per line, as for `tsallis translate`. By default, the clients request translations with beam search; `--kinds`
+selects other requests, which take turns. Every answer without status 200 counts as an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KINDS = ("translate", "tree", "exact", "sample", "suggest", "steps", "attention"
 
 
 def bodies(kinds: list[str], sources: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield addresses and requests: kinds in turn, sources in turn."""
+    """Yield addresses and bodies of requests; the kinds and the sources take turns."""
     searches: dict[str, dict[str, Any]] = {
         "translate": {},
         "tree": {"tree": True},
@@ -45,7 +45,7 @@ def bodies(kinds: list[str], sources: list[str]) -> Iterator[tuple[str, bytes]]:
 
 
 class Times:
-    """Seconds of every answer, and what was no answer."""
+    """The seconds of every request, and the errors."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -53,7 +53,7 @@ class Times:
 
 
 async def client(port: int, requests: Iterator[tuple[str, bytes]], end: float, times: Times) -> None:
-    """Ask on one connection until the time is over."""
+    """Send requests on one connection, one after another, until the end time."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     while (began := time.perf_counter()) < end:
         address, body = next(requests)
@@ -73,7 +73,7 @@ async def client(port: int, requests: Iterator[tuple[str, bytes]], end: float, t
 
 
 async def measure(port: int, clients: int, seconds: float, kinds: list[str], sources: list[str]) -> tuple[Times, float]:
-    """Return the times of all requests, and the seconds that they took together."""
+    """Return the times of all requests, and the seconds from start to end."""
     requests, times = bodies(kinds, sources), Times()
     warm = Times()
     await client(port, requests, time.perf_counter() + min(1.0, seconds), warm)
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["translate"])
-    parser.add_argument("--shared", action="store_true", help="note that other work keeps the machine busy")
+    parser.add_argument("--shared", action="store_true", help="record in the results that the machine is busy")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -141,7 +141,7 @@ def main() -> None:
 
 
 async def read_facts(port: int) -> dict[str, Any]:
-    """Return what the server knows of its run."""
+    """Return the server's description of its run."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     content = await reader.read()

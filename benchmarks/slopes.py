@@ -1,12 +1,12 @@
-"""Attention whose scores fall with the distance of a key, beside PyTorch's with a bias tensor; and its windows.
+"""Compare attention whose scores fall with distance (slopes) with PyTorch attention and a bias tensor.
 
     python benchmarks/slopes.py --out benchmarks/results/slopes-cpu.csv
 
-Group `slopes`: forward and backward of causal attention, every head with a slope, beside `scaled_dot_product_attention`
-with the same bias as a tensor [heads, length, length], which is built once and gets no gradient. Group `windows`: the
-time of a query by the number of keys, where heads see windows of keys and where no head has a slope. Group `decoding`:
-one query behind so many keys, without gradients, where the norms of keys are known and where not. Times are of the
-processor, of all threads, so that what else the machine does counts little; candidates run in turn. Quote ratios.
+Group `slopes`: forward and backward of causal attention with a slope per head, compared with
+`scaled_dot_product_attention` and the same bias as a tensor [heads, length, length], built once and without a gradient.
+Group `windows`: the time per query for several numbers of keys, with slopes (heads see windows of keys) and without.
+Group `decoding`: one query after many keys, without gradients, with and without known norms of the keys.
+Times are processor times of all threads, so other programs have little effect; candidates take turns. Quote ratios.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from tsallis.ops import choice
 
 SLOPES = ["4x8x512x64", "1x8x2048x64", "1x8x4096x64"]  # batch x heads x length x size of a head
 WINDOWS = [1024, 4096, 16384, 65536]  # keys
-HEADS, SIZE = 2, 64  # of the windows
-TARGETS = {512: 0.5, 4096: 0.25}  # of the time with a bias tensor, by the length
+HEADS, SIZE = 2, 64  # for the groups `windows` and `decoding`
+TARGETS = {512: 0.5, 4096: 0.25}  # for each length, the largest allowed ratio to the time with a bias tensor
 COLUMNS = ("group", "shape", "operation", "owner", "cpu_ms", "time_ratio", "query_us", "support")
 
 
 class Candidate:
-    """A function of queries, keys and values, measured forward and backward, or `times` times without gradients."""
+    """A function of queries, keys and values; it runs forward and backward, or `times` times without gradients."""
 
     def __init__(
         self, operation: str, owner: str, call: Callable[..., Tensor], inputs: Sequence[Tensor], times: int = 0
@@ -47,7 +47,7 @@ class Candidate:
         self.seconds: list[float] = []
 
     def run(self) -> None:
-        """Forward and backward once, or forward alone."""
+        """Measure forward and backward once, or only forward."""
         if self.times:
             with torch.no_grad():
                 start = time.process_time()
@@ -171,12 +171,12 @@ def verdicts(rows: list[Row]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slopes", nargs="*", default=SLOPES, metavar="SHAPE", help="batch x heads x length x size")
-    parser.add_argument("--windows", nargs="*", type=int, default=WINDOWS, metavar="KEYS", help="default: %(default)s")
-    parser.add_argument("--decoding", nargs="*", type=int, default=WINDOWS, metavar="KEYS", help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, help="CSV file")
+    parser.add_argument("--windows", nargs="*", type=int, default=WINDOWS, metavar="KEYS", help="numbers of keys")
+    parser.add_argument("--decoding", nargs="*", type=int, default=WINDOWS, metavar="KEYS", help="numbers of keys")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="number of threads (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the tensors (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="CSV file for the results")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     announce()

@@ -1,7 +1,7 @@
-"""How often the lists of a beam search are stable, and whether stable lists are equal however they are computed.
+"""Measure how often beam search returns stable lists, and whether these are equal on every backend and batch size.
 
-Each run lists the outputs of a split with every combination of batch size, number of threads, and instruction set or
-backend. The lists for batches of 1 on one thread are compared with the others.
+The script searches a split with every combination of batch size, number of threads, and instruction set or backend.
+It compares the lists for batches of 1 on one thread with the others.
 
     python benchmarks/stability.py runs/entmax runs/softmax --commit a67f850 --out benchmarks/results/stability-cpu.csv
 """
@@ -33,7 +33,7 @@ List = list[tuple[int, ...]]
 
 
 def settings(threads: int) -> Iterator[int]:
-    """Compute with each combination in turn, and yield its batch size; the first one is the reference."""
+    """Set each combination in turn, and yield its batch size; the first combination is the reference."""
     library = cpu._load()[0]
     machine_set = library.tsallis_isa()
     present = [name.encode() for name in SETS if library.tsallis_use_isa(name.encode())]
@@ -48,9 +48,9 @@ def settings(threads: int) -> Iterator[int]:
 
 
 def search(model: Any, corpus: Any, rows: Sequence[int], batch: int) -> tuple[list[List], list[Tensor], float]:
-    """Return the list of each source, scores [steps, d_vocab] along one output, and the seconds of the search.
+    """Return the list of outputs per source, the scores [steps, d_vocab] of a fixed output, and the seconds of search.
 
-    The output is the source itself, whose symbols are numbers of the other vocabulary.
+    The fixed output has the indices of the source's symbols, modulo the size of the target vocabulary.
     """
     lists, scores, spent = list[List](), list[Tensor](), 0.0
     for first in range(0, len(rows), batch):
@@ -72,7 +72,7 @@ def search(model: Any, corpus: Any, rows: Sequence[int], batch: int) -> tuple[li
 
 
 def relative_error(scores: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
-    """Return the largest difference, in units of the dtype's epsilon times the largest score."""
+    """Return the largest difference of scores, in units of the dtype's epsilon times the largest score."""
     finite = expected.isfinite()
     difference, largest = (scores - expected)[finite].abs().max(), expected[finite].abs().max()
     return float(difference / (largest * torch.finfo(dtype).eps))

@@ -1,12 +1,12 @@
-"""Train and evaluate models of SIGMORPHON's data with the settings that `tsallis train FILE` chooses.
+"""Train and evaluate models of SIGMORPHON data with the settings chosen by `tsallis train FILE`.
 
-Trains one model per language and seed, and evaluates the first model and the ensemble of all. Run it again to resume.
+Train one model per language and seed, and evaluate the first model and the ensemble of all. To resume, run it again.
 
     tsallis data get sigmorphon2021-g2p --folder DATA      # LANGUAGE_train.tsv, LANGUAGE_dev.tsv, LANGUAGE_test.tsv
     python benchmarks/strings.py DATA [--languages ady gre] [--seeds 5] [--runs runs/strings] [--out FILE.csv]
-    python benchmarks/strings.py DATA --seeds 1 --set model.copy=true      # another setting, in another folder of runs
+    python benchmarks/strings.py DATA --seeds 1 --set model.copy=true      # for other settings, add `--runs FOLDER`
 
-A folder with LANGUAGE.trn, LANGUAGE.dev and LANGUAGE.tst is one of 2023: its columns are lemma, features, form.
+Folders with LANGUAGE.trn, LANGUAGE.dev and LANGUAGE.tst have the format of 2023: lemma, features, form.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from common import Row, announce, machine, table, write
 
 SCORES = ("samples", "word_error_rate", "symbol_error_rate", "complete", "optimal", "single", "gold_possible")
-# The ends of the names of the files to train on, to validate on and to test on, and the settings of their columns.
+# The file name endings of the train, dev and test sets, and the settings of their columns.
 G2P = (("_train.tsv", "_dev.tsv", "_test.tsv"), ())
 INFLECTION = ((".trn", ".dev", ".tst"), ("data.columns={source: 1, features: 2, target: 3}",))
 
@@ -54,9 +54,9 @@ def measure(options: argparse.Namespace, language: str) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--languages", nargs="*", help="default: all in DATA")
+    parser.add_argument("--languages", nargs="*", help="languages to train (default: all in DATA)")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--set", nargs="*", default=[], help="settings of `tsallis train`, as model.copy=true")
+    parser.add_argument("--set", nargs="*", default=[], help="settings of `tsallis train`, such as model.copy=true")
     parser.add_argument("--runs", type=Path, default=Path("runs/strings"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)

@@ -1,8 +1,8 @@
-"""How many keys and output rows of trained models survive a scan in 8 bits, for each one with a weight.
+"""Count the keys and output rows of trained models that remain after an 8-bit scan, relative to the support.
 
-Attention of a language model: a row per layer, over texts that are joined to `--length` tokens, also above the length
-of its training. Output layers: the states of a split with teacher forcing. The survivors are the rows whose upper bound
-exceeds the threshold of all lower bounds, by the bounds of the page "Exact attention from 8-bit keys".
+For the attention of a language model, there is one row per layer. The model reads `--length` tokens of joined texts,
+possibly more than in training. For output layers, the states come from a split with teacher forcing. The survivors are
+the rows whose upper bound exceeds the threshold of all lower bounds (see the page "Exact attention from 8-bit keys").
 
     python benchmarks/survivors.py RUN... --commit COMMIT [--length 1024] [--out FILE.csv]
 """
@@ -23,12 +23,12 @@ from tsallis.nn import MultiheadAttention
 from tsallis.ops.cpu.screening import _channels
 from tsallis.symbols import BOS, EOS
 
-STATES = 500  # largest number of states of an output layer
+STATES = 500  # maximum number of states per output layer
 COLUMNS = ("output", "part", "layer", "rows", "queries", "support", "survivors", "per_supported", "worst_head")
 
 
 class Scan:
-    """Rows [heads, rows, size] in 8 bits, and the bounds of their scores."""
+    """Rows [heads, rows, size] in 8 bits, which give bounds of their scores."""
 
     def __init__(self, rows: Tensor) -> None:
         mean, self.channel = (x.squeeze(0).unsqueeze(1).double() for x in _channels(rows.unsqueeze(0)))
@@ -39,7 +39,7 @@ class Scan:
         self.mean = mean
 
     def bounds(self, query: Tensor) -> tuple[Tensor, Tensor]:
-        """Return bounds of the scores [heads, queries, rows] of scaled queries [heads, queries, size], up to a sum."""
+        """Return bounds of the scores [heads, queries, rows] of scaled queries [heads, queries, size]."""
         x = query.double() * self.channel
         scores = x @ self.rounded.transpose(1, 2) + (query.double() @ self.mean.transpose(1, 2))
         error = x.norm(dim=-1, keepdim=True) * self.error.unsqueeze(1)
@@ -47,9 +47,9 @@ class Scan:
 
 
 def count(query: Tensor, rows: Tensor, alpha: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the numbers of supported rows and of survivors [heads]; `added` is added to the scores, -inf hides a row.
+    """Return the numbers [heads] of rows in the support and of survivors.
 
-    `alpha` [heads] is above 1.
+    `alpha` [heads] must be greater than 1. `added` is added to the scores; -inf hides a row.
     """
     low, high = (x + added for x in Scan(rows).bounds(query))
     scores = query.double() @ rows.double().transpose(1, 2) + added
@@ -64,7 +64,7 @@ def count(query: Tensor, rows: Tensor, alpha: Tensor, added: Tensor) -> tuple[Te
 
 
 class Queries:
-    """Record of the arguments that attention calls its function with."""
+    """A replacement of `attend` that records its arguments."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Tensor, Tensor, Any, Any, Any]] = []
@@ -76,7 +76,7 @@ class Queries:
 
 
 def of_attention(model: Any, tokens: Tensor) -> list[Row]:
-    """Return a row per layer for the second half of the tokens' queries."""
+    """Return one row per layer; the queries are every eighth token of the second half."""
     recorded = Queries()
     tsallis.nn.multihead_attention.attend = recorded
     try:
@@ -112,7 +112,7 @@ def summary(supported: Tensor, survivors: Tensor, queries: int) -> Row:
 
 
 def of_output(model: Any, corpus: Any, lines: int) -> Row:
-    """Return the row of an output layer."""
+    """Return the row of results for an output layer."""
     some = corpus.batch(range(min(len(corpus), lines)))
     decoded = model(some.src, some.src_lengths, some.tgt_in)
     hidden = decoded.hidden[some.tgt_out >= 0][:STATES]
@@ -131,9 +131,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--split", default="dev")
-    parser.add_argument("--length", type=int, default=1024, help="tokens of the joined text")
-    parser.add_argument("--lines", type=int, default=50, help="lines whose states output layers read")
-    parser.add_argument("--commit", required=True, help="of the code that trained the runs")
+    parser.add_argument("--length", type=int, default=1024, help="number of tokens of the joined text")
+    parser.add_argument("--lines", type=int, default=50, help="number of lines for output layers")
+    parser.add_argument("--commit", required=True, help="commit of the code that trained the runs")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -1,8 +1,8 @@
-"""What stored lists of a teacher's largest probabilities leave out, beside the whole list of a sparse teacher.
+"""Measure the probability missing from top-k lists of a softmax teacher; lists of a sparse teacher are complete.
 
     python benchmarks/top_k.py runs/softmax runs/entmax --commit a67f850 --out benchmarks/results/top-k-cpu.csv
 
-A list that omits the mass t moves the gradient of the scores by 2t in L1 norm.
+If a list omits the probability t, the gradient of the scores changes by 2t in L1 norm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PRINTED = ("run", "output", "entries", "bytes_per_symbol", "omitted", "bias", "b
 
 @torch.no_grad()
 def measure(folder: Path, options: argparse.Namespace) -> list[Row]:
-    """Return a row for all probabilities that are not zero, and for a dense teacher one for each size of a cut list."""
+    """Return a row for the list of all non-zero probabilities, and for a softmax teacher one row per top-k list."""
     config, run, corpus = open_split(folder, options.split)
     model: Any = run.model.eval()
     sizes = SIZES if config.model.output == "softmax" else ()

@@ -1,4 +1,4 @@
-"""Open a trained run with a split of its data, for benchmarks of trained models."""
+"""Open a trained run and a split of its data, for the benchmarks of trained models."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def open_split(folder: Path, split: str, *overrides: str) -> tuple[Any, Any, Any
 
 
 def run_parser(description: str | None, lines: int) -> argparse.ArgumentParser:
-    """Return a parser for runs, the commit that trained them, lines of a split, and the file of rows."""
+    """Return a parser with the options that all benchmarks of trained models share."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    parser.add_argument("--commit", required=True, help="of the code that trained the runs")
+    parser.add_argument("--commit", required=True, help="commit of the code that trained the runs")
     parser.add_argument("--split", default="dev")
-    parser.add_argument("--lines", type=int, default=lines, help="number of lines of the split")
+    parser.add_argument("--lines", type=int, default=lines, help="maximum number of lines to read from the split")
     parser.add_argument("--out", type=Path)
     return parser

@@ -1,9 +1,9 @@
-"""Training and translating with a Transformer beside Joey NMT, on the same sentences.
+"""Compare the speed of training and translation with Joey NMT, on the same sentences.
 
-Every candidate makes the same updates in turn, each on the same batch of the corpus, all in one process; then trained
-runs translate the same batches with a beam. Joey NMT's model is given the parameters of the first run, which must have
-softmax everywhere: both then search for the same translations, and how many of them agree is reported. Joey NMT is
-measured where it can be imported (its folder on PYTHONPATH will do); without it ours are measured alone.
+All candidates run in one process and take turns to train on the same batches; then trained runs translate the same
+batches with beam search. Joey NMT gets the parameters of the first run, which must use softmax everywhere. Both then
+search for the same translations, and the script reports how many agree. If Joey NMT can't be imported (its folder may
+be on PYTHONPATH), the script measures only our models.
 
     python benchmarks/training.py --folder data/multi30k --run runs/multi30k-de-en --out benchmarks/results/training.csv
     python benchmarks/training.py --folder data/multi30k --only "LSTM softmax" "LSTM 1.5-entmax" "LSTM sparsemax" \
@@ -51,7 +51,7 @@ OURS = {
     "alpha-ReLU output": {"attention": "softmax", "output": "alpha_relu", "tau": 0.3},
     "learned attention, entmax-1.5 output": {"attention": "learned", "output": "entmax"},
 }
-# Function and alpha of attention and output. Peters et al. 2019 measured them (figure 6), any alpha by bisection.
+# Function and alpha of attention and output, as in figure 6 of Peters et al. 2019, who used bisection for any alpha.
 LSTMS = {
     "LSTM softmax": ("softmax", 1.0),
     "LSTM 1.5-entmax": ("entmax", 1.5),
@@ -64,13 +64,13 @@ Tokens = list[tuple[int, ...]]
 
 @dataclass
 class Candidate:
-    """A model that trains and translates."""
+    """A model whose training or translation is measured."""
 
     name: str
     owner: str
     act: Callable[[Batch], Tokens | None]
     seconds: list[float] = field(default_factory=list)
-    outputs: list[Tokens] = field(default_factory=list)  # translations, by batch
+    outputs: list[Tokens] = field(default_factory=list)  # translations of each batch
 
     def run(self, batch: Batch) -> None:
         began = time.perf_counter()
@@ -101,7 +101,7 @@ def ours(name: str, vocab: int, sizes: argparse.Namespace) -> Candidate:
 
 
 def our_run(folder: Path, beam: int) -> tuple[Candidate, Run]:
-    """A trained model that translates."""
+    """Return a candidate that translates with a trained run, and the run."""
     run = load_run(folder)
     inputs = run.model.arguments
     kinds = dict.fromkeys(inputs[f"{kind}_attention"] for kind in ("encoder", "decoder", "cross"))
@@ -114,9 +114,9 @@ def our_run(folder: Path, beam: int) -> tuple[Candidate, Run]:
 
 
 class Joey:
-    """Joey NMT's own model, loss and search, as its training and prediction call them.
+    """Joey NMT's model, loss and search, called as in its training and prediction.
 
-    Sources have no end symbol here, as ours have none. Its vocabulary begins with other special symbols.
+    Sources have no end symbol, as in our models. Joey NMT numbers the special symbols differently.
     """
 
     def __init__(self, vocab: int, arguments: dict[str, Any], label_smoothing: float, seed: int) -> None:
@@ -144,7 +144,7 @@ class Joey:
         self.order = torch.tensor([1, 2, 3, 0, *range(4, vocab)])
 
     def take(self, state: dict[str, torch.Tensor]) -> None:
-        """The parameters of our model with normalisation before each part."""
+        """Load the parameters of our model, which must normalize before each sublayer."""
         model = self.model
         model.decoder.output_layer = nn.Linear(*reversed(state["output.projection.weight"].shape))
         turned = state["src_embedding.weight"][self.order.argsort()]
@@ -180,7 +180,7 @@ class Joey:
         from joeynmt.batch import Batch as JoeyBatch
 
         rows = torch.arange(len(batch.src))
-        # The target's start and end are in one sequence there.
+        # Joey NMT's targets have the start and the end symbol in one sequence.
         trg = torch.full((len(rows), batch.tgt_in.shape[1] + 1), 1)
         trg[:, :-1] = self.order[batch.tgt_in]
         trg[rows, (batch.tgt_out != -100).sum(1)] = 3
@@ -213,20 +213,20 @@ class Joey:
 
 
 def paths(inputs: argparse.Namespace, split: str) -> list[Path]:
-    """The two sides of a split, packed or not."""
+    """Return the source and the target file of a split, compressed or not."""
     names = [Path(inputs.folder) / f"{split}.{side}" for side in (inputs.src, inputs.tgt)]
     return [find_packed(name) or name for name in names]
 
 
 def corpus(inputs: argparse.Namespace) -> tuple[Corpus, int]:
-    """Training data, and the size of its vocabulary."""
+    """Return the training data and the size of its vocabulary."""
     files = paths(inputs, inputs.train)
     subwords = cached_subwords(inputs.cache, files, inputs.vocab)
     return cached_corpus(inputs.cache, *files, subwords, subwords, 100), len(subwords)
 
 
 def measure(candidates: list[Candidate], batches: list[Batch], seed: int) -> None:
-    """Every batch once by every candidate, in another order each time; the first is to warm up."""
+    """Run every candidate on every batch, in a random order; the first batch is a warm-up."""
     order = random.Random(seed)
     turn = list(candidates)
     for location, batch in enumerate(batches):
@@ -240,18 +240,18 @@ def measure(candidates: list[Candidate], batches: list[Batch], seed: int) -> Non
 
 
 def rows(operation: str, candidates: list[Candidate], symbols: int, location: Row) -> list[Row]:
-    """One row a candidate; `symbols` are those of the targets of all batches."""
+    """Return one row per candidate; `symbols` is the number of target symbols in all batches."""
     peer = next((c for c in candidates if c.owner == "joeynmt"), None)
-    first = next(c for c in candidates if c.owner == "tsallis")  # softmax everywhere
+    first = next(c for c in candidates if c.owner == "tsallis")  # it uses softmax everywhere
 
     def ratio(other: Candidate | None, candidate: Candidate) -> float | str:
-        """The median over batches of the other's time by this one's."""
+        """Return the median, over batches, of the other's time divided by the candidate's."""
         if other is None:
             return ""
         return statistics.median(b / a for b, a in zip(other.seconds, candidate.seconds, strict=True))
 
     def agree(candidate: Candidate) -> float | str:
-        """Share of translations that are our first model's."""
+        """Return the share of translations that are equal to those of our first model."""
         pairs = [
             p for one, two in zip(candidate.outputs, first.outputs, strict=True) for p in zip(one, two, strict=True)
         ]
@@ -348,30 +348,30 @@ def verdicts(measured: list[Row]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", required=True, help="of the parallel text")
-    parser.add_argument("--run", nargs="*", type=Path, default=[], help="trained runs to translate with, softmax first")
-    parser.add_argument("--train", default="train", help="files NAME.SRC and NAME.TGT (default: %(default)s)")
-    parser.add_argument("--dev", default="val", help="default: %(default)s")
-    parser.add_argument("--src", default="de", help="default: %(default)s")
-    parser.add_argument("--tgt", default="en", help="default: %(default)s")
-    parser.add_argument("--cache", help="folder for subwords and encoded text (default: a temporary one)")
-    parser.add_argument("--vocab", type=int, default=5000, help="subwords (default: %(default)s)")
-    parser.add_argument("--d-model", type=int, default=256, help="default: %(default)s")
-    parser.add_argument("--d-ff", type=int, default=1024, help="default: %(default)s")
-    parser.add_argument("--heads", type=int, default=4, help="default: %(default)s")
-    parser.add_argument("--layers", type=int, default=3, help="of encoder and of decoder (default: %(default)s)")
-    parser.add_argument("--dropout", type=float, default=0.1, help="default: %(default)s")
-    parser.add_argument("--label-smoothing", type=float, default=0.1, help="default: %(default)s")
-    parser.add_argument("--max-tokens", type=int, default=2048, help="of a batch, padded (default: %(default)s)")
-    parser.add_argument("--rows", type=int, default=64, help="of a batch to translate (default: %(default)s)")
-    parser.add_argument("--beam", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--updates", type=int, default=15, help="default: %(default)s")
-    parser.add_argument("--translations", type=int, default=5, help="batches (default: %(default)s)")
-    parser.add_argument("--only", nargs="*", metavar="NAME", help=f"of {', '.join((*OURS, *LSTMS))}")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--no-peer", action="store_true", help="without Joey NMT")
-    parser.add_argument("--out", type=Path, help="CSV file")
+    parser.add_argument("--folder", required=True, help="folder of the parallel text")
+    parser.add_argument("--run", nargs="*", type=Path, default=[], help="trained runs that translate, softmax first")
+    parser.add_argument("--train", default="train", help="name of the training files (default: %(default)s)")
+    parser.add_argument("--dev", default="val", help="name of the files to translate (default: %(default)s)")
+    parser.add_argument("--src", default="de", help="suffix of source files (default: %(default)s)")
+    parser.add_argument("--tgt", default="en", help="suffix of target files (default: %(default)s)")
+    parser.add_argument("--cache", help="folder for subwords and encoded text (default: temporary)")
+    parser.add_argument("--vocab", type=int, default=5000, help="number of subwords (default: %(default)s)")
+    parser.add_argument("--d-model", type=int, default=256, help="size of the model (default: %(default)s)")
+    parser.add_argument("--d-ff", type=int, default=1024, help="size of feed-forward layers (default: %(default)s)")
+    parser.add_argument("--heads", type=int, default=4, help="number of attention heads (default: %(default)s)")
+    parser.add_argument("--layers", type=int, default=3, help="layers of encoder and decoder (default: %(default)s)")
+    parser.add_argument("--dropout", type=float, default=0.1, help="dropout probability (default: %(default)s)")
+    parser.add_argument("--label-smoothing", type=float, default=0.1, help="label smoothing (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=2048, help="tokens per batch (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=64, help="sentences per translated batch (default: %(default)s)")
+    parser.add_argument("--beam", type=int, default=5, help="beam size (default: %(default)s)")
+    parser.add_argument("--updates", type=int, default=15, help="number of updates, may be 0 (default: %(default)s)")
+    parser.add_argument("--translations", type=int, default=5, help="batches to translate (default: %(default)s)")
+    parser.add_argument("--only", nargs="*", metavar="NAME", help=f"some of {', '.join((*OURS, *LSTMS))}")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="number of threads (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed (default: %(default)s)")
+    parser.add_argument("--no-peer", action="store_true", help="leave out Joey NMT")
+    parser.add_argument("--out", type=Path, help="CSV file for the results")
     inputs = parser.parse_args()
     inputs.cache = Path(inputs.cache or tempfile.mkdtemp())
     torch.set_num_threads(inputs.threads)

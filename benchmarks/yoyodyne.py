@@ -1,11 +1,11 @@
-"""Train and time string models beside yoyodyne, with equal data, sizes, optimizer and epochs.
+"""Compare string models with yoyodyne's, with equal data, sizes, optimizer and numbers of epochs.
 
-Needs `pip install --no-deps yoyodyne==0.5.27` and the packages that it imports. Each model is a subprocess with one
-thread. Both keep the checkpoint with the best accuracy on the dev set, and are tested with it.
+Needs `pip install --no-deps yoyodyne==0.5.27` and the packages that yoyodyne imports. Each model runs in a subprocess
+with one thread. Both keep the checkpoint with the best accuracy on the dev set, and use it for the test.
 
 python benchmarks/yoyodyne.py TRAIN.tsv DEV.tsv TEST.tsv [--features 3] [--spaces] [--model attention] [--out FILE.csv]
     --epochs 20 100 --seeds 1 2 3    accuracy after equal numbers of epochs
-    --time                           seconds per epoch and to predict TRAIN's targets instead, in turns
+    --time                           seconds per epoch, and seconds to predict TRAIN's targets
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 from common import Row, announce, machine, table, write
 
 HIDDEN, EMBEDDING, DROPOUT, RATE, BATCH = 256, 128, 0.3, 0.001, 32
-# For each model, our settings, and yoyodyne's class with its arguments. Its decoders start without the encoder's state.
+# Our settings, and yoyodyne's class with its arguments. Its decoders don't start from the encoder's state.
 SOFT = {"monotonic": "null", "input_feeding": "false", "initial_state": "zeros"}
 MODELS: dict[str, tuple[dict[str, str], str, dict[str, Any]]] = {
     "attention": (SOFT, "SoftAttentionLSTMModel", {}),
@@ -37,12 +37,12 @@ MODELS: dict[str, tuple[dict[str, str], str, dict[str, Any]]] = {
         {"enforce_monotonic": True, "attention_context": 1},
     ),
 }
-COPIES = 10  # number of copies of TRAIN to predict, which makes starts negligible
+COPIES = 10  # number of copies of TRAIN to predict, so that the time to start is negligible
 TRAINED = "best.ckpt"
 
 
 class Peer:
-    """A trainer and its predictions, as commands."""
+    """A toolkit that trains and predicts with commands."""
 
     name: str
 
@@ -50,7 +50,7 @@ class Peer:
         self.options, self.folder = options, folder
 
     def call(self, *arguments: object) -> tuple[float, str]:
-        """Run a command with one thread; return its seconds and what it printed."""
+        """Run a command with one thread; return its seconds and its output."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
         start = time.perf_counter()
         result = subprocess.run([sys.executable, *map(str, arguments)], env=environment, capture_output=True, text=True)
@@ -114,7 +114,7 @@ class Yoyodyne(Peer):
 
     def run(self, command: str, settings: dict[str, Any], *arguments: object) -> float:
         path = self.folder / "config.yaml"
-        path.write_text(json.dumps(settings), encoding="utf8")  # JSON is YAML
+        path.write_text(json.dumps(settings), encoding="utf8")  # JSON is valid YAML
         start = "from yoyodyne.cli import main; main.main()"
         return self.call("-c", start, command, "--config", path, *arguments)[0]
 
@@ -157,7 +157,7 @@ def accuracies(peers: Sequence[Peer], epochs: Sequence[int], seeds: Sequence[int
 
 
 def times(peers: Sequence[Peer], rounds: int) -> list[Row]:
-    """Return seconds per epoch and to predict the training targets: each a difference, so that no start counts."""
+    """Return seconds per epoch and per prediction of TRAIN, as differences without the time to start."""
     few, many = 1, 6
     first, copies = (Path(peers[0].folder) / name for name in ("first.tsv", "copies.tsv"))
     text = Path(peers[0].options.train).read_text(encoding="utf8")
@@ -180,8 +180,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("train", "dev", "test"):
         parser.add_argument(name)
-    parser.add_argument("--features", type=int, help="column of the features")
-    parser.add_argument("--spaces", action="store_true", help="target symbols are separated by spaces")
+    parser.add_argument("--features", type=int, help="column number of the features")
+    parser.add_argument("--spaces", action="store_true", help="separate target symbols at spaces")
     parser.add_argument("--model", choices=MODELS, default="attention")
     parser.add_argument("--epochs", type=int, nargs="+", default=[20, 100])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])

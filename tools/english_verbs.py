@@ -1,10 +1,10 @@
-"""Write the embedded English verbs and their forms, `english-verbs.tsv.xz` of `tsallis.toolkit.datasets`.
+"""Write the English verbs and their forms that `tsallis.toolkit.datasets` contains, `english-verbs.tsv.xz`.
 
     python tools/english_verbs.py
 
-The lemmas are in `english_verbs.txt`: regular verbs, verbs that double their last consonant though they have more than
-one syllable, verbs with either spelling, and irregular verbs with their two past forms. Spelling is American, but where
-an unstressed syllable ends in l: dictionaries list "canceled or cancelled", and so do the rows.
+The lemmas are in `english_verbs.txt`: regular verbs, verbs of more than one syllable that double their last consonant,
+verbs with either spelling, and irregular verbs with their two past forms. Spelling is American. If an unstressed last
+syllable ends in l, both spellings are valid, as in dictionaries: "canceled or cancelled".
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ KEEPS_E = ("singe", "tinge", "swinge")  # singeing, not singing
 
 
 def third_person(lemma: str) -> str:
-    """
+    """Return the third person singular of the present.
+
     >>> [third_person(v) for v in ("walk", "try", "play", "catch", "echo", "quiz")]
     ['walks', 'tries', 'plays', 'catches', 'echoes', 'quizzes']
     """
@@ -40,7 +41,8 @@ def third_person(lemma: str) -> str:
 
 
 def past(lemma: str, doubles: bool = False) -> str:
-    """
+    """Return the past form of a regular verb.
+
     >>> past("walk"), past("bake"), past("try"), past("stop"), past("prefer", doubles=True), past("panic")
     ('walked', 'baked', 'tried', 'stopped', 'preferred', 'panicked')
     """
@@ -52,7 +54,8 @@ def past(lemma: str, doubles: bool = False) -> str:
 
 
 def present_participle(lemma: str, doubles: bool = False) -> str:
-    """
+    """Return the present participle.
+
     >>> [present_participle(v) for v in ("walk", "bake", "die", "agree", "dye", "stop", "singe")]
     ['walking', 'baking', 'dying', 'agreeing', 'dyeing', 'stopping', 'singeing']
     """
@@ -64,7 +67,7 @@ def present_participle(lemma: str, doubles: bool = False) -> str:
 
 
 def either_spelling(lemma: str) -> tuple[tuple[str, ...], ...]:
-    """Return the right forms of the four cells of a verb that may double its last consonant.
+    """Return all valid forms, for each of the four cells, of a verb that may double its last consonant.
 
     >>> either_spelling("cancel")[1:3]
     (('canceled', 'cancelled'), ('canceled', 'cancelled'))
@@ -75,7 +78,7 @@ def either_spelling(lemma: str) -> tuple[tuple[str, ...], ...]:
 
 
 def _stem(lemma: str, doubles: bool) -> str:
-    """Return the stem before -ed and -ing: a last consonant after a single stressed vowel is doubled, c takes a k."""
+    """Return the stem before -ed and -ing: double a consonant after a single stressed vowel, and turn c into ck."""
     if lemma.endswith("c"):
         return lemma + "k"
     short = re.fullmatch(rf"(?:[^{VOWELS}]*qu|[^{VOWELS}]*)[{VOWELS}y][^{VOWELS}wxyhc]", lemma)
@@ -83,7 +86,7 @@ def _stem(lemma: str, doubles: bool) -> str:
 
 
 def paradigms() -> dict[str, tuple[str, tuple[tuple[str, ...], ...]]]:
-    """Return every lemma with its split and the right forms of its four cells, from the list of lemmas."""
+    """Return the split of every lemma and the valid forms of its four cells."""
     entries: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {}
     listed = _read_list()
     irregular = {lemma: (forms[0], forms[-1]) for lemma, kind, forms in listed if kind == "irregular"}
@@ -106,7 +109,7 @@ def _split(lemma: str) -> str:
 
 
 def _read_list() -> list[tuple[str, str, list[str]]]:
-    """Return lemma, kind and irregular past forms of every entry of the list."""
+    """Return the lemma, the kind and the irregular past forms of every entry in `english_verbs.txt`."""
     text = (HERE / "english_verbs.txt").read_text(encoding="utf-8")
     kind, entries = "", []
     for line in text.split("\n"):
@@ -121,7 +124,7 @@ def _read_list() -> list[tuple[str, str, list[str]]]:
 
 
 def table() -> str:
-    """Return a line for each form: split, lemma, form and tags."""
+    """Return the table with one line per form: split, lemma, form and tags."""
     rows = [
         f"{split}\t{lemma}\t{form}\t{tags}\n"
         for lemma, (split, cells) in paradigms().items()

@@ -1,12 +1,12 @@
-"""Write the embedded numbers, dates and times of day in German and English, whose words change places.
+"""Write the German-English numbers, dates and times of day that `tsallis.toolkit.datasets` contains.
 
     python tools/number_names.py
 
-The file is `german-english-numbers.tsv.xz` of `tsallis.toolkit.datasets`.
+The file is `german-english-numbers.tsv.xz`.
 
-German says the units before the tens in one long word, the day before the month, the half hour before the full one,
-and puts part of its verb at the end of the sentence; English does none of it. Everything is made by the rules below,
-and each German text has one right translation, so that exact matches can be counted. Spelling is American.
+The two languages differ in word order. In German, units precede tens in one long word, days precede months, half hours
+count towards the next hour, and a part of the verb is at the end of the sentence. The rules below make all texts. Each
+German text has exactly one correct translation, so exact matches can be counted. Spelling is American.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ EVENTS = (
     ("das Flugzeug", "the plane", "kommt", "an", "arrives"),
 )
 BORN = (("er", "he"), ("sie", "she"), ("ich", "I"), ("mein Vater", "my father"), ("meine Tante", "my aunt"))
-# No plural "sie": at the head of a sentence it could be the polite "Sie" as well.
+# Leave out the plural "sie": at the start of a sentence, it could also be the polite "Sie".
 BUYERS = (
     ("ich", "habe", "I"),
     ("er", "hat", "he"),
@@ -89,9 +89,9 @@ DEEDS = (("gekauft", "bought"), ("verkauft", "sold"), ("gezählt", "counted"), (
 
 
 def table() -> str:
-    """Return a line for each pair, 16,000, 500 and 500 of them: split, German and English.
+    """Return the table with one line per pair: split, German and English.
 
-    The splits share no German text.
+    The splits have 16,000, 500 and 500 pairs and share no German text.
     """
     random = Random(SEED)
     names: dict[str, str] = {}
@@ -99,7 +99,7 @@ def table() -> str:
         german, english = random.choice(TEMPLATES)(random)
         names.setdefault(german, english)
     pairs = list(names.items())
-    # Templates with few different texts run dry early: without shuffling, the last split would lack them.
+    # Shuffle: templates with few different texts are used up early, so the last split would lack them.
     for last in range(len(pairs) - 1, 0, -1):
         other = random.below(last + 1)
         pairs[last], pairs[other] = pairs[other], pairs[last]
@@ -108,7 +108,7 @@ def table() -> str:
 
 
 def german_cardinal(n: int) -> str:
-    """Return a number from 0 to 9999 in one word.
+    """Return a number from 0 to 9999 in German, as one word.
 
     >>> german_cardinal(21), german_cardinal(101), german_cardinal(2347)
     ('einundzwanzig', 'hunderteins', 'zweitausenddreihundertsiebenundvierzig')
@@ -118,7 +118,7 @@ def german_cardinal(n: int) -> str:
     if thousands:
         word += ("" if thousands == 1 else GERMAN_UNITS[thousands]) + "tausend"
     if hundreds:
-        # hundert alone, but tausendeinhundert.
+        # 100 is "hundert", but 1100 is "tausendeinhundert".
         word += {1: "ein" if thousands else ""}.get(hundreds, GERMAN_UNITS[hundreds]) + "hundert"
     return word + _german_rest(rest) if rest or not word else word
 
@@ -133,7 +133,7 @@ def _german_rest(n: int) -> str:
 
 
 def german_ordinal(n: int, ending: str = "e") -> str:
-    """Return a rank from 1 to 9999 with its ending, which the article decides: der erste, am ersten, erster Mai.
+    """Return an ordinal from 1 to 9999 in German; the ending depends on the context: der erste, am ersten, erster Mai.
 
     >>> german_ordinal(1, "er"), german_ordinal(3), german_ordinal(7, "en"), german_ordinal(23, "er")
     ('erster', 'dritte', 'siebten', 'dreiundzwanzigster')
@@ -147,7 +147,8 @@ def german_ordinal(n: int, ending: str = "e") -> str:
 
 
 def german_year(year: int) -> str:
-    """
+    """Return a year in German words.
+
     >>> german_year(1985), german_year(2017)
     ('neunzehnhundertfünfundachtzig', 'zweitausendsiebzehn')
     """
@@ -157,7 +158,7 @@ def german_year(year: int) -> str:
 
 
 def english_cardinal(n: int) -> str:
-    """Return a number from 0 to 9999 in words.
+    """Return a number from 0 to 9999 in English words.
 
     >>> english_cardinal(21), english_cardinal(101), english_cardinal(2347)
     ('twenty-one', 'one hundred one', 'two thousand three hundred forty-seven')
@@ -176,7 +177,7 @@ def _english_rest(n: int) -> str:
 
 
 def english_ordinal(n: int) -> str:
-    """Return a rank from 1 to 9999.
+    """Return an ordinal from 1 to 9999 in English words.
 
     >>> [english_ordinal(n) for n in (1, 12, 20, 23, 100)]
     ['first', 'twelfth', 'twentieth', 'twenty-third', 'one hundredth']
@@ -189,7 +190,8 @@ def english_ordinal(n: int) -> str:
 
 
 def english_year(year: int) -> str:
-    """
+    """Return a year in English words.
+
     >>> [english_year(y) for y in (1700, 1805, 1985, 2000, 2005, 2017)]
     ['seventeen hundred', 'eighteen oh five', 'nineteen eighty-five', 'two thousand', 'two thousand five', 'twenty seventeen']
     """  # noqa: E501
@@ -202,7 +204,7 @@ def english_year(year: int) -> str:
 
 
 def clock(hour: int, minute: int) -> Pair:
-    """Return a time of day as it is spoken; hours from 1 to 12, minutes in steps of five.
+    """Return a time of day as people say it; hours are from 1 to 12, minutes are multiples of five.
 
     >>> clock(3, 15), clock(3, 30), clock(12, 35)
     (('Viertel nach drei', 'a quarter past three'), ('halb vier', 'half past three'), ('fünf nach halb eins', 'twenty-five to one'))
@@ -240,13 +242,13 @@ def _time(random: Random) -> Pair:
 
 
 def _number(random: Random, limits: Sequence[int] = (99, 999, 9999)) -> int:
-    """At least 2, and never ...01: before a noun, German would bend it."""
+    """Return a number of at least 2 that doesn't end in 01: German would inflect it before a noun."""
     n = random.between(2, random.choice(limits))
     return n + 1 if n % 100 == 1 else n
 
 
 def _on(random: Random) -> Pair:
-    """Return a day with am and on, in digits or in words, with or without its year."""
+    """Return a date after "am" and "on", in digits or in words, with or without the year."""
     return random.choice((_day_in_words, _day_in_digits))(random)
 
 

@@ -1,8 +1,8 @@
-"""Print how large the repository is and how its parts depend on each other.
+"""Print the size of the repository and the import dependencies of its parts.
 
     python tools/size.py [REPOSITORY]
 
-Needs nothing but Python. `REPOSITORY` is the root of a working tree; the default is the one this file is in.
+Needs only Python. `REPOSITORY` is the root of a working tree; the default is the tree of this file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# Parts of the toolkit where there is no package `toolkit` yet.
+# Parts of the toolkit in old versions, which have no package `toolkit`.
 TOOLKIT = {
     "config",
     "tasks",
@@ -32,7 +32,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Source:
-    """A file of Python: its text, its syntax tree and the name of its module."""
+    """A Python file: its text, its syntax tree and the name of its module."""
 
     def __init__(self, path: Path, root: Path) -> None:
         self.text = path.read_text(encoding="utf-8")
@@ -42,7 +42,7 @@ class Source:
         self.module = ".".join(parts[:-1] if self.is_package else parts)
 
     def code_lines(self) -> int:
-        """Return the number of lines that are neither blank nor a comment nor in a docstring."""
+        """Return the number of lines, without blank lines, comments and docstrings."""
         documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         lines = [line.strip() for line in self.text.splitlines()]
         dropped = {number for number, line in enumerate(lines, start=1) if not line or line.startswith("#")}
@@ -52,20 +52,20 @@ class Source:
         return len(lines) - len(dropped)
 
     def functions(self) -> Iterator[tuple[Function, int]]:
-        """Yield each function with its number of lines, decorators left out."""
+        """Yield each function with its number of lines, without decorators."""
         for node in ast.walk(self.tree):
             if isinstance(node, Function):
                 yield node, (node.end_lineno or node.lineno) - node.lineno + 1
 
     def public_names(self) -> list[str]:
-        """Return the names in `__all__`; none if there is no list of strings of that name."""
+        """Return the names in `__all__`, or an empty list if the file has no `__all__`."""
         for node in self.tree.body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 return [str(name.value) for name in ast.walk(node.value) if isinstance(name, ast.Constant)]
         return []
 
     def imports(self, modules: set[str]) -> Iterator[tuple[int, str]]:
-        """Yield line and module of each import from `modules`, in functions and for type checking too."""
+        """Yield the line and the module of each import from `modules`, also in functions and for type checking."""
         yield from sorted(set(self._imports(modules)))
 
     def _imports(self, modules: set[str]) -> Iterator[tuple[int, str]]:
@@ -86,7 +86,7 @@ class Source:
 
 
 def find_circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Return the strongly connected components of two or more modules (Tarjan's algorithm)."""
+    """Return the strongly connected components with two or more modules (Tarjan's algorithm)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -113,7 +113,7 @@ def find_circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def is_public(source: Source) -> bool:
-    """Return whether `__all__` lists names for users: that of a package or a module at the top, except of `ops`."""
+    """Return whether `__all__` lists names for users: in packages and top-level modules, except in `ops`."""
     parts = source.module.split(".")
     return "ops" not in parts and (source.is_package or len(parts) == 2)
 
@@ -132,7 +132,7 @@ def is_toolkit(module: str, has_toolkit: bool) -> bool:
 
 
 def measure(repository: Path) -> tuple[list[tuple[str, int]], list[str]]:
-    """Return the rows of the table, and the places behind its counts."""
+    """Return the rows of the table, and lines that list the counted places."""
     package = repository / "src" / "tsallis"
     sources = [Source(path, package.parent) for path in sorted(package.rglob("*.py"))]
     tests = [Source(path, repository) for path in sorted((repository / "tests").rglob("*.py"))]

@@ -1,4 +1,4 @@
-"""Draw how alphas moved in trainings with three learning rates of alphas, from the committed rows.
+"""Draw the learned alphas during training, for three learning rates of alpha, from committed results.
 
 python docs/figures/alphas.py benchmarks/results/multi30k-alphas-history-cpu.csv docs/figures/alphas.svg
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import style
 
-SCALES = ("0.2", "1", "5")  # of the alphas' learning rate
+SCALES = ("0.2", "1", "5")  # factors of alpha's learning rate
 KINDS = ("encoder", "decoder", "cross")
 SETTINGS = {"attention": "learned", "seed": "1", "updates": "5200", "dropout": "0.1"}
 

@@ -1,4 +1,4 @@
-"""Draw each figure of the papers beside the one measured here, a dot each, from the committed rows.
+"""Draw scores of the papers and ours as pairs of dots, from committed results.
 
 python docs/figures/beside.py docs/figures/beside.svg
 """
@@ -18,7 +18,7 @@ PAPER, HERE = "#b45309", "#0068a8"
 LONG = "runs/inflection-all-{}-long-{}.json.metrics"
 IMDB = "{{documents-cpu.csv[data=imdb, vectors=scaled.safetensors, attention={}, cut=1000].accuracy | .2p}}"
 TRAINING = "{{training-cpu.csv[operation=training, name={}, owner=tsallis].to_softmax}}"
-# Panels of rows on the papers' own data: a label, the paper's figure, and the template of the figure here.
+# Panels of rows: a label, the paper's score, and the template of our score on the same data.
 PANELS: dict[str, list[tuple[str, float, str]]] = {
     "Inflection, accuracy in %": [
         ("softmax", 82.55, "{" + LONG.format("softmax", "s1") + ".macro_accuracy | .2p}"),
@@ -45,7 +45,7 @@ PANELS: dict[str, list[tuple[str, float, str]]] = {
 
 
 def main(picture: str) -> None:
-    rcParams["svg.fonttype"] = "none"  # letters as text: a smaller file
+    rcParams["svg.fonttype"] = "none"  # keep letters as text, for a smaller file
     sizes = [len(rows) + 1.6 for rows in PANELS.values()]
     figure = style.blank(4.2, 0.23 * sum(sizes) + 0.3)
     axes = figure.subplots(len(PANELS), 1, height_ratios=sizes)

@@ -1,4 +1,4 @@
-"""Draw the pictures of the gallery that show formulas: no model and no data are needed.
+"""Draw the pictures of the gallery that show formulas and need no model or data.
 
 python docs/figures/gallery.py docs/figures
 """
@@ -23,7 +23,7 @@ LINE = 1.6
 
 
 def maps() -> Figure:
-    """Draw the first of two probabilities against the difference of the scores, and the loss of the second."""
+    """Draw the first of two probabilities against the difference of their scores, and the loss of the second class."""
     difference = torch.linspace(-4, 4, 401)
     scores = torch.stack([difference, torch.zeros(401)], -1)
     figure = style.blank(6.8, 2.6)
@@ -41,10 +41,10 @@ def maps() -> Figure:
 
 
 def supports() -> Figure:
-    """Draw how many of three probabilities are above zero, for every direction of three scores of one size."""
+    """Draw the number of non-zero probabilities for vectors of three scores."""
     from matplotlib.colors import ListedColormap
 
-    # Scores in the plane of sum zero, which is all that maps look at.
+    # Scores whose sum is zero are enough: adding a constant doesn't change the probabilities.
     x, y = torch.meshgrid(torch.linspace(-3, 3, 301), torch.linspace(-3, 3, 301), indexing="xy")
     basis = torch.tensor([[1.0, -1.0, 0.0], [-1.0, -1.0, 2.0]])
     basis = basis / basis.norm(dim=1, keepdim=True)
@@ -62,7 +62,7 @@ def supports() -> Figure:
 
 
 def densities() -> Figure:
-    """Draw densities on the line with one mean and one variance, and supports where they end."""
+    """Draw one-dimensional densities with the same mean and variance, only where they are positive."""
     mean, variance = torch.tensor(0.0), torch.tensor(1.0)
     families = {
         "Gaussian": (continuous.Gaussian, "#0068a8"),

@@ -1,4 +1,4 @@
-"""Draw the final alphas of heads and how much heads differ, from committed rows (Correia et al. 2019, figures 3 and 6).
+"""Draw the learned alphas and the divergence of heads from committed results (Correia et al. 2019, fig. 3 and 6).
 
 python docs/figures/heads.py benchmarks/results docs/figures/paper-heads.svg
 """
@@ -20,7 +20,7 @@ KINDS = ("encoder", "decoder", "cross")
 
 
 def main(folder: str, picture: str) -> None:
-    rcParams["svg.fonttype"] = "none"  # letters as text: a smaller file
+    rcParams["svg.fonttype"] = "none"  # keep letters as text, for a smaller file
     figure = style.blank(6.8, 3.6)
     for row, (name, file) in enumerate(FILES.items()):
         with (Path(folder) / file).open(newline="", encoding="utf-8") as stream:
@@ -31,7 +31,7 @@ def main(folder: str, picture: str) -> None:
 
 
 def draw_alphas(ax: Any, heads: Rows, name: str) -> None:
-    """Draw a histogram of the learned alphas for each kind of attention."""
+    """Draw a histogram of the learned alphas per kind of attention."""
     edges = np.linspace(1, 2, 21)
     for number, kind in enumerate(KINDS):
         alphas = [float(head["alpha"]) for head in heads if head["run"] == "learned" and head["kind"] == kind]
@@ -43,7 +43,7 @@ def draw_alphas(ax: Any, heads: Rows, name: str) -> None:
 
 
 def draw_divergences(ax: Any, heads: Rows, name: str) -> None:
-    """Draw the Jensen-Shannon divergence of each layer's heads: learned alphas filled, softmax hollow."""
+    """Draw the Jensen-Shannon divergence between the heads of each layer: disc for learned alphas, ring for softmax."""
     place = 0
     for kind in KINDS:
         for layer in sorted({head["layer"] for head in heads}):

@@ -1,4 +1,4 @@
-"""The tree of a search's hypotheses, and the symbols that are possible at each step of a target."""
+"""Draw the hypotheses of a search as a tree, and the possible symbols at each step of a target."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tsallis.analysis import BeamTree, Edge, TeacherForcedStep
 from tsallis.analysis.words import WORD_START
 from tsallis.symbols import EOS, SPECIALS
 
-LINE, GAP, MARGIN = 26.0, 20.0, 6.0  # points between leaves of a tree, between a word and its branches, and around
-CELL, PAD, HEADS = 13.0, 5.0, 4.0  # points of a word's height, beside it, and between bands of steps
-MOST_WORDS = 5  # of a step
+LINE, GAP, MARGIN = 26.0, 20.0, 6.0  # in points: height of a leaf, length of a branch, margin of the figure
+CELL, PAD, HEADS = 13.0, 5.0, 4.0  # in points: height of a word, space beside it, space between rows of steps
+MOST_WORDS = 5  # shown per step
 
 
 def output_tree(tree: BeamTree) -> Any:
     """Draw the hypotheses of a search as a tree, with the probability of each branch (Peters et al. 2019, fig. 1).
 
-    Symbols without a choice between them share a branch. The most probable branch is at the top. Each output is
+    Consecutive symbols without an alternative share a branch. The most probable branch is at the top. Each output is
     followed by its probability.
     """
     plan = _TreePlan(tree)
@@ -46,10 +46,10 @@ def output_tree(tree: BeamTree) -> Any:
 
 
 def output_steps(steps: Sequence[TeacherForcedStep]) -> Any:
-    """Draw the symbols that a model holds possible at each step of a target (Peters et al. 2019, fig. 2).
+    """Draw the symbols with non-zero probability at each step of a target (Peters et al. 2019, fig. 2).
 
-    A step is a column: the darker a symbol, the more probable. The target's symbol has an outline; if it is impossible,
-    it is the last one, in red. Below stands how many more are possible. All others have probability zero.
+    Each step is a column; darker symbols are more probable. The target's symbol has an outline. If its probability is
+    zero, it comes last and has a red outline. A note counts the possible symbols that are not shown.
     """
     columns = [_column(step) for step in steps]
     x, top, places, band = 0.0, 0.0, [], 0
@@ -67,16 +67,16 @@ def output_steps(steps: Sequence[TeacherForcedStep]) -> Any:
 
 
 class _TreePlan:
-    """The places of a tree's words and branches, in points; y goes down."""
+    """The positions of a tree's words and branches, in points; y grows downwards."""
 
     def __init__(self, tree: BeamTree) -> None:
-        self.words: list[tuple[float, float, str, str, str]] = []  # x, y, word, its probability, that of an output
+        self.words: list[tuple[float, float, str, str, str]] = []  # x, y, word, its probability, that of the output
         self.branches: list[tuple[tuple[float, float], tuple[float, float]]] = []
         self.rows, self.right, self._tree = 0, 0.0, tree
         self.root = self._fork(MARGIN, tree.children(0))
 
     def _fork(self, x: float, edges: Sequence[Edge]) -> float:
-        """Place branches from a point; return its height."""
+        """Place the branches that start at x; return the y of their common start."""
         heights = [self._branch(edge, x + GAP) for edge in edges]
         middle = (heights[0] + heights[-1]) / 2
         self.branches += [((x, middle), (x + GAP - 3, height)) for height in heights]
@@ -138,7 +138,7 @@ def _draw_cell(ax: Axes, place: tuple[float, float, float], text: str, prob: flo
 
 
 def _canvas(width: float, height: float) -> Axes:
-    """Return axes in points without a frame, y going down."""
+    """Return axes without a frame, in points; y grows downwards."""
     ax = style.blank(width / POINTS, height / POINTS).add_subplot()
     ax.set(xlim=(0, width), ylim=(height, 0), aspect="equal", xticks=[], yticks=[])
     style.quiet(ax)

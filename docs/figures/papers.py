@@ -1,4 +1,4 @@
-"""Draw figures of the papers from the numbers of reports.
+"""Draw figures like those in the papers, from the JSON output of `tsallis analyze`.
 
 tsallis analyze runs/forms --text draw.tsv --language english --json draw.json
 python docs/figures/papers.py draw.json tree docs/figures/paper-tree.svg
@@ -32,7 +32,7 @@ import style
 
 from tsallis.analysis import BeamTree, Edge, Histogram, TeacherForcedStep
 
-COLUMN, PAGE, HEIGHT = 3.3, 6.8, 1.7  # inches: a paper's column, both columns, a row of panels
+COLUMN, PAGE, HEIGHT = 3.3, 6.8, 1.7  # in inches: width of one column, width of both columns, height of a row of panels
 BARS = 40
 SCORES = {"dev_loss": "loss a symbol", "dev_bleu": "BLEU", "dev_symbol_accuracy": "words right"}
 OUTPUTS = {"logit_norm": "norm of the scores", "output_threshold": "threshold", "output_support": "words above zero"}
@@ -56,7 +56,7 @@ def shades(count: int) -> list[Any]:
 
 
 def kinds_of(run: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return the heads of each kind of attention."""
+    """Group the heads by the kind of their attention."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     for head in run["heads"]:
         kinds.setdefault(head["kind"], []).append(head)
@@ -73,7 +73,7 @@ def draw_steps(runs: Sequence[dict[str, Any]]) -> Any:
 
 
 def curves_of(names: dict[str, str]) -> Callable[[Sequence[dict[str, Any]]], Any]:
-    """Return what draws values of all runs over the updates and over the minutes of training."""
+    """Return a function that draws values of all runs against the updates and the minutes of training."""
 
     def draw(runs: Sequence[dict[str, Any]]) -> Any:
         figure = style.blank(PAGE, HEIGHT * len(names))
@@ -126,7 +126,7 @@ def draw_sums(runs: Sequence[dict[str, Any]]) -> Any:
 
 
 def draw_alphas(runs: Sequence[dict[str, Any]]) -> Any:
-    """Draw the alphas of all heads over the updates, a panel for each kind of attention."""
+    """Draw the alphas of all heads against the updates, with one panel per kind of attention."""
     history = runs[0]["alphas"]
     figure = style.blank(COLUMN, HEIGHT * len(history["values"]))
     for number, (kind, values) in enumerate(history["values"].items(), 1):
@@ -152,7 +152,7 @@ def draw_density_histograms(runs: Sequence[dict[str, Any]]) -> Any:
 
 
 def draw_densities(runs: Sequence[dict[str, Any]]) -> Any:
-    """Draw the sorted densities of each layer's heads, a panel for each kind of attention."""
+    """Draw the sorted densities of the heads of each layer, with one panel per kind of attention."""
     kinds = kinds_of(runs[0])
     figure = style.blank(PAGE, HEIGHT)
     for number, (kind, heads) in enumerate(kinds.items(), 1):

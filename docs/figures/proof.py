@@ -1,4 +1,4 @@
-"""Draw the picture of README: what a sparse model attends to, and its answers with their proof, beside softmax's.
+"""Draw the picture of README: attention and proved answers of a sparse model, and answers of a softmax model.
 
 tsallis demo
 python docs/figures/proof.py runs/demo docs/figures/proof.svg
@@ -34,7 +34,7 @@ WIDTH, CELL = 420, 22
 
 
 def draw(folder: str) -> str:
-    """Return the picture as SVG: a matrix of weights, and below it the answers of both models."""
+    """Return the picture as SVG: the attention weights, and below them the answers of both models."""
     sparse, softmax = load_run(Path(folder)), load_run(Path(f"{folder}-softmax"))
     result = answer(sparse)
     assert result.best is not None
@@ -83,7 +83,7 @@ def attention(run: Run, target):
 
 
 def column(parts: list[str], x: int, y: int, name: str, run: Run, result) -> int:
-    """Add the answers of a model, their probabilities and the certificate, and return where they end."""
+    """Add a model's answers with probabilities and its certificate; return the y where they end."""
     parts.append(text(x, y, name, "bold"))
     for hypothesis in result.hypotheses[:4]:
         y += 22

@@ -1,4 +1,4 @@
-"""Take the pictures of reports that the documentation shows, with the browser that the machine has.
+"""Take the screenshots of reports for the documentation, with an installed Chromium.
 
 tsallis analyze runs/learned runs/softmax --importance 100 --searched 100 -o report.html
 python docs/figures/report.py report.html docs/figures/reading-heads.png overview .maps
@@ -18,7 +18,7 @@ from playwright.sync_api import sync_playwright
 
 SIZE = {"width": 1280, "height": 820}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-COLOURS = 64  # of a picture: enough for text and shades of two hues, and a third of the bytes
+COLOURS = 64  # in a picture: enough for text and shades of two hues, with a third of the bytes
 
 
 def main(page: str, picture: str, view: str, part: str | None = None) -> None:
@@ -31,7 +31,7 @@ def main(page: str, picture: str, view: str, part: str | None = None) -> None:
         tab.goto(f"{Path(page).resolve().as_uri()}#{view}")
         tab.add_style_tag(content=".save, .pager, .crumbs { display: none !important; }")
         tab.wait_for_selector("main svg")
-        tab.wait_for_timeout(500)  # until weights are unpacked
+        tab.wait_for_timeout(500)  # wait until weights are decompressed
         taken = [element.screenshot() for element in tab.locator(part).all()] if part else [tab.screenshot()]
         browser.close()
     parts = [Image.open(io.BytesIO(data)).convert("RGB") for data in taken]

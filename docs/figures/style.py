@@ -1,4 +1,4 @@
-"""Figures for the pages: the same letters and colours everywhere, and SVG files without a date."""
+"""Shared style of the figures in the documentation: fonts, colours, and SVG files without a date."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from matplotlib.textpath import text_to_path
 
 WIDTH = 8.0  # inches
 POINTS = 72.0  # per inch
-SIZE, SMALL = 9.0, 7.5  # of letters, in points
+SIZE, SMALL = 9.0, 7.5  # font sizes in points
 INK, GREY, FAINT = "#1a1a1a", "#6e6e6e", "#c9c9c9"
 WEIGHTS, DENSITY = "#3a76b0", "#b8430f"
-# Of kinds of attention: dark enough on white, told apart with every kind of colour vision.
+# Colours for the kinds of attention: dark enough on white, and distinct with colour blindness.
 KINDS = {"encoder": "#0068a8", "decoder": "#b45309", "cross": "#0b7d62"}
 
 
 def blank(width: float, height: float) -> Figure:
-    """Return an empty figure that needs no window; sizes in inches."""
+    """Return an empty figure that needs no window; its sizes are in inches."""
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     return figure
@@ -39,7 +39,7 @@ def save(figure: Figure, path: Path | str) -> None:
 
 
 def lettering(size: float = SIZE, color: str = INK) -> dict[str, Any]:
-    """Return matplotlib's options for plain text."""
+    """Return matplotlib options for plain text."""
     return {"fontsize": size, "color": color, "parse_math": False}
 
 
@@ -50,7 +50,7 @@ def text_width(text: str, size: float) -> float:
 
 
 def quiet(ax: Axes, sides: Iterable[str] = ()) -> None:
-    """Draw only the named sides of the frame, thin, and small grey numbers."""
+    """Draw only the given sides of the frame, in thin lines with small grey numbers."""
     for name, spine in ax.spines.items():
         spine.set_visible(name in sides)
         spine.set_color(FAINT)
@@ -59,18 +59,18 @@ def quiet(ax: Axes, sides: Iterable[str] = ()) -> None:
 
 
 def heading(ax: Axes, title: str) -> None:
-    """Set the title of axes at the left."""
+    """Set a title at the left of the axes."""
     ax.set_title(title, loc="left", pad=5.0, **lettering(SIZE + 0.5))
 
 
 @cache
 def shades(name: str, low: float, high: float) -> ListedColormap:
-    """Return a part of one of matplotlib's colour maps."""
+    """Return a part of a matplotlib colour map."""
     return ListedColormap([colormaps[name](low + (high - low) * i / 255) for i in range(256)], name=name)
 
 
 def name_lines(ax: Axes, names: Sequence[tuple[str, Any]]) -> None:
-    """Set a legend of names and their colours at the right of axes."""
+    """Add a legend of names and colours at the right of the axes."""
     handles = [Line2D([], [], color=color, linewidth=2, label=name) for name, color in names]
     ax.legend(
         handles=handles, fontsize=SMALL, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=1.2

@@ -1,4 +1,4 @@
-"""Draw BLEU and words right against the settings of three sweeps, from committed manifests.
+"""Draw BLEU and word accuracy against the values of three sweeps, from committed manifests.
 
 python docs/figures/sweeps.py benchmarks/results/runs docs/figures/paper-sweeps.svg
 """
@@ -15,9 +15,9 @@ from typing import Any
 import style
 
 SWEEPS = {"output": "alpha of the output", "attention": "alpha of the attention", "tau": "threshold of alpha-ReLU"}
-SHARED = {"attention": "output-1.5"}  # a point of two sweeps
+SHARED = {"attention": "output-1.5"}  # a run that belongs to two sweeps
 SCORES = {"bleu": "BLEU", "symbol_accuracy": "words right"}
-Points = dict[float, list[dict[str, Any]]]  # of each value the metrics of its seeds
+Points = dict[float, list[dict[str, Any]]]  # metrics of the seeds for each value
 
 
 def main(folder: str, picture: str) -> None:
@@ -36,7 +36,7 @@ def main(folder: str, picture: str) -> None:
 
 
 def draw(points: Points, score: str, ax: Any) -> None:
-    """Draw a line through the means of the values, and a dot for each seed."""
+    """Draw a line through the mean score of each value, and one dot per seed."""
     seeds = [(value, metrics[score]) for value, runs in points.items() for metrics in runs]
     means = [(value, fmean(metrics[score] for metrics in runs)) for value, runs in points.items()]
     ax.plot(*zip(*means, strict=True), color=style.WEIGHTS, linewidth=1.1)
@@ -44,7 +44,7 @@ def draw(points: Points, score: str, ax: Any) -> None:
 
 
 def read_points(folder: Path, sweep: str) -> Points:
-    """Return the values of a sweep in order, each with the metrics of its seeds."""
+    """Return the values of a sweep in ascending order, with the metrics of their seeds."""
     by_value: defaultdict[float, list[dict[str, Any]]] = defaultdict(list)
     patterns = [f"{sweep}-*", SHARED.get(sweep, "")]
     for path in (path for pattern in patterns if pattern for path in folder.glob(f"multi30k-{pattern}-s?.json")):

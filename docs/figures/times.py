@@ -1,4 +1,4 @@
-"""Draw the chart of README: the time of sparse operations divided by the time of dense ones.
+"""Draw the chart of README: the time of sparse operations relative to dense ones.
 
 python docs/figures/times.py docs/figures/times.svg
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 SHAPE = {"shape": "512x32000", "input": "normal"}
 ATTENTION = {"group": "attention", "shape": "4x8x512x64", "causal": "False", "operation": "entmax-learned"}
-# A title, the file, the column, and for each bar its name and the row.
+# Title, file, column, and for each bar its name and the conditions of its row.
 GROUPS = (
     (
         "1.5-entmax of 512 × 32,000 scores (softmax = 1)",
@@ -48,7 +48,7 @@ STYLE = """
     text { fill: #eee } .small { fill: #b5b5b5 } .back { fill: #16181c } .ours { fill: #3fc48a }
     .one { stroke: #b5b5b5 }
   }"""
-WIDTH, LEFT, DECADE = 420, 115, 90  # pixels; a time of 1 is 1 decade to the right of LEFT, which is a tenth
+WIDTH, LEFT, DECADE = 420, 115, 90  # in pixels; LEFT is at ratio 0.1, and LEFT + DECADE at ratio 1
 
 
 def find_ratio(file: str, column: str, wanted: dict[str, str]) -> float:

@@ -1,4 +1,4 @@
-"""The contract of the maps and of the losses holds on every backend: the same tests, once for each."""
+"""Run the contract tests of maps, losses and attention once per backend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BACKENDS = {
     "test_losses": ("reference", *backends_for("losses")),
     "test_attention": backends_for("attention"),
 }
-BISECTIONS = 70  # halve the widest bracket that these tests have down to float64's last digit
+BISECTIONS = 70  # enough to halve the widest bracket of these tests down to the last digit of float64
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test on every backend of its file, unless it computes nothing or its own cases name some."""
+    """Run each test on every backend of its file, unless its marks exclude that or its parameters name backends."""
     backends = BACKENDS.get(metafunc.module.__name__.rsplit(".", 1)[-1])
     own = any("computed_by" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
     if backends and not own and metafunc.definition.get_closest_marker("any_backend") is None:
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _worth_it(item: pytest.Function) -> bool:
-    """Return False for a test by the reference that compares nothing with it."""
+    """Return False for a run with the reference that would check nothing."""
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     if parameters.get("computed_by") != "reference":
         return True
@@ -62,7 +62,7 @@ def _worth_it(item: pytest.Function) -> bool:
 
 
 def _whole_rows(probs: Tensor, scores: Tensor) -> Tensor:
-    """The reference takes numbers and -inf; a row with a NaN or with +inf is all NaN."""
+    """Return all NaN for rows that contain NaN or +inf, because the reference supports only numbers and -inf."""
     broken = ~(scores.detach() < torch.inf).all(-1, keepdim=True)
     return probs.detach().masked_fill(broken, torch.nan).to(scores.dtype)
 
@@ -72,13 +72,13 @@ def _finite(scores: Tensor) -> Tensor:
 
 
 def reference_entmax(scores: Tensor, alpha: float | Tensor) -> tuple[Tensor, None]:
-    """What `eager.maps.solve` gives, from the reference."""
+    """Compute the result of `eager.maps.solve` with the reference."""
     with torch.no_grad():
         return _whole_rows(reference.entmax(_finite(scores), alpha), scores), None
 
 
 def reference_loss(scores: Tensor, target: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor, None]:
-    """What `eager.losses.solve_loss` gives, from the reference: targets below 0 and empty rows count nothing."""
+    """Compute the result of `eager.losses.solve_loss` with the reference; negative targets and empty rows give 0."""
     with torch.no_grad():
         probs, _ = reference_entmax(scores, alpha)
         loss = reference.entmax_loss(_finite(scores), target.clamp(min=0), alpha)
@@ -89,26 +89,29 @@ def reference_loss(scores: Tensor, target: Tensor, alpha: float | Tensor) -> tup
 
 
 def reference_budgeted_entmax(scores: Tensor, alpha: float | Tensor, budget: float) -> Tensor:
-    """What `eager.maps.budgeted_entmax` gives, from the reference: -inf takes no part, a full row is all 1."""
+    """Compute the result of `eager.maps.budgeted_entmax` with the reference.
+
+    Entries of -inf get 0. If at most `budget` other entries remain in a row, each of them gets 1.
+    """
     with torch.no_grad():
         active = scores > -torch.inf
         filled = active.sum(-1, keepdim=True) <= budget
         low = torch.where(active, _finite(scores), torch.inf).amin(-1, keepdim=True)
         apart = torch.where(active, _finite(scores), torch.where(filled, 0, low))
-        # An entry this far below all others has no probability, and leaves the bracket of the bisection finite.
+        # An entry this far below all others has probability 0 and keeps the bracket of the bisection finite.
         apart = torch.where(active, apart, apart - 200)
         probs = reference.budgeted_entmax(apart, alpha, min(budget, scores.shape[-1]))
         probs = torch.where(filled, active.double(), probs.masked_fill(~active, 0))
         return _whole_rows(probs, scores)
 
 
-# By the functions of `ops/eager/maps.py` that they replace.
+# The keys are the functions of `ops/eager/maps.py` that these functions replace.
 SOLVERS = {"solve": reference_entmax, "budgeted_entmax": reference_budgeted_entmax}
 
 
 @pytest.fixture(autouse=True)
 def computed_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Run the test on one backend; below the reference, autograd, shapes, masks and dtypes are the library's own."""
+    """Run the test on one backend; the reference replaces only the solvers of the eager backend."""
     monkeypatch.setattr(reference, "BISECTIONS", BISECTIONS)
     name = getattr(request, "param", None)
     if name is None:

@@ -1,4 +1,4 @@
-"""Integrals that share nothing with the library: tanh-sinh quadrature in float64, good where a power meets its end."""
+"""Tanh-sinh quadrature in float64: it shares no code with the library and is accurate where a power reaches 0."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch import Tensor
 
 from tsallis.continuous import Density, Interval
 
-TAILS = 45.0  # standard deviations at which a Laplace density has nothing left
+TAILS = 45.0  # number of standard deviations beyond which a Laplace density is negligible
 
 
 def tanh_sinh(step: float = 0.04) -> tuple[Tensor, Tensor]:
-    """Nodes and weights on [-1, 1]."""
+    """Return nodes and weights on [-1, 1]."""
     k = torch.arange(-math.floor(3.6 / step), math.floor(3.6 / step) + 1, dtype=torch.float64) * step
     inner = math.pi / 2 * torch.sinh(k)
     return torch.tanh(inner), step * math.pi / 2 * torch.cosh(k) / torch.cosh(inner).square()
 
 
 def line(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Points [points, ...] and their shares of the intervals from `low` to `high` [...]."""
+    """Return points [points, ...] and their weights for the intervals from `low` to `high` [...]."""
     x, w = (v.reshape(-1, *(1,) * low.dim()) for v in tanh_sinh())
     return low + (high - low) * (1 + x) / 2, w * (high - low) / 2
 
 
 def over_line(density: Density, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """The integral of a function over the support, split at the mean, where there may be a kink, and around it."""
+    """Integrate a function over the support, split at the mean (where the density may have a kink) and around it."""
     support, mean = density.support, density.mean.double()
     std = density.variance.double().sqrt()
     cuts = [mean + k * std for k in (-TAILS, -9, -4.5, -2, 0, 2, 4.5, 9, TAILS)]
@@ -45,9 +45,10 @@ def over_line(density: Density, function: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def over_plane(density: Density, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """The integral over the supporting ellipse, or over 8.5 standard deviations of a density without an end.
+    """Integrate a function over the supporting ellipse, or over 8.5 standard deviations if the support is unbounded.
 
-    Line by line; evenly where the density falls off like a Gaussian, for which nothing is better.
+    The integral is computed line by line. The points are evenly spaced if the density falls off like a Gaussian,
+    because no rule is better for that.
     """
     if density.support.bounded:
         x, w = tanh_sinh(0.02)

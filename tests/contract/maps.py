@@ -1,4 +1,4 @@
-"""The maps under contract: each with its float64 reference, in the scores alone or in the scores and alpha."""
+"""The maps that the contract tests cover, each with its float64 reference."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tsallis.ops import reference
 
 @dataclass(frozen=True)
 class Map:
-    """A case of the contract: a map with its parameters, and its reference.
+    """A map with its parameters and its reference.
 
-    The tests take all that they need from here: values, derivatives, half precision, `torch.compile`, ONNX, the first
-    call of a process, default devices, the module of `tsallis.nn`.
+    The tests of values, derivatives, half precision, `torch.compile`, ONNX, first calls of a process, default devices
+    and `tsallis.nn` all use this table.
     """
 
-    name: str  # the public function, and after a hyphen what tells its cases apart
+    name: str  # the public function, then a hyphen and a suffix if it has several cases
     ours: Callable[..., Tensor]  # (scores, dim=-1)
     reference: Callable[[Tensor], Tensor]
     total: float = 1.0  # the sum of each row
     single: float = 1.0  # the probability of a row's only entry
     tolerance: float = 2e-6  # in float32
-    distinct: bool = True  # computed by a formula that no other case has: compiled, exported, differentiated twice
+    distinct: bool = True  # uses a formula that no other case uses: compiled, exported and differentiated twice
 
     def __str__(self) -> str:
         return self.name
@@ -37,7 +37,7 @@ class Map:
         return self.name.split("-")[0]
 
 
-# The alphas that have a formula of their own: 1.25 stands for all others.
+# Alphas with a special formula; 1.25 stands for all others.
 FORMULAS = (0.25, 1.0, 1.25, 1.5, 2.0, 2.5, 10.0)
 ALPHAS = (0.25, 0.9, 1.0, 1.000001, 1.001, 1.05, 1.25, 4 / 3, 1.5, 1.75, 1.99, 2.0, 2.5, 10.0)
 
@@ -74,12 +74,12 @@ MAPS = [
     ),
 ]
 SMOOTH = [m for m in MAPS if m.distinct]
-# One case of each public function.
+# One case per public function.
 FUNCTIONS = {m.function: m for m in reversed(MAPS)}
 
 
 def rows(name: str, dtype: torch.dtype = torch.float64, d: int = 9) -> Tensor:
-    """Scores of one kind [5, d]."""
+    """Return scores of one kind, of shape [5, d]."""
     generator = torch.Generator().manual_seed(7)
     noise = torch.randn(5, d, generator=generator, dtype=torch.float64)
     kinds = {

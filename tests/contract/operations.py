@@ -1,4 +1,4 @@
-"""Every differentiable operation as a function of tensors, each with its float64 reference: a table for tests."""
+"""A table of every differentiable operation as a function of tensors, each with its float64 reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contract.maps import FUNCTIONS
 from tsallis.ops import reference
 
 Compute = Callable[..., Tensor]
-SHAPE = (2, 3, 5)  # of scores
+SHAPE = (2, 3, 5)  # shape of the scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,9 +25,9 @@ class Operation:
     name: str
     ours: Compute
     exact: Compute
-    shapes: dict[str, tuple[int, ...]]  # of the inputs; those named "alpha" lie between 1 and 2
-    tiled: bool = False  # has a way of its own in tiles or chunks
-    traced: bool = False  # goes to the slow tests of compilers: one of each kind
+    shapes: dict[str, tuple[int, ...]]  # shapes of the inputs; an input named "alpha" lies between 1 and 2
+    tiled: bool = False  # has a separate implementation in tiles or chunks
+    traced: bool = False  # also runs in the slow tests of compilers: one operation of each kind
     scale: float = 1.5
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Operation:
 
 
 def along(dim: int, function: Compute) -> Compute:
-    """A reference over the last dimension, over another one; alpha broadcasts to the scores as ours does."""
+    """Apply a reference for the last dimension along `dim`; alpha broadcasts to the scores as in the library."""
 
     def compute(scores: Tensor, *alpha: Tensor) -> Tensor:
         sizes = list(scores.shape)
@@ -59,7 +59,7 @@ def along(dim: int, function: Compute) -> Compute:
 
 
 def masked(scores: Tensor) -> Tensor:
-    """Some entries take no part, and a whole row."""
+    """Return a mask that excludes some entries and one whole row."""
     mask = torch.ones(scores.shape, dtype=torch.bool)
     mask[0, 1], mask[1, 0, 2:], mask[1, 2, 0] = False, False, False
     return mask
@@ -131,7 +131,7 @@ MAPS = [
             along(-1, lambda z, a: reference.budgeted_entmax(z, a, 2)),
             {"scores": SHAPE, "alpha": shape},
             traced=shape == (),
-            scale=0.4,  # more than one entry moves
+            scale=0.4,  # small, so that more than one entry depends on the scores
         )
         for shape in [(), (3, 1), (2, 3, 1)]
     ),
@@ -160,7 +160,7 @@ MAPS = [
         traced=True,
     ),
 ]
-# Every map of the contract that has no row above.
+# All maps of the contract that have no row above.
 MAPS += [
     Operation(m.function, m.ours, m.reference, {"scores": SHAPE}, traced=True)
     for m in FUNCTIONS.values()
@@ -177,7 +177,7 @@ def each_loss(scores: Tensor, alpha: Any) -> Tensor:
 
 
 def smoothed(scores: Tensor, alpha: Tensor) -> Tensor:
-    """Of weighted classes, with label smoothing, as `cross_entropy` reduces them."""
+    """Compute the loss with class weights and label smoothing, reduced as in `cross_entropy`."""
     classes = scores.shape[-1]
     every = torch.stack([reference.entmax_loss(scores, torch.full_like(TARGET, c), alpha) for c in range(classes)], -1)
     share = WEIGHT[TARGET.clamp(min=0)]
@@ -275,7 +275,7 @@ def attention_formula(
     query_offset: int = 0,
     key_norms: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output and weights by the formula, in float64."""
+    """Compute output and weights by the formula in float64."""
     group = query.shape[-3] // key.shape[-3]
     key, value = (x.double().repeat_interleave(group, -3) for x in (key, value))
     scores = query.double() @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
@@ -298,7 +298,7 @@ def attention_formula(
 def attention(
     name: str, traced: bool = False, options: dict[str, Any] | None = None, **shapes: tuple[int, ...]
 ) -> Operation:
-    """Attention as a function of the arguments that have shapes; those of queries, keys and values have a default."""
+    """Create an operation whose inputs are the arguments with a shape; queries, keys and values have default shapes."""
     shapes = {**dict.fromkeys(("query", "key", "value"), (2, 2, 4, 3)), **shapes}
 
     def call(function: Callable[..., Any]) -> Compute:

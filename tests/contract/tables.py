@@ -1,4 +1,4 @@
-"""Models whose every probability is written down, so that their distributions can be enumerated without any search."""
+"""Models whose probabilities are all written down, so that tests can enumerate the outputs without any search."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Row = Mapping[int, float]
 @dataclass(frozen=True)
 class Nodes:
     source: Tensor  # [rows]
-    node: Tensor  # [rows]: the number of a prefix
-    width: Tensor  # [rows]: of the padded source
+    node: Tensor  # [rows]: index of the prefix
+    width: Tensor  # [rows]: width of the padded source
 
     def select(self, index: Tensor) -> Nodes:
         return Nodes(self.source[index], self.node[index], self.width[index])
@@ -41,7 +41,7 @@ class GivenLogProbs:
 
 
 class TableModel:
-    """The decoder protocol over a function from (source, prefix) to the probabilities of the next tokens."""
+    """A decoder whose next-token probabilities are a function of the source and the prefix."""
 
     def __init__(self, row: Callable[[int, Tokens], Row], normalized: bool = True) -> None:
         self.row, self.output = row, GivenLogProbs(normalized)
@@ -73,7 +73,7 @@ class TableModel:
         return Step(scores, attention, Nodes(state.source, torch.tensor(nodes), state.width))
 
     def enumerate(self, source: int, longest: int) -> dict[Tokens, float]:
-        """Every output of at most `longest` tokens that is possible, with its log-probability."""
+        """Return every possible output of at most `longest` tokens with its log-probability."""
         result: dict[Tokens, float] = {}
         open_prefixes: list[tuple[Tokens, float]] = [((), 0.0)]
         for prefix, total in open_prefixes:
@@ -86,12 +86,12 @@ class TableModel:
 
 
 def trie(rows: Mapping[Tokens, Row], normalized: bool = True) -> TableModel:
-    """A model from the rows of its possible prefixes, the same for every source."""
+    """Create a model from the rows of its possible prefixes, the same for every source."""
     return TableModel(lambda source, prefix: rows.get(prefix, {}), normalized)
 
 
 def random_table(transform: str, alpha: float, seed: int, sharpness: float = 3.0) -> TableModel:
-    """Random scores for every source and prefix, made probabilities by one of the maps."""
+    """Create a model with random scores for every source and prefix; a map turns them into probabilities."""
     known: dict[Any, Row] = {}
 
     def row(source: int, prefix: Tokens) -> Row:
@@ -107,9 +107,9 @@ def random_table(transform: str, alpha: float, seed: int, sharpness: float = 3.0
 
 
 def sources(*first: int) -> tuple[Tensor, Tensor]:
-    """Sources of one symbol each."""
+    """Return sources of one symbol each."""
     return torch.tensor(first).unsqueeze(1), torch.ones(len(first), dtype=torch.long)
 
 
-# The likelier first symbol leads to two even halves: a beam of one misses the best output.
+# The more probable first symbol leads to two equal halves: a beam of size 1 misses the best output.
 TRAP = {(): {A: 0.6, B: 0.4}, (A,): {EOS: 0.5, C: 0.5}, (A, C): {EOS: 1.0}, (B,): {EOS: 1.0}}

@@ -1,4 +1,4 @@
-"""What attention promises: equality with all scores and weights in float64, however its work is cut into tiles."""
+"""Attention equals the float64 formula with all scores and weights, regardless of how its work is cut into tiles."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Way = Callable[[int, int], None]
 def cut(monkeypatch: pytest.MonkeyPatch, tile: int, least: int = 4, causal: int = 8) -> None:
     for name, size in (("TILE", tile), ("LEAST_ROWS", least), ("CAUSAL_ROWS", causal)):
         monkeypatch.setattr(eager_attention, name, size)
-    # The compiled kernels' tiles have up to 64 rows, and lists that are longer or shorter.
+    # The compiled kernels have tiles of up to 64 rows, and lists of different lengths.
     monkeypatch.setattr(compiled, "ROWS", min(least, 64))
     monkeypatch.setattr(compiled, "MOST_LISTED", {1: 0, 1 << 40: 128}.get(tile, 3))
 
@@ -45,9 +45,9 @@ WAYS = ("rows", "heads", "elements", "whole")
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
-    """Cut so many queries and keys into tiles: of some rows, of three of the four heads, of two of the three elements.
+    """Cut queries and keys into tiles of some rows, of three of the four heads, or of two of the three elements.
 
-    Or materialise all weights. (The compiled kernels keep no lists, short ones only, or most.)
+    The case "whole" materialises all weights. In the compiled kernels, the cases keep no lists, short ones, or most.
     """
 
     def of(queries: int, keys: int) -> None:
@@ -60,7 +60,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
 
 @pytest.fixture(params=["rows", "whole"])
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of rows, or all weights, where no other tiles are needed."""
+    """Use tiles of rows or materialise all weights, for tests that need no other tiles."""
     cut(monkeypatch, 1 if request.param == "rows" else 1 << 40)
 
 
@@ -75,7 +75,7 @@ class Case:
     queries: int = 7
     keys: int = 7
     alpha: float | Tensor = 1.5
-    mask: tuple[int, ...] | None = None  # its shape
+    mask: tuple[int, ...] | None = None  # shape of the mask
     boolean: bool = False
     lengths: Any = None
     causal: bool = False
@@ -86,14 +86,14 @@ class Case:
     heads: int = HEADS
     size: int = SIZE
     value_size: int = VALUE_SIZE
-    spread: float = 2.0  # of the scores: the wider, the fewer keys are attended to
+    spread: float = 2.0  # scale of the scores: the larger it is, the fewer keys have a weight
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def steep(self) -> bool:
-        """Above 2 slopes are unbounded at the edge of the support: rounding the scores changes them."""
+        """Whether slopes are unbounded at the edge of the support, so that rounding the scores changes them."""
         return bool(torch.as_tensor(self.alpha).amax() > 2)
 
     def options(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class Case:
         return {**options, **number, "enable_gqa": self.key_heads != self.heads}
 
     def tensors(self) -> Results:
-        """All arguments that are tensors; float32 holds their numbers."""
+        """Return all arguments that are tensors; float32 represents their values exactly."""
         generator = torch.Generator().manual_seed(11)
 
         def noise(*shape: int) -> Tensor:
@@ -194,7 +194,7 @@ some_cases = pytest.mark.parametrize(
 
 
 def derivatives(call: Callable[..., Any], inputs: Results, *of: Tensor, **options: Any) -> Results:
-    """The results weighted with `of`, and the gradient of each argument under its name."""
+    """Return the results, and each argument's gradient under its name; `of` are the upstream gradients."""
     leaves = {name: x.clone().requires_grad_(x.is_floating_point()) for name, x in inputs.items()}
     result = call(**leaves, **options)
     results = dict(zip(("output", "weights"), result if isinstance(result, tuple) else (result,), strict=False))
@@ -206,7 +206,7 @@ def derivatives(call: Callable[..., Any], inputs: Results, *of: Tensor, **option
 
 
 def assert_near(result: Results, expected: Results, values: float, gradients: float) -> None:
-    """As near as a share of the largest entry."""
+    """Compare tensors with a tolerance relative to the largest entry."""
     for name, x in result.items():
         share = values if name in ("output", "weights") else gradients
         torch.testing.assert_close(
@@ -226,7 +226,7 @@ def to(inputs: Results, dtype: torch.dtype) -> Results:
 def answers(
     case: Case, of_weights: bool = False, dtype: torch.dtype = torch.float32
 ) -> tuple[Results, tuple[Tensor, ...], Results]:
-    """Arguments that a dtype holds, weights of the results, and what is right; once for all ways and backends."""
+    """Return arguments rounded to the dtype, upstream gradients and the expected results, cached for all tests."""
     inputs = to(to(case.tensors(), dtype), torch.float64)
     generator = torch.Generator().manual_seed(5)
     shapes = [(BATCH, case.heads, case.queries, size) for size in (case.value_size, case.keys)]
@@ -268,7 +268,7 @@ def test_half_precision_is_computed_in_float32(case: Case, dtype: torch.dtype, e
     result = derivatives(entmax_attention, inputs, of[0].to(dtype), **case.options())
     for name, x in result.items():
         assert x.dtype == dtype
-        # Half a unit in the last place is rounded away, and float32 errs by a little.
+        # The result is rounded by half a unit in the last place; float32 adds a small error.
         near = (2e-6 if name == "output" else 1e-4) * expected[name].abs().max().item()
         torch.testing.assert_close(x.double(), expected[name], atol=near, rtol=torch.finfo(dtype).eps / 2)
     _, weights = entmax_attention(**inputs, return_weights=True, **case.options())
@@ -276,7 +276,7 @@ def test_half_precision_is_computed_in_float32(case: Case, dtype: torch.dtype, e
 
 
 def test_several_dtypes_become_autocasts(either: None) -> None:
-    """As `scaled_dot_product_attention` has it; without autocast, and with float64 among them, they are refused."""
+    """Mixed dtypes follow `scaled_dot_product_attention`; they raise without autocast, and with float64 among them."""
     query, key, value = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4).bfloat16(), torch.randn(1, 2, 5, 4).half()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         result = entmax_attention(query, key, value, 1.0)
@@ -292,7 +292,7 @@ def test_several_dtypes_become_autocasts(either: None) -> None:
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5])
 def test_features_of_size_zero_have_weights_all_the_same(alpha: float, either: None) -> None:
-    """Scores of 0 are shared equally among the keys that a query sees."""
+    """All scores are 0, so the keys that a query sees share the weight equally."""
     query, key = torch.randn(2, 4, 3, 0, requires_grad=True), torch.randn(2, 2, 5, 0, requires_grad=True)
     value = torch.randn(2, 2, 5, 3, requires_grad=True)
     options = {"enable_gqa": True, "is_causal": True}
@@ -533,7 +533,7 @@ def test_one_seed_drops_the_same_weights_in_tiles_and_at_once(case: Case, way: W
         result = derivatives(entmax_attention, inputs, *of, **options)
         if at_once:
             _, weights = exact(**inputs, **case.options())
-            torch.testing.assert_close(result.pop("weights"), weights, atol=1e-12, rtol=0)  # those before dropout
+            torch.testing.assert_close(result.pop("weights"), weights, atol=1e-12, rtol=0)  # weights before dropout
         results.append(result)
     assert_near(results[0], results[1], 1e-12, 1e-10)
     assert not torch.equal(results[0]["output"], derivatives(entmax_attention, inputs, *of, **case.options())["output"])
@@ -551,10 +551,10 @@ def test_dropout_takes_a_share_of_the_weights_and_makes_up_for_it(
     stays = dropped != 0
     torch.testing.assert_close(dropped[stays], weights[stays] / (1 - dropout), atol=0, rtol=1e-5)
     variance = dropout * (1 - dropout)
-    for dims in [(0, 1, 2, 3), (1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2)]:  # of all, then of each element, head, ...
+    for dims in [(0, 1, 2, 3), (1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2)]:  # overall, then per element, per head, ...
         share = stays.double().mean(dims)
         assert ((share - (1 - dropout)).abs() < 5 * math.sqrt(variance * share.numel() / stays.numel())).all()
-    for dim in range(4):  # each drops its own
+    for dim in range(4):  # elements, heads, queries and keys have independent masks
         same = (stays == stays.roll(1, dim)).double().mean().item()
         assert abs(same - (1 - 2 * variance)) < 0.01
     assert not torch.equal(dropped, entmax_attention(query, key, value, 1.0, dropout_p=dropout))
@@ -571,7 +571,7 @@ def test_dropout_of_everything_gives_zeros(way: Way) -> None:
 
 
 def small() -> list[Tensor]:
-    """Arguments for finite differences: no score at the edge of a support."""
+    """Return arguments for finite differences; no score lies at the edge of a support."""
     shapes = ((2, 2, 3, 2), (2, 1, 4, 2), (2, 1, 4, 1), (2, 3, 4))
     generator = torch.Generator().manual_seed(8)
     query, key, value, mask = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
@@ -631,7 +631,7 @@ def test_compiled_in_one_graph(options: dict[str, Any]) -> None:
 
 
 class Allocated(TorchDispatchMode):
-    """The largest memory behind a result of any operation, in numbers of four bytes."""
+    """The size of the largest storage of any operation's result, in units of four bytes."""
 
     largest = 0
 
@@ -719,7 +719,7 @@ def given_instead(**changes: Any) -> dict[str, Any]:
         ({"dropout_p": -0.1}, ValueError, "dropout_p .* -0.1"),
         ({"dropout_p": 1.5}, ValueError, "dropout_p .* 1.5"),
         ({"dropout_p": float("nan")}, ValueError, "dropout_p .* nan"),
-        # Where there is nothing to attend with:
+        # Wrong arguments raise even if there are no queries:
         ({"query": torch.ones(2, 4, 0, 5), "alpha": 0.5}, ValueError, "0.5"),
         ({"query": torch.ones(2, 4, 0, 5), "key_lengths": [6, 7]}, ValueError, "7"),
         ({"query": torch.ones(2, 4, 0, 5), "attn_mask": torch.ones(5)}, ValueError, "5"),

@@ -1,4 +1,4 @@
-"""What classifiers of documents and of questions about images share: padding, gradients, copies, half precision."""
+"""Classifiers of documents and of questions about images: padding, gradients, copies and half precision."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make(kind: str, attention: str = "combined", transform: Any = "softmax", den
 
 
 def inputs(kind: str) -> tuple[Tensor, ...]:
-    """Images for questions, padded rows, their lengths."""
+    """Return images (for questions only), padded rows and their lengths."""
     src = torch.randint(4, 30, (3, WIDTH)).masked_fill(torch.arange(WIDTH) >= LENGTHS.unsqueeze(1), 0)
     images = [torch.randint(256, (3, 12, 16, 3), dtype=torch.uint8)] if kind == "questions" else []
     return *images, src, LENGTHS
@@ -52,7 +52,7 @@ def test_padding_changes_nothing(kind: str, attention: str, transform: Any, dens
     scores = model(*images, src, lengths)
     assert scores.shape == (3, 3) and scores.isfinite().all()
     wider = torch.cat([src, torch.zeros(3, 5, dtype=torch.long)], 1)
-    wider[torch.arange(WIDTH + 5) >= lengths.unsqueeze(1)] = 17  # whatever stands there
+    wider[torch.arange(WIDTH + 5) >= lengths.unsqueeze(1)] = 17  # arbitrary tokens in the padding
     torch.testing.assert_close(model(*images, wider, lengths), scores, atol=1e-5, rtol=1e-5)
     for row, length in enumerate(lengths.tolist()):
         one = slice(row, row + 1)

@@ -1,4 +1,4 @@
-"""Numbers that change from step to step under torch.compile: one more graph serves all of them."""
+"""Numbers that change from step to step under torch.compile need only one more graph."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tsallis.distributions import EntmaxCategorical
 
 SCORES = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(3))
 TARGET = torch.tensor([[[1, 2, 0, 4], [0, -100, 3, 3], [2, 2, 1, 0]]] * 2)
-STEPS = [1.1, 1.2, 1.5, 1.7, 2.0]  # 1.5 and 2 have other formulas: no graph may be made for them
+STEPS = [1.1, 1.2, 1.5, 1.7, 2.0]  # 1.5 and 2 have special formulas, which must not cause another graph
 QUICK = ("entmax", "entmax_loss", "linear_entmax_loss", "entmax_attention", "entmax_attention scale", "alpha_relu")
 
 
 def annealed(make: Callable[[], torch.nn.Module]) -> Callable[[Tensor, float], Any]:
-    """Return a call of a module that gets another alpha before each step."""
+    """Return a function that sets the alpha of a module and calls it."""
     torch.manual_seed(1)
     made = make()
 
@@ -68,7 +68,7 @@ CALLS: dict[str, Callable[[Tensor, float], Any]] = {
 
 
 def count(call: Callable[[Tensor, float], Any], values: list[float], backend: str) -> int:
-    """Return how many graphs were compiled; compare values and gradients with a call that is not compiled."""
+    """Count the compiled graphs, and compare values and gradients with a call that is not compiled."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(call, backend=counter, fullgraph=True)

@@ -1,4 +1,4 @@
-"""What every continuous attention keeps to: on the line and in the plane, of all densities and all kinds of moments."""
+"""Properties of all continuous attention, in one and two dimensions, for all densities and kinds of moments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DENSITIES = {
 MOMENTS = ["query", "discrete", "scores", "pooled"]
 KINDS = [(dims, density, moments) for dims in (1, 2) for density in DENSITIES[dims] for moments in MOMENTS]
 every_kind = pytest.mark.parametrize(("dims", "density", "moments"), KINDS)
-# What does not depend on how densities are made, for each of them; and the other way round.
+# For tests that don't need every pair: all densities with one kind of moments, and all moments with one density.
 SOME = [k for k in KINDS if k[2] == "discrete" or k[1] in ("truncated_parabola", "truncated_paraboloid")]
 some_kinds = pytest.mark.parametrize(("dims", "density", "moments"), SOME)
 both = pytest.mark.parametrize("dims", [1, 2])
@@ -33,7 +33,7 @@ def make(dims: int, density: Any, moments: str, **more: Any) -> nn.Module:
     combine = more.pop("combine", moments == "discrete")
     module = kind(SIZE, HEADS, density=density, moments=moments, combine=combine, **more)
     with torch.no_grad():
-        for parameter in module.parameters():  # no bias is left at zero
+        for parameter in module.parameters():  # so that no bias stays at zero
             parameter.add_(torch.randn_like(parameter) * 0.3)
     return module.double()
 
@@ -51,7 +51,7 @@ def where(dims: int) -> dict[str, Any]:
 
 
 def integral(density: Density, value: Any) -> Tensor:
-    """The expectation of values [points, batch, heads, d] by the trapezoidal rule, [batch, heads, queries, d]."""
+    """Return the expectation [batch, heads, queries, d] of values [points, batch, heads, d] by the trapezoidal rule."""
     if density.dims == 1:
         t = torch.linspace(-4, 5, 36001, dtype=torch.float64)
         step = float(t[1] - t[0])
@@ -64,10 +64,10 @@ def integral(density: Density, value: Any) -> Tensor:
 
 @every_kind
 def test_the_context_is_the_expectation_of_the_signal(dims: int, density: Any, moments: str) -> None:
-    """Ridge regression and integral written out; without projections, so that nothing else happens."""
+    """Compare with the ridge regression and the integral written out, without projections."""
     module = make(dims, density, moments, project=False, combine=False, ridge=0.3)
     query, values = inputs(moments)
-    if dims == 2:  # one row of one query: the plane has many points
+    if dims == 2:  # use one row and one query, because the plane has many points
         values, query = values[:1], None if query is None else query[:1, :1]
     with torch.no_grad():
         context, result = module(query, values, need_density=True, **where(dims))
@@ -79,7 +79,7 @@ def test_the_context_is_the_expectation_of_the_signal(dims: int, density: Any, m
     assert result.batch_shape == (len(values), HEADS, 1 if query is None else query.shape[1])
     expected = expected.transpose(1, 2).flatten(2)
     expected = expected.squeeze(1) if moments == "pooled" else expected
-    accuracy = {"laplace": 2e-5}.get(density, 1e-6) if dims == 1 else 2e-4  # of the trapezoidal rule
+    accuracy = {"laplace": 2e-5}.get(density, 1e-6) if dims == 1 else 2e-4  # accuracy of the trapezoidal rule
     torch.testing.assert_close(context, expected, atol=accuracy, rtol=0)
 
 
@@ -100,7 +100,7 @@ def test_gradients_reach_everything(dims: int, density: Any, moments: str) -> No
     assert torch.autograd.gradcheck(context, (*leaves, *parameters), fast_mode=True)
     grads = torch.autograd.grad(context(*leaves, *parameters).sum(), (*leaves, *parameters))
     for name, grad in zip(["values", "query"][: len(leaves)] + names, grads, strict=True):
-        # Softmax is blind to what all scores have in common, and a query to a bias of what it is multiplied with.
+        # `key_proj.bias` changes all scores of a query by the same amount, which softmax ignores.
         assert (grad != 0).any() or name == "key_proj.bias", name
 
 
@@ -125,7 +125,7 @@ def test_padding_changes_nothing(dims: int, density: Any, moments: str) -> None:
     assert one.isfinite().all()
     for other in others:
         torch.testing.assert_close(other, one, atol=1e-6, rtol=1e-6)
-    if dims == 1:  # each row is what it would be alone; other sizes round otherwise
+    if dims == 1:  # each row equals the result without the batch; float32 rounds differently for other sizes
         module, (query, values) = module.double(), inputs(moments)
         one = module(query, values, lengths=lengths)[0]
         for row, length in enumerate(lengths.tolist()):
@@ -203,9 +203,9 @@ def test_float32_is_near_float64(dims: int, density: Any, moments: str) -> None:
 
 @some_kinds
 def test_half_precision(dims: int, density: Any, moments: str) -> None:
-    """Places and widths are computed in float32, whatever the rest is in."""
+    """Means and variances are computed in float32, regardless of the dtype of the module."""
     half = make(dims, density, moments).bfloat16()
-    module = make(dims, density, moments).bfloat16().float()  # the same numbers
+    module = make(dims, density, moments).bfloat16().float()  # the same parameter values
     query, values = inputs(moments, dtype=torch.bfloat16)
     wide = None if query is None else query.float(), values.float()
     expected = module(*wide, **where(dims))[0]
@@ -239,7 +239,7 @@ def test_it_compiles(dims: int, moments: str) -> None:
 @both
 @pytest.mark.parametrize("moments", MOMENTS)
 def test_one_graph_with_points(dims: int, moments: str) -> None:
-    """No regression is known yet when it is traced, and none is kept of what was traced."""
+    """No regression is in the cache before tracing, and tracing adds none."""
     module = make(dims, "learned", moments, points=24 if dims == 1 else (8, 16)).float()
     torch._dynamo.reset()
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
@@ -262,7 +262,7 @@ def test_one_graph_with_points(dims: int, moments: str) -> None:
 
 @both
 def test_it_is_exported_for_any_batch(dims: int) -> None:
-    """Rules of quadrature are made while numbers are not known: none may stay in the cache without its own."""
+    """Export creates quadrature rules without concrete numbers; such rules must not stay in the cache."""
     points = 25 if dims == 1 else (9, 18)
     module = make(dims, 1.37, "query", points=points).float()
     query, values = inputs("query", dtype=torch.float32)
@@ -298,7 +298,7 @@ def test_a_batch_of_nothing(dims: int, density: Any, moments: str) -> None:
 @both
 @pytest.mark.parametrize("moments", ["query", "discrete", "pooled"])
 def test_mixtures(dims: int, moments: str) -> None:
-    """A mixture's context is that of its components, weighed."""
+    """The context of a mixture is the weighted mean of its components' contexts."""
     module = make(dims, 1.4, moments, components=2, combine=False, project=False)
     query, values = inputs(moments)
     context, result = module(query, values, need_density=True, **where(dims))

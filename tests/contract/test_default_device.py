@@ -1,4 +1,4 @@
-"""Tensors on the CPU are computed there, whatever device PyTorch makes new ones on."""
+"""Operations on CPU tensors stay on the CPU, regardless of PyTorch's default device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules built without memory, given memory later and loaded from a state dict are those that were saved."""
+"""A module that is built without memory, gets memory later and loads a state dict equals the saved module."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ import tsallis
 from tsallis import compat, models
 from tsallis.continuous import text_basis
 
-# What a constructor must be given, by the name of the parameter.
+# Required constructor arguments, by parameter name.
 REQUIRED: dict[str, Any] = {
     **dict.fromkeys(("d_model", "embed_dim", "d_query", "d_memory", "d_input", "d_values"), 8),
     **dict.fromkeys(("num_heads", "nhead", "channels"), 2),
     **dict.fromkeys(("vocab", "src_vocab", "tgt_vocab", "d_vocab", "answers"), 11),
     "classes": 3,
 }
-# Small sizes in place of the defaults, where a class has them.
+# Small sizes that replace the defaults of classes with these parameters.
 SMALL: dict[str, Any] = {"d_ff": 12, "dim_feedforward": 12, "heads": 2, "layers": 1, "num_basis": 36}
 ALPHAS = (1.2, 1.7)
-# Arguments of which a module makes tensors that are no parameters.
+# Arguments from which a module makes tensors other than parameters.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "EntmaxLoss": [{"weight": (1.0, 2.0, 3.0)}],
     "MultiheadAttention": [
@@ -46,7 +46,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 
 
 def required(cls: type[nn.Module]) -> dict[str, Any]:
-    """Return what a constructor must be given."""
+    """Return the required arguments of a constructor."""
     parameters = inspect.signature(cls).parameters.items()
     names = [name for name, p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     with torch.device("cpu"):
@@ -54,7 +54,7 @@ def required(cls: type[nn.Module]) -> dict[str, Any]:
 
 
 def classes() -> Iterator[tuple[ModuleType, type[nn.Module]]]:
-    """Yield every public class of modules."""
+    """Yield every public module class with its package."""
     for package in (tsallis.nn, models, compat):
         for name in package.__all__:
             value = getattr(package, name)
@@ -77,7 +77,7 @@ CASES = list(all_cases())
 
 
 def make(cls: type[nn.Module], variant: Mapping[str, Any]) -> nn.Module:
-    """Build a module; tuples of numbers with a fraction become tensors, which lie on the CPU."""
+    """Build a module; tuples of floats become tensors on the CPU."""
     parameters = inspect.signature(cls).parameters
     small = {name: value for name, value in SMALL.items() if name in parameters}
     tensors = {
@@ -89,7 +89,7 @@ def make(cls: type[nn.Module], variant: Mapping[str, Any]) -> nn.Module:
 
 @contextmanager
 def garbage() -> Iterator[None]:
-    """Let new memory hold NaN and the largest integer, as PyTorch's deterministic mode has it."""
+    """Fill new memory with NaN and the largest integer, as PyTorch's deterministic mode does."""
     torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -98,7 +98,7 @@ def garbage() -> Iterator[None]:
 
 
 def tensors(value: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor that a module or an object of ours holds, in attributes, lists and dictionaries."""
+    """Yield every tensor in the attributes, lists and dictionaries of a module or of an object of the library."""
     seen = set() if seen is None else seen
     if id(value) in seen:
         return
@@ -153,7 +153,7 @@ def test_copies_of_modules(cls: type[nn.Module], variant: Mapping[str, Any]) -> 
     torch.save(expected, stream)
     stream.seek(0)
     assert_equal(torch.load(stream, weights_only=False), expected)
-    # A copy has memory of its own, and can be given other memory again.
+    # A copy has separate memory, which can be replaced again.
     with garbage():
         model = copy.deepcopy(expected).to_empty(device="cpu")
     model.load_state_dict(expected.state_dict())
@@ -200,7 +200,7 @@ def test_models_of_transformers_made_sparse(alpha: Any) -> None:
     with garbage():
         model.to_empty(device="cpu")
     model.load_state_dict({**expected.state_dict(), **dict(expected.named_buffers())}, strict=False)
-    for name, buffer in model.named_buffers():  # those of Transformers itself are not in its state dict
+    for name, buffer in model.named_buffers():  # the state dict lacks the buffers of Transformers itself
         if not name.startswith("embeddings."):
             assert torch.equal(buffer, dict(expected.named_buffers())[name]), name
     for name, buffer in expected.named_buffers():
@@ -212,7 +212,7 @@ def test_constants_survive_other_dtypes_and_modes() -> None:
     attention = tsallis.nn.MultiheadAttention(6, 3, positions="alibi", batch_first=True)
     slopes = attention.slopes
     assert slopes is not None
-    attention.bfloat16().float()  # the rounding of half precision is not kept
+    attention.bfloat16().float()  # the slopes don't keep the rounding of half precision
     assert torch.equal(attention.slopes, slopes)
     x = torch.randn(1, 4, 6, requires_grad=True)
     attention(x, x, x)[0].sum().backward()

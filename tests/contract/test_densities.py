@@ -1,4 +1,4 @@
-"""What every continuous density keeps to, each against integrals that share nothing with the library."""
+"""Properties of every continuous density, compared with integrals that share no code with the library."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Make = Callable[[Tensor, Tensor], Density]
 
 def learned(dims: int) -> Make:
     def make(mean: Tensor, cov: Tensor) -> Density:
-        # In the plane the integrals of the tests can't follow a support of 14 standard deviations.
+        # In the plane, the integrals of the tests can't cover a support of 14 standard deviations.
         alpha = torch.tensor([1.01 if dims == 1 else 1.3, 1.2, 1.7], dtype=torch.float64)
         return BetaGaussian(mean, cov, alpha, dims)
 
@@ -67,7 +67,7 @@ def dims_of(name: str) -> int:
 
 
 def moments_for(name: str, dtype: torch.dtype = torch.float64, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Means and covariances of batch shape [2, 3], in the plane of all shapes, one of them a circle."""
+    """Return means and covariances of batch shape [2, 3]; in the plane, one covariance is circular."""
     g = torch.Generator().manual_seed(3)
     if dims_of(name) == 1:
         mean = torch.rand(2, 3, generator=g, dtype=torch.float64)
@@ -91,7 +91,7 @@ def scattered_basis(dims: int, dtype: torch.dtype = torch.float64, variance: flo
 
 @pytest.fixture(autouse=True)
 def _validation() -> Iterator[None]:
-    """torch.compile turns validation off for the rest of the process; each test starts with it on."""
+    """Enable validation for each test, because torch.compile disables it for the rest of the process."""
     Distribution.set_default_validate_args(True)
     yield
     Distribution.set_default_validate_args(True)
@@ -183,7 +183,7 @@ def test_expectations_of_every_basis(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_derivatives_of_expectations(name: str) -> None:
-    """Also at circular covariances, which the second of the two is."""
+    """Check derivatives also at a circular covariance."""
     mean, cov = moments_for(name)
     mean, cov = mean[0].clone(), cov[0].clone()
     mean.requires_grad_()
@@ -296,7 +296,7 @@ def test_a_spread_that_is_none_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("scale", [1.0, 1e-2, 1e-4])
 def test_float32_gives_the_gradients_of_float64(name: str, scale: float) -> None:
-    """Down to variances of 1e-6: .0004 to .01 times `scale`."""
+    """The variances at the smallest scale are about 1e-6."""
     dims = dims_of(name)
     upstream = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     result = {}
@@ -377,7 +377,7 @@ def test_mixtures(name: str) -> None:
     assert d.batch_shape == (2,)
 
     def total(function: Callable[[Tensor], Tensor]) -> Tensor:
-        """The expectation of a function, component by component."""
+        """Compute the expectation of a function, component by component."""
 
         def weighted(part: Density, t: Tensor) -> Tensor:
             values = function(t)
@@ -427,7 +427,7 @@ def test_mixtures_that_fit_nowhere_are_refused() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_mixture_takes_and_returns_half_precision(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    for _ in range(30):  # weights that are rounded, sums of which are off by more than 1e-3
+    for _ in range(30):  # rounded weights, whose sums differ from 1 by more than 1e-3
         Mixture(torch.randn(8).to(dtype).softmax(-1), Gaussian(torch.zeros(8), 1.0))
     mean, variance = torch.tensor([0.2, 0.7], dtype=dtype), torch.tensor([0.02, 0.01], dtype=dtype)
     weights = torch.tensor([0.25, 0.75], dtype=dtype)
@@ -472,7 +472,7 @@ def test_batch_shapes_that_do_not_fit_are_named() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_torch_func(name: str) -> None:
-    """Under vmap a density of the batch gives what the batch gives, and Jacobians are those of autograd."""
+    """Compare vmap with the batched density, and Jacobians with those of autograd."""
     mean, cov = moments_for(name)
     dims = 2 if name in PLANE else 1
     basis = scattered_basis(dims)
@@ -514,7 +514,7 @@ def test_arguments_are_checked_under_vmap() -> None:
 
 @pytest.mark.parametrize("name", [*ALL, "stacked", "several", "nested", "stacked-2d", "several-2d"])
 def test_nan_in_gives_nan_out(name: str) -> None:
-    """Of the point alone that has it: and what is infinitely far is outside."""
+    """Only the point with a NaN gives NaN; points at infinity are outside the support."""
     d = build(name) if name in LINE | PLANE else mixtures()[name]
     first = (0,) * len(d.batch_shape)
     t = d.mean.clone()
@@ -529,13 +529,13 @@ def test_nan_in_gives_nan_out(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_outside_the_support_there_is_no_gradient(name: str) -> None:
-    """Also infinitely far away, of the density and of its logarithm."""
+    """The density and its logarithm have no gradient there, even infinitely far away."""
     mean, cov = (x.requires_grad_() for x in moments_for(name))
     d = (LINE | PLANE)[name](mean, cov)
     far = 30.0 if d.support.bounded else torch.inf
     for t in (torch.full_like(mean, far), torch.full_like(mean, -torch.inf)):
         for value in (d.pdf(t), d.log_prob(t)):
-            outside = d.pdf(t) == 0  # an alpha of exactly 1 has no end
+            outside = d.pdf(t) == 0  # the support of alpha 1 is unbounded, but its density is 0 at infinity
             assert outside.all() and (value == value[0, 0]).all()
             for grad in torch.autograd.grad(value.sum(), (mean, cov), retain_graph=True):
                 assert (grad == 0).all()
@@ -555,7 +555,7 @@ def test_the_logarithm_of_a_mixture_has_gradients_in_weights_of_zero(name: str) 
     torch.testing.assert_close(grad, torch.stack([torch.ones_like(parts[0]), parts[1] / parts[0]]))
     (second,) = torch.autograd.grad(grad[1], weights)
     torch.testing.assert_close(second, -grad[1].detach() * grad.detach())
-    # However much larger a component of weight 0 is, nothing overflows.
+    # A component of weight 0 never overflows, even if its density is much larger.
     weights = torch.tensor([1.0, 0.0], requires_grad=True)
     far = Mixture(weights, Gaussian(torch.tensor([0.0, 30.0]), 0.01)).log_prob(torch.tensor(30.0))
     assert far.isfinite() and torch.autograd.grad(far, weights)[0].isfinite().all()
@@ -563,7 +563,7 @@ def test_the_logarithm_of_a_mixture_has_gradients_in_weights_of_zero(name: str) 
 
 @pytest.mark.parametrize("function", ["pdf", "log_prob"])
 def test_points_that_do_not_fit_are_refused(function: str) -> None:
-    """As in torch.distributions; outside the support the density is zero."""
+    """Shapes are checked as in torch.distributions; points outside the support are valid and have density 0."""
     line = Gaussian(torch.zeros(2), torch.ones(2))
     plane = TruncatedParaboloid(torch.zeros(3, 2), torch.eye(2))
     mixture = Mixture(torch.ones(3) / 3, plane)

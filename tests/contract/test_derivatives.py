@@ -1,7 +1,7 @@
-"""Every derivative that PyTorch can ask of every operation, held to the float64 reference.
+"""Every derivative of every operation that PyTorch can compute, compared with the float64 reference.
 
-The rows are those of `contract.operations`. Each test asks for one kind of derivative, or hands the operation to one of
-PyTorch's tracers, with inputs that are independent, one tensor, computed from each other, or views of any layout.
+The operations are those of `contract.operations`. Each test computes one kind of derivative, or passes the operation to
+one of PyTorch's tracers. The inputs are independent, the same tensor, computed from each other, or views of any layout.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr N
 
 @pytest.fixture
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Compute on one backend, or in tiles and chunks so small that there are several."""
+    """Compute on one backend, or in tiles and chunks that are small enough to need several of them."""
     name = "eager" if request.param == TILES else request.param
     skip_unless_usable(name)
     if request.param == TILES:
@@ -45,13 +45,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def table(operations: Sequence[Operation], *more: str) -> pytest.MarkDecorator:
-    """The rows of the table on every backend, and in tiles those that have some."""
+    """Run a test for all operations on all backends, and in tiles for operations that support them."""
     pairs = [(o, way) for o in operations for way in (*BACKENDS, *more) if way != TILES or o.tiled]
     return pytest.mark.parametrize(("operation", "way"), pairs, indirect=["way"], ids=str)
 
 
 def in_pairs(operations: Sequence[Operation], name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
-    """Every pair of a row of the table, a way to compute it, and a value of an option."""
+    """Run a test for all pairs among operations, ways to compute them, and values of an option."""
     return every_pair(
         indirect=["way"],
         valid=lambda operation, _, way: way != TILES or operation.tiled,
@@ -64,7 +64,7 @@ TRACED = [o for o in OPERATIONS if o.traced]
 DISTINCT = [o for o in OPERATIONS if o.traced or o.tiled or o.name == "entmax alpha[] dim=-1"]
 every_way = table(OPERATIONS, TILES)
 distinct = table(DISTINCT)
-# Rows of which one of each kind is on every backend: they are on one or on the other, by turns.
+# Similar operations alternate between the backends; one operation of each kind runs on all of them.
 ALIKE = [o for o in OPERATIONS if o not in DISTINCT]
 BY_TURNS = [
     *((o, way) for o in DISTINCT for way in (*BACKENDS, TILES) if way != TILES or o.tiled),
@@ -75,12 +75,12 @@ one_of_each_kind = pytest.mark.parametrize("operation", TRACED, ids=str)
 
 
 def weighted(x: Tensor) -> Tensor:
-    """A number that depends on every entry of a tensor, on each otherwise."""
+    """Sum the entries of a tensor, each with a different weight."""
     return (x * torch.arange(1, x.numel() + 1, dtype=x.dtype, device=x.device).cos().reshape(x.shape)).sum()
 
 
 def derivatives(function: Compute, leaves: Sequence[Tensor], orders: int) -> list[tuple[Tensor, ...]]:
-    """Gradients of the output's weighted sum, those of the gradients' own, and so on."""
+    """Return the gradients of the output's weighted sum, then the gradients of their weighted sum, and so on."""
     leaves = [x.detach().requires_grad_() for x in leaves]
     value, result = weighted(function(*leaves)), []
     for _ in range(orders):
@@ -93,7 +93,7 @@ def derivatives(function: Compute, leaves: Sequence[Tensor], orders: int) -> lis
 
 
 def gradients(function: Compute, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Those of the first order, as training takes them."""
+    """Compute first-order gradients as training does."""
     leaves = [x.detach().requires_grad_() for x in leaves]
     return torch.autograd.grad(weighted(function(*leaves)), leaves)
 
@@ -112,7 +112,7 @@ def tangents(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def pushed(function: Compute, inputs: Sequence[Tensor]) -> Tensor:
-    """The output's derivative along the tangents, by differentiating reverse mode in what it is linear in."""
+    """Compute the output's derivative along the tangents, by differentiating reverse mode by its upstream gradient."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     out = function(*leaves)
     dual = torch.zeros_like(out, requires_grad=True)
@@ -140,7 +140,7 @@ def assert_near(results: Sequence[Tensor], expected: Sequence[Tensor], tolerance
         torch.testing.assert_close(result.to(exact.dtype), exact, atol=tolerance * scale, rtol=0)
 
 
-# How inputs come about: a function of leaves, and the leaves.
+# How inputs are related: a function of leaves, and the leaves.
 Related = tuple[Compute, tuple[Tensor, ...]]
 
 
@@ -149,13 +149,13 @@ def independent(operation: Operation, function: Compute) -> Related:
 
 
 def resized(x: Tensor, like: Tensor) -> Tensor:
-    """Entries of one tensor in the shape of another."""
+    """Return the entries of `x`, repeated, in the shape of `like`."""
     copies = -(-max(like.numel(), 1) // x.numel())
     return x.reshape(-1).repeat(copies)[: like.numel()].reshape(like.shape)
 
 
 def derived(operation: Operation, function: Compute, backwards: bool = False) -> Related:
-    """Each input is computed from the one before it, and all from one leaf."""
+    """Compute each input from the one before it, and all of them from one leaf."""
     inputs = operation.inputs()
     first, *rest = reversed(list(enumerate(inputs))) if backwards else enumerate(inputs)
 
@@ -163,7 +163,7 @@ def derived(operation: Operation, function: Compute, backwards: bool = False) ->
         made = {first[0]: leaf}
         before = leaf
         for i, own in rest:
-            before = own.to(leaf) + 0.04 * resized(before, own).sin()  # an alpha stays between 1 and 2
+            before = own.to(leaf) + 0.04 * resized(before, own).sin()  # alpha stays between 1 and 2
             made[i] = before
         return function(*(made[i] for i in range(len(made))))
 
@@ -171,7 +171,7 @@ def derived(operation: Operation, function: Compute, backwards: bool = False) ->
 
 
 def shared(operation: Operation, function: Compute) -> Related:
-    """Inputs of one shape are one tensor: queries, keys and values; of a tied weight a part is the hidden state."""
+    """Use one tensor for all inputs of the same shape; hidden states are computed from a part of a tied weight."""
     inputs = operation.inputs()
     by_shape: dict[tuple[int, ...], int] = {}
     index = [i if n == "alpha" else by_shape.setdefault(tuple(x.shape), i) for i, (n, x) in enumerate(named(operation))]
@@ -191,7 +191,7 @@ def named(operation: Operation) -> list[tuple[str, Tensor]]:
 
 
 def viewed(make: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Callable[..., Related]:
-    """Each input is a view `make(leaf)` of a leaf `back(input)`; the reference gets it as it is read."""
+    """Make each input a view `make(leaf)` of a leaf `back(input)`; the reference gets contiguous copies."""
 
     def relation(operation: Operation, function: Compute) -> Related:
         def compute(*leaves: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ def viewed(make: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -
 
 
 def spread(x: Tensor) -> Tensor:
-    """A leaf of which the input is every other number."""
+    """Return a leaf whose every other entry belongs to the input."""
     leaf = torch.full((*x.shape[:-1], 2 * x.shape[-1]), 1.5, dtype=x.dtype)
     leaf[..., ::2] = x
     return leaf
@@ -297,7 +297,7 @@ def test_forward_mode(operation: Operation, way: str) -> None:
 
 @every
 def test_forward_over_reverse(operation: Operation, way: str) -> None:
-    """A tangent goes through the gradient too, whether or not a graph of it is made."""
+    """Check tangents through the gradient, with and without a graph of it."""
 
     def along(function: Compute, create_graph: bool) -> list[Tensor]:
         with forward_ad.dual_level():
@@ -332,7 +332,7 @@ def test_vmap(operation: Operation, way: str) -> None:
 
 @distinct
 def test_func_hessian(operation: Operation, way: str) -> None:
-    """Forward over reverse over vmap, in the first input, against the reference's double backward."""
+    """Forward over reverse over vmap, in the first input, equals the reference's double backward."""
     first, *rest = operation.inputs()
     hessian = torch.func.hessian(lambda x: weighted(operation.ours(x, *rest)))(first)
     product = torch.einsum("ij,j->i", hessian.reshape(first.numel(), -1), tangents([first])[0].flatten())
@@ -343,7 +343,7 @@ def test_func_hessian(operation: Operation, way: str) -> None:
 
 @distinct
 def test_make_fx(operation: Operation, way: str) -> None:
-    """A graph computes what was traced, of other inputs too, and so does one of the gradients."""
+    """Check that traced graphs of the operation and of its gradients are right for other inputs."""
 
     def slopes(*inputs: Tensor) -> tuple[Tensor, ...]:
         leaves = [x.detach().requires_grad_() for x in inputs]
@@ -354,13 +354,13 @@ def test_make_fx(operation: Operation, way: str) -> None:
 
     inputs, other = operation.inputs(), operation.inputs(1)
     for mode in ("real", "fake") if operation.traced else ("real",):
-        options: dict[str, Any] = {"tracing_mode": mode, "_allow_non_fake_inputs": True}  # of targets and masks
+        options: dict[str, Any] = {"tracing_mode": mode, "_allow_non_fake_inputs": True}  # targets aren't fake
         assert_near([make_fx(ours, **options)(*inputs)(*other)], [operation.exact(*other)], 1e-9)
         assert_near(make_fx(slopes, **options)(*inputs)(*other), gradients(operation.exact, other))
 
 
 class Watched(TorchDispatchMode):
-    """A mode of a user, which sees every operator and nothing else."""
+    """A mode of a user, which sees only operators."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for x in args:
@@ -424,9 +424,9 @@ def test_compiled_with_gradients(operation: Operation) -> None:
 @one_of_each_kind
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.filterwarnings("ignore")  # the compiler's, about what it leaves out of its graph
+@pytest.mark.filterwarnings("ignore")  # warnings of the compiler about code outside its graph
 def test_compiled_around_torch_func(operation: Operation) -> None:
-    """Derivatives inside torch.func are left out of the graph, and right; as one graph they are an error."""
+    """Derivatives by torch.func run outside the graph, and are right; with `fullgraph=True` they raise."""
     inputs = operation.inputs()
 
     def pushes(*inputs: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What every supported family of Transformers models does once its attention is sparse."""
+"""Every supported family of Transformers models with sparse attention."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")  # before what imports it
+pytest.importorskip("transformers")  # must precede the imports that need it
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ def logits(model: Any, batch: dict[str, Tensor]) -> Tensor:
 
 
 def vary_alphas(model: Any) -> None:
-    """Give every head an alpha of its own, from 1.2 to 1.8."""
+    """Give each head a different alpha, from 1.2 to 1.8."""
     with torch.no_grad():
         for parameter in alpha_parameters(model):
             parameter.copy_(torch.linspace(-1.4, 1.4, len(parameter)))
@@ -60,7 +60,7 @@ def test_densify_undoes_it(family: Family) -> None:
 @every_family
 @pytest.mark.parametrize("alpha", [1.5, "learned"])
 def test_kernels_agree_with_plain_operations(family: Family, alpha: float | str) -> None:
-    """Outputs and all gradients, alphas' among them."""
+    """Compare outputs and all gradients, including those of alpha."""
     batch, model = inputs(family), sparsify(build(family), alpha)
     vary_alphas(model)
     results = []
@@ -110,7 +110,7 @@ def test_weights_come_with_exact_zeros(family: Family) -> None:
 
 @every_decoder
 def test_generation_is_the_same_with_every_cache(family: Family) -> None:
-    """Greedy, with no cache, one that grows and one of fixed size; a beam runs; a padded sentence goes on as alone."""
+    """Greedy outputs don't depend on the cache or on padding, and beam search runs."""
     batch, model = inputs(family, "left" if family.kind == "decoder" else "right"), sparsify(build(family), 1.5)
     batch.pop("decoder_input_ids", None)
     settings = {"max_new_tokens": 6, "do_sample": False}
@@ -128,7 +128,7 @@ def test_generation_is_the_same_with_every_cache(family: Family) -> None:
 
 @every_family
 def test_a_saved_model_loads_with_one_call(family: Family, tmp_path: Path) -> None:
-    """Its own class, and that of the model without its head, with alphas of every kind."""
+    """Load the original class and the base class without a head, with alphas of every kind."""
     batch, model = inputs(family), build(family)
     sparsify(model, {0: "learned", 1: 1.25}, kind="self")
     vary_alphas(model)
@@ -169,7 +169,7 @@ def test_checkpointing_gives_the_same_gradients(family: Family) -> None:
         if checkpoint:
             model.gradient_checkpointing_enable()
         model.zero_grad()
-        torch.manual_seed(1)  # dropout is the same then
+        torch.manual_seed(1)  # same dropout masks in both runs
         logits(model, batch).square().mean().backward()
         gradients.append([x.grad.clone() for x in alpha_parameters(model)])
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)

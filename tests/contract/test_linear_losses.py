@@ -1,4 +1,4 @@
-"""The losses of an output layer promise what the losses of its scores do, on every backend, in little memory."""
+"""Losses of an output layer equal the losses of its scores on every backend, in little memory."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def resize(monkeypatch: pytest.MonkeyPatch, **sizes: float) -> None:
 
 @pytest.fixture(params=CHUNKS)
 def small_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven rows of the layer below a chunk: the last one is shorter. Or all of them, whose scores are kept."""
+    """Use chunks of seven rows of the layer below, the last one shorter, or a single chunk that keeps its scores."""
     if request.param == "in chunks":
         resize(monkeypatch, chunk=7 * 50, whole=0)
 
 
 def layer(dtype: torch.dtype = torch.float64, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Hidden states [2, 10, 6], a weight [50, 6], a bias, and targets of which two are ignored."""
+    """Return hidden states [2, 10, 6], a weight [50, 6], a bias, and targets (two of them are ignored)."""
     generator = torch.Generator().manual_seed(3)
     hidden = torch.randn(2, 10, 6, generator=generator, dtype=torch.float64) * scale
     weight, bias = (torch.randn(*s, generator=generator, dtype=torch.float64) for s in ((50, 6), (50,)))
@@ -49,7 +49,7 @@ def layer(dtype: torch.dtype = torch.float64, scale: float = 1.0) -> tuple[Tenso
 
 
 def exact(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float | Tensor) -> Tensor:
-    """Losses [2, 10] by the float64 reference, 0 where the target is ignored."""
+    """Compute losses [2, 10] with the float64 reference; they are 0 where the target is ignored."""
     scores = F.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
     loss = reference.entmax_loss(scores, target.clamp(min=0), alpha)
     return torch.where(target >= 0, loss, 0)
@@ -82,7 +82,7 @@ def test_losses_and_gradients_are_those_of_the_scores(
     tolerance = {torch.float64: 1e-9, torch.float32: 3e-5 * max(1, scale)}[dtype]
     torch.testing.assert_close(loss.double(), expected, atol=tolerance, rtol=1e-5)
     if alpha == 2.5 and dtype == torch.float32:
-        return  # rounded scores have other probabilities there: the map is steep at the edge of the support
+        return  # rounded scores have different probabilities: the map is steep at the edge of the support
     for result, right in zip(gradients(loss, *leaves), gradients(expected, *leaves), strict=True):
         torch.testing.assert_close(result, right.to(dtype), atol=10 * tolerance, rtol=1e-4)
 
@@ -92,7 +92,7 @@ def test_losses_and_gradients_are_those_of_the_scores(
 def test_lists_and_dense_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     resize(monkeypatch, share=share)
     hidden, weight, bias, target = (x.requires_grad_() if x.is_floating_point() else x for x in layer())
-    hidden.data[0, :7] *= 10  # peaked rows beside flat ones
+    hidden.data[0, :7] *= 10  # peaked rows in addition to flat ones
     leaves = (hidden, weight, bias)
     loss = tsallis.linear_entmax_loss(hidden, weight, target, 1.5, bias=bias, reduction="none")
     expected = exact(hidden, weight, bias, target, 1.5)
@@ -201,7 +201,7 @@ def test_no_matrix_of_scores_is_kept() -> None:
 @pytest.mark.parametrize("alpha", [1.0, 1.5])
 @pytest.mark.parametrize("scale", [0.1, 20.0])
 def test_gradients_can_be_asked_for_twice(alpha: float, scale: float) -> None:
-    """What the first backward pass put into the place of kept scores is no score."""
+    """The second pass must not read kept scores that the first pass has overwritten."""
     hidden, weight, bias, target = layer(torch.float64, scale)
     leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
     loss = tsallis.linear_entmax_loss(hidden, weight, target, alpha, bias=bias, reduction="sum")

@@ -1,4 +1,4 @@
-"""What every loss promises: the reference's values, the map's residual as gradient, cross-entropy's conventions."""
+"""Every loss has the reference's values, the map's residual as gradient, and the conventions of cross-entropy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_gradient_in_alpha_at_one() -> None:
         up, down = (reference.entmax_loss(z, y, one + sign * step) for sign in (1, -1))
         return (up - down) / (2 * step)
 
-    expected = (4 * central(5e-3) - central(1e-2)) / 3  # off by the fourth power of the step
+    expected = (4 * central(5e-3) - central(1e-2)) / 3  # the error is of fourth order in the step
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-7)):
         alpha = one.to(dtype, copy=True).requires_grad_()
         (result,) = torch.autograd.grad(tsallis.entmax_loss(z.to(dtype), y, alpha, reduction="sum"), alpha)
@@ -88,7 +88,7 @@ def test_soft_targets_never_make_it_negative(alpha: float) -> None:
     own = tsallis.entmax(z, alpha)
     loss = tsallis.entmax_loss(z.requires_grad_(), own, alpha, reduction="none")
     assert (loss >= 0).all() and (loss < 2e-6).all() and (loss == 0).any()
-    # The gradients are those of before, where rounding would have made it negative too.
+    # Clamping a negative rounding error to 0 doesn't change the gradients.
     grad = torch.autograd.grad(loss.sum(), z, create_graph=True)[0]
     torch.testing.assert_close(grad, torch.zeros_like(z), rtol=0, atol=1e-5)
     (second,) = torch.autograd.grad(grad[:, 0].sum(), z)
@@ -229,7 +229,7 @@ def test_alpha_relu_does_not_look_at_ignored_rows(alpha: float, broken: float, k
     tau = torch.tensor(0.1, dtype=torch.float64, requires_grad=kind == "tensor")
 
     def derivatives(scores: Tensor) -> list[Tensor]:
-        """Both orders, in the scores and in tau if it is a tensor."""
+        """Return the loss and both orders of derivatives, in the scores and in tau if it is a tensor."""
         scores = scores.clone().requires_grad_()
 
         def compute(scores: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What every map promises: equality with the float64 reference, in values and in derivatives of every kind."""
+"""Every map equals the float64 reference, in values and in derivatives of every kind."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tsallis.ops import reference
 ALL_BACKENDS = BACKENDS["test_maps"]
 
 every_map = pytest.mark.parametrize("m", MAPS, ids=str)
-# Without sparsemax and entmax15, which hand an alpha of the others to entmax.
+# Without sparsemax and entmax15, which call entmax with an alpha that other cases cover.
 DISTINCT = [m for m in MAPS if m.name not in ("sparsemax", "entmax15")]
-COMPUTED = backends_for("maps")  # beside the reference
+COMPUTED = backends_for("maps")  # in addition to the reference
 
 
 @every_pair(
@@ -37,7 +37,7 @@ def test_values_are_the_references(m: Map, kind: str, dtype: torch.dtype) -> Non
 
 @functools.cache
 def answers(m: Map, d: int, scale: float) -> list[tuple[torch.Tensor, torch.Tensor, float]]:
-    """Scores in both dtypes, what the reference makes of them, and how near to come; once for all backends."""
+    """Return scores in both dtypes, the reference's values and the tolerances, cached for all backends."""
     z = torch.randn(4, d, generator=torch.Generator().manual_seed(d), dtype=torch.float64) * scale
     return [(z, m.reference(z), 1e-9), (z.float(), m.reference(z.float()), m.tolerance)]
 
@@ -54,7 +54,7 @@ def test_sizes_that_are_no_powers_of_two(m: Map, d: int) -> None:
 
 @pytest.mark.parametrize("d", [1025, 9001])
 def test_an_entry_just_above_the_threshold_counts(d: int) -> None:
-    """Where a bound of the threshold chooses the entries to look at, it leaves room for rounding."""
+    """A bound on the threshold preselects entries; it must leave room for rounding."""
     for above in (1e-12, 4e-6, 1e-3):
         z = torch.full((2, d), -5.0, dtype=torch.float64)
         z[0, 0] = z[1, d - 1] = 0
@@ -68,7 +68,7 @@ def test_an_entry_just_above_the_threshold_counts(d: int) -> None:
 
 @functools.cache
 def slopes(m: Map, d: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scores, weights of the probabilities, and the reference's gradient of their sum; once for all backends."""
+    """Return scores, weights of the probabilities, and the reference's gradient of the weighted sum, cached."""
     z = torch.randn(3, d, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2
     weights = torch.randn(3, d, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     exact = z.clone().requires_grad_()
@@ -270,7 +270,7 @@ def test_every_public_map_is_in_the_contract() -> None:
 
 
 def is_map(function: object) -> bool:
-    """Return whether a public function is a map: scores to probabilities."""
+    """Return whether a public function maps scores to probabilities."""
     module = getattr(function, "__module__", "")
     return module == "tsallis.functional.maps" and next(iter(inspect.signature(function).parameters)) == "scores"
 

@@ -1,4 +1,4 @@
-"""What every model promises, whatever its maps: search, scoring, training and run folders rely on nothing else."""
+"""Properties of every model, with any map, that search, scoring, training and run folders rely on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def transformer_with_one_matrix_for_all_embeddings(**arguments: Any) -> Transfor
 
 
 def variant(build: Build, name: str, **options: Any) -> Build:
-    """Return a model with options of its own and their name."""
+    """Return a model builder with preset options and a name for test ids."""
 
     def made(**arguments: Any) -> Any:
         return build(**{**options, **arguments})
@@ -92,7 +92,7 @@ MODELS = RNNS + TRANSFORMERS
 
 
 def named(part: Any) -> str:
-    """Return the part of a case's name that stands for a model or a map."""
+    """Return the part of a test id that stands for a model or a map."""
     return getattr(part, "__name__", str(part))
 
 
@@ -103,7 +103,7 @@ every_output = pytest.mark.parametrize("output", OUTPUTS, ids=str)
 
 
 def sharp(build: Build, attention: tuple[str, float] = ("entmax", 1.5), output: tuple[str, float] = ("entmax", 1.5)):
-    """A model in float64 whose random parameters are large enough for sparse attention and sparse outputs."""
+    """Create a float64 model with parameters large enough for sparse attention and sparse outputs."""
     model = build(attention=attention[0], attention_alpha=attention[1], output=output[0], output_alpha=output[1])
     with torch.no_grad():
         if isinstance(model, RNNSeq2Seq):
@@ -125,7 +125,7 @@ TARGETS[:, 0] = 1
 
 
 def walk(model: Any, src: Tensor, lengths: Tensor, tgt: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores and attention of all steps, one call each."""
+    """Return scores and attention of all steps, with one call per step."""
     state = model.start(model.encode(src, lengths))
     scores, attention = [], []
     for token in tgt.unbind(1):
@@ -162,7 +162,7 @@ def test_every_pair_of_maps_gives_finite_gradients(build: Build, attention: Any,
 
 @every_model
 def test_gradients_reach_every_parameter(build: Build) -> None:
-    # Where a Transformer's attention looks at one position alone, nothing tells it where else to look.
+    # A Transformer whose attention sees only one position gets no gradient for the others: use soft attention.
     model = sharp(build, ("softmax", 1.0)).train() if build in RNNS else build(attention="softmax").double()
     model.output.loss(model(IDS, LENGTHS, TARGETS).hidden, TARGETS.roll(-1, 1), reduction="sum").backward()
     for name, parameter in model.named_parameters():
@@ -180,7 +180,7 @@ def test_gradients_are_those_of_the_steps(build: Build) -> None:
     by_scores, by_weights = torch.randn_like(scores), torch.randn_like(weights)
     result = torch.autograd.grad((scores * by_scores).sum() + (weights * by_weights).sum(), parameters)
     scores, weights = walk(model, IDS, LENGTHS, TARGETS)
-    scores = scores[..., 4:].masked_fill(scores[..., 4:] == -torch.inf, 0)  # zeros of a model that copies
+    scores = scores[..., 4:].masked_fill(scores[..., 4:] == -torch.inf, 0)  # -inf if copying excludes a symbol
     expected = torch.autograd.grad((scores * by_scores).sum() + (weights * by_weights).sum(), parameters)
     torch.testing.assert_close(result, expected, atol=1e-9, rtol=1e-7)
 
@@ -193,7 +193,7 @@ def test_padding_changes_nothing(build: Build) -> None:
     torch.testing.assert_close(wider.hidden, decoded.hidden, atol=1e-12, rtol=0)
     torch.testing.assert_close(wider.attention[..., :6], decoded.attention, atol=1e-12, rtol=0)
     assert (wider.attention[..., 6:] == 0).all()
-    # What stands in the padding has no say either.
+    # The tokens in the padding don't matter either.
     outside = torch.arange(6) >= LENGTHS.unsqueeze(1)
     torch.testing.assert_close(model(IDS.masked_fill(outside, 7), LENGTHS, TARGETS).hidden, decoded.hidden)
     for row in range(4):
@@ -247,7 +247,7 @@ def test_states_are_rows(build: Build) -> None:
     torch.testing.assert_close(selected.attention, whole.attention[index])
     again = model.step(join([state.select(index[:1]), state.select(index[1:])]), following[index])
     torch.testing.assert_close(again.scores, selected.scores)
-    torch.testing.assert_close(model.step(state, following).scores, whole.scores)  # a state is not used up
+    torch.testing.assert_close(model.step(state, following).scores, whole.scores)  # a step leaves its state unchanged
 
 
 @every_model

@@ -1,4 +1,4 @@
-"""What `match` and restricted searches promise: nothing that brute-force enumeration would refute."""
+"""Brute-force enumeration never contradicts `match` or restricted searches."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def make_model(kind: str, transform: str, alpha: float, seed: int) -> tuple[Any,
 
 
 def enumerate_outputs(model: Any, source: tuple[torch.Tensor, torch.Tensor]) -> Truth:
-    """Every output of at most LONGEST symbols with its log-probability."""
+    """Return every output of at most LONGEST symbols with its log-probability."""
     return enumerate_all(model, *source)[0]
 
 
@@ -66,14 +66,14 @@ def texts_of(truth: Mapping[tuple[int, ...], float], texts: list[str]) -> dict[s
 
 
 def check(found: Match, pattern: Pattern, truth: Truth, texts: list[str], at_least: float) -> None:
-    """Raise if the enumeration of all outputs of at most LONGEST symbols refutes what was found."""
+    """Raise if the enumeration of all outputs of at most LONGEST symbols contradicts the result."""
     hits = {tokens: log_prob for tokens, log_prob in truth.items() if pattern.matches(tokens)}
     others = {tokens: log_prob for tokens, log_prob in truth.items() if tokens not in hits}
     mass, longer = (math.fsum(map(math.exp, x.values())) for x in (hits, truth))
     assert 0 <= found.lower <= found.upper <= 1
     assert found.upper >= mass and (mass == 0 or found.upper > 0)
     assert found.lower <= mass + (1 - longer) + TOLERANCE
-    assert found.upper <= found.lower + found.open + found.too_long + 4 * TOLERANCE  # each is rounded
+    assert found.upper <= found.lower + found.open + found.too_long + 4 * TOLERANCE  # each number is rounded
     if found.witness is not None:
         assert pattern.matches(found.witness.tokens)
         assert truth[found.witness.tokens] == pytest.approx(found.witness.log_prob, abs=TOLERANCE)
@@ -86,7 +86,7 @@ def check(found: Match, pattern: Pattern, truth: Truth, texts: list[str], at_lea
 
 
 def check_restricted(model: Any, source: Any, pattern: Pattern, truth: Truth, budget: int) -> None:
-    """Raise if a restricted search returns or proves something else than the enumeration."""
+    """Raise if the enumeration contradicts a restricted search."""
     hits = {tokens: log_prob for tokens, log_prob in truth.items() if pattern.matches(tokens)}
     restricted = restrict(model, pattern)
     results = [
@@ -108,7 +108,7 @@ def check_restricted(model: Any, source: Any, pattern: Pattern, truth: Truth, bu
 
 
 def run_case(kind: str, transform: str, alpha: float, seed: int, budgets: tuple[int, ...]) -> list[Match]:
-    """Check three patterns at several budgets for one model; return what was found."""
+    """Check three patterns at several budgets for one model, and return the results."""
     rng = random.Random(f"{kind} {transform} {alpha} {seed}")
     model, source = make_model(kind, transform, alpha, seed)
     truth = enumerate_outputs(model, source)
@@ -167,7 +167,7 @@ def test_a_model_of_transformers() -> None:
     config = transformers.GPT2Config(bos_token_id=1, eos_token_id=2, **sizes)
     decoder = TransformersDecoder(transformers.GPT2LMHeadModel(config).double().eval(), alpha=1.5)
     source = decoder.sources({"input_ids": torch.tensor([[3, 4, 0]])})
-    texts = ["", "", "", "x", "y", "", "ab", "b"]  # the ids from 3 on: x, y, the end, ab and b
+    texts = ["", "", "", "x", "y", "", "ab", "b"]  # token ids from 3 on: x, y, the end, ab and b
     (listed,) = exhaustive(decoder, *source, max_length=LONGEST, budget=2000)
     truth = {h.tokens: h.log_prob for h in listed.hypotheses}
     for regex in (".*b", "[^x]*", "(ab)*x?"):

@@ -1,4 +1,4 @@
-"""What holds for any shape, dtype, mask and alpha, on every backend: cases that hypothesis makes up and shrinks."""
+"""Properties that hold for any shape, dtype, mask and alpha on every backend, tested with hypothesis."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def _counts() -> Iterator[Any]:
 
 
 COUNTS = list(_counts())
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from NumPy, which the interpreter uses
 Property = Callable[[str, Any], None]
 Test = Callable[[str, int], None]
 
 
 def holds_for(cases: st.SearchStrategy[Any]) -> Callable[[Property], Test]:
-    """Make a property of a backend and a case a test of every backend."""
+    """Turn a property of a backend and a case into a test on every backend."""
 
     def decorate(holds: Property) -> Test:
         @pytest.mark.parametrize(("backend", "count"), COUNTS)
@@ -60,7 +60,7 @@ alphas = st.one_of(st.sampled_from([1.0, 1.5, 2.0]), st.floats(1.0, 2.0))
 
 
 class Rows(NamedTuple):
-    """Scores, a mask that leaves something in each row, an alpha that broadcasts to them, a dimension, a seed."""
+    """Scores, a mask that keeps part of each row, an alpha that broadcasts to the scores, a dimension and a seed."""
 
     scores: Tensor
     mask: Tensor
@@ -69,11 +69,11 @@ class Rows(NamedTuple):
     seed: int
 
     def last(self, x: Tensor) -> Tensor:
-        """Return a tensor of the scores' shape as rows."""
+        """Reshape a tensor of the scores' shape to rows."""
         return x.movedim(self.dim, -1).reshape(-1, self.scores.shape[self.dim])
 
     def row_alphas(self) -> float | Tensor:
-        """Return alpha as the reference takes it: a number, or one a row."""
+        """Return alpha in the form that the reference takes: a number, or one number per row."""
         if not isinstance(self.alpha, Tensor):
             return self.alpha
         sizes = list(self.scores.shape)
@@ -134,7 +134,7 @@ def test_losses_and_their_gradients(backend: str, case: Rows) -> None:
 
 
 class Layer(NamedTuple):
-    """Hidden states [rows, d], an output layer, targets of which some are ignored, and alpha or one for each row."""
+    """Hidden states [rows, d], an output layer, targets (some are ignored), and one alpha or one per row."""
 
     hidden: Tensor
     weight: Tensor
@@ -169,7 +169,7 @@ def test_losses_of_a_layer_and_their_gradients(backend: str, case: Layer) -> Non
     each = reference.entmax_loss(F.linear(*doubles), case.target.clamp(min=0), case.alpha)  # type: ignore[arg-type]
     expected = torch.where(case.target >= 0, each, 0)
     exact = torch.autograd.grad((expected * factors).sum(), doubles)
-    # Rounding of the scores, which the weights' gradients multiply with hidden states.
+    # The gradients of the weights multiply the rounding errors of the scores with hidden states.
     limit = 1e-8 if loss.dtype == torch.float64 else 3e-5 * max(1.0, float(case.hidden.abs().amax()))
     torch.testing.assert_close(loss.double(), expected, atol=limit, rtol=1e-6)
     for result, right in zip(results, exact, strict=True):
@@ -177,7 +177,7 @@ def test_losses_of_a_layer_and_their_gradients(backend: str, case: Layer) -> Non
 
 
 class Attention(NamedTuple):
-    """Arguments of attention, and its options."""
+    """Arguments and options of attention."""
 
     tensors: dict[str, Tensor]
     alpha: float

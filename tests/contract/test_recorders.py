@@ -1,6 +1,6 @@
-"""Every public function and module under every tool that records operations: the record computes with its inputs.
+"""Every public function and module, recorded by every tool that records operations, is right for new inputs.
 
-The table is derived: a new public function is recorded without being entered here, if its arguments have known names.
+The table is derived: it includes a new public function automatically if the arguments have known names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pairs import pairwise
 from tsallis import compat, nn
 
 CLASSES, SIZE, LENGTH = 5, 4, 3
-FIXED = {  # arguments without a default, and those whose default is too large or has another layout
+FIXED = {  # required arguments, and arguments whose default is too large or has another layout
     "embed_dim": SIZE,
     "num_heads": 2,
     "d_model": SIZE,
@@ -39,7 +39,7 @@ FIXED = {  # arguments without a default, and those whose default is too large o
     "batch_first": True,
     "beta": 0.7,
 }
-OPTIONS: dict[str, list[Any]] = {  # the first of each is the default, or stands for it
+OPTIONS: dict[str, list[Any]] = {  # the first value of each option is its default or equals it
     "alpha": [1.5, 1.0, 1.25, 2.0, 2.5, torch.tensor(1.3)],
     "dim": [-1, 0],
     "mask": [None, torch.arange(CLASSES) != 1],
@@ -67,7 +67,7 @@ NO_OPTIONS = {"key": ["positions", "mask"], "values": ["positions", "mask", "tra
 
 
 class Case(torch.nn.Module):
-    """A call of a public function or module with options, as a module of its tensors."""
+    """A call of a public function or module with options, as a module whose inputs are tensors."""
 
     def __init__(self, name: str, options: dict[str, Any]) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ def required(made: Any) -> dict[str, Any]:
 
 
 def public_calls() -> Iterator[str]:
-    """Yield every public function that returns tensors, and every module."""
+    """Yield the name of every public function that returns tensors, and of every public module."""
     for prefix, names in (("", tsallis.__all__), ("compat.", compat.__all__), ("nn.", nn.__all__)):
         for name in names:
             public = find(prefix + name)
@@ -174,14 +174,14 @@ def options_of(name: str) -> dict[str, list[Any]]:
 
 
 def valid(options: dict[str, Any]) -> bool:
-    """Return whether these options go together."""
+    """Return whether these options can be combined."""
     if options.get("positions", "none") != "none" and options.get("add_zero_attn"):
         return False
     return not (options.get("src_mask") is not None and options.get("is_causal"))
 
 
 def jit_trace(case: Case, inputs: tuple[Tensor, ...], folder: Path) -> Callable[..., Any]:
-    """Trace with tensors that need gradients, as models in training have them, and go through a file."""
+    """Trace with tensors that need gradients, as in training, then save and load the trace."""
     leaves = tuple(x.clone().requires_grad_() if x.is_floating_point() else x for x in inputs)
     file = io.BytesIO()
     torch.jit.save(torch.jit.trace(case, leaves), file)
@@ -244,7 +244,7 @@ ANY_BATCH = (jit_trace, onnx_by_tracing, watched)
 
 
 def rows(recorders: Any) -> list[Any]:
-    """Return rows in which every recorder meets every value of every option of a call, and these each other."""
+    """Return cases that cover all pairs of a recorder and an option's value, and all pairs of values."""
     found = []
     for name in public_calls():
         options = options_of(name)
@@ -258,7 +258,7 @@ def rows(recorders: Any) -> list[Any]:
 
 
 def refusal(name: str, options: dict[str, Any], recorder: Any) -> tuple[type[Exception], str] | None:
-    """Return the error, and words of it, where a record can't be made."""
+    """Return the expected error and words of its message if recording is impossible, else None."""
     if "Continuous" not in name or recorder is watched:
         return None
     if options["points"] is None:
@@ -302,7 +302,7 @@ def test_a_record_computes_with_its_inputs(name: str, options: Any, recorder: An
 
 
 @pytest.mark.filterwarnings("ignore")
-# The two left out are made of PyTorch's operations alone.
+# The two excluded modules use only PyTorch's operations.
 @pytest.mark.parametrize("name", [x for x in public_calls() if x not in ("nn.LengthScale", "nn.PerHeadAlpha")])
 def test_jit_trace_raises_in_forward_mode(name: str) -> None:
     case = Case(name, {k: 40 if k == "points" else values[0] for k, values in options_of(name).items()}).eval()
@@ -341,7 +341,7 @@ def test_jit_trace_raises_inside_torch_func(transform: str, function: str) -> No
 
 @pytest.mark.filterwarnings("ignore")
 def test_jit_trace_records_offsets_that_are_computed_from_sizes() -> None:
-    """Under this tracer a size is a tensor."""
+    """Sizes are tensors under this tracer."""
 
     def attend(q: Tensor, k: Tensor) -> Any:
         return tsallis.entmax_attention(q, k, k, is_causal=True, query_offset=k.shape[-2] - q.shape[-2])
@@ -355,14 +355,14 @@ def test_jit_trace_records_offsets_that_are_computed_from_sizes() -> None:
     earlier = torch.randn(2, 3, SIZE)
     for function, shapes in ((attend, ((2, 2, SIZE), (2, 5, SIZE))), (step, ((2, 1, SIZE),))):
         first, second = ([torch.randn(shape) for shape in shapes] for _ in range(2))
-        traced = torch.jit.trace(function, tuple(first), check_trace=False)  # a cache is not the same twice
+        traced = torch.jit.trace(function, tuple(first), check_trace=False)  # the cache changes between calls
         torch.testing.assert_close(traced(*second), function(*second))
     with pytest.raises(TypeError, match="query_offset must contain integers, got"):
         torch.jit.trace(lambda q: tsallis.entmax_attention(q, q, q, query_offset=q.sum()), torch.ones(1, 2, SIZE))
 
 
 class Applied(torch.nn.Module):
-    """A function as a module, as torch.export takes it."""
+    """A function as a module, because torch.export requires one."""
 
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What every search promises: no certificate that brute-force enumeration would refute, for any model and map."""
+"""Brute-force enumeration never contradicts the certificate of any search, for any model and map."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tsallis.toolkit.data.batching import make_batch
 
 SYMBOLS = 3
 LONGEST = 4
-BEAMS = ((1, None), (2, 1), (3, None), (4, 2), (5, 5))  # sizes, and outputs that are asked for
+BEAMS = ((1, None), (2, 1), (3, None), (4, 2), (5, 5))  # beam sizes and values of `n_best`
 TRANSFORMS = [("softmax", 1.0), ("entmax", 1.3), ("entmax", 1.5), ("sparsemax", 2.0), ("alpha_relu", 1.5)]
 
 
@@ -44,7 +44,7 @@ def sources(seed: int, count: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def enumerate_all(model, src: torch.Tensor, lengths: torch.Tensor) -> list[dict[tuple[int, ...], float]]:
-    """Every output of at most LONGEST symbols with its log-probability, by scoring all of them."""
+    """Return every output of at most LONGEST symbols with its log-probability, by scoring all of them."""
     outputs = [o for n in range(LONGEST + 1) for o in itertools.product(range(4, 4 + SYMBOLS), repeat=n)]
     result = []
     for i in range(src.shape[0]):
@@ -64,7 +64,7 @@ def check(
     rounding: float = 1e-9,
     least: float = -math.inf,
 ) -> None:
-    """See that a result is no more than the truth: of a part of the distribution unless it is the `whole`.
+    """Check a result against the true log-probabilities; `whole`: they include every output of the distribution.
 
     Log-probabilities below `least` may have any error: near the threshold of a sparse map few digits of a score count.
     """
@@ -101,7 +101,7 @@ def check(
 
 
 def check_searches(model: Any, src: torch.Tensor, lengths: torch.Tensor) -> list[dict[tuple[int, ...], float]]:
-    """Check beams and budgets of all sizes, and the exact search, and return the truth."""
+    """Check beams and budgets of all sizes, and the exact search, and return the true log-probabilities."""
     truth, normalized = enumerate_all(model, src, lengths), model.output.normalized
     for size in (1, 2, 5, 30, 200):
         results = beam_search(model, src, lengths, beam_size=size, max_length=LONGEST)
@@ -123,7 +123,7 @@ def test_no_certificate_is_refuted_by_enumeration(transform: str, alpha: float, 
 
 
 def random_copying_model(kind: str, transform: str, alpha: float, seed: int) -> Any:
-    """A model that copies two source symbols, and unknown ones as 6; source symbol 7 is not copied."""
+    """Create a model that copies two source symbols, and unknown ones as 6; it doesn't copy source symbol 7."""
     torch.manual_seed(seed)
     options: dict[str, Any] = {"output": transform, "output_alpha": alpha, "tau": -0.2}
     options |= {"attention": ("softmax", "entmax")[seed % 2], "copy": [-1, -1, -1, -1, 4, 5, 4, -1]}
@@ -140,7 +140,7 @@ def random_copying_model(kind: str, transform: str, alpha: float, seed: int) -> 
 
 
 def copied_sources(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sources with unknown symbols, 8 and 9."""
+    """Return sources that contain the unknown symbols 8 and 9."""
     src, lengths = sources(seed)
     inside = torch.arange(src.shape[1]) > 0
     return torch.where(src == 6, 8, torch.where((src == 7) & inside, 9, src)), lengths
@@ -157,7 +157,7 @@ def test_no_certificate_of_a_model_that_copies_is_refuted(kind: str, transform: 
         for source, drawn in enumerate(sample(model, src, lengths, 20, seeds=[1, 2, 3, 4], max_length=LONGEST)):
             for h in drawn:
                 assert h is None or h.log_prob == pytest.approx(truth[source][h.tokens], abs=1e-9) or not normalized
-    assert copied  # the symbol that only copying makes possible was there
+    assert copied  # the symbol that is possible only by copying occurred
 
 
 STRING_MODELS: dict[str, dict[str, Any]] = {
@@ -199,7 +199,7 @@ def test_a_temperature_is_applied_to_the_mixture(temperature: float) -> None:
 
 
 def random_transformer(transform: str, alpha: float, seed: int) -> TransformerSeq2Seq:
-    """A Transformer in float32 of sizes that compiled decoders know."""
+    """Create a float32 Transformer with sizes that the compiled decoders support."""
     torch.manual_seed(seed)
     options = {"norm": ("pre", "post")[seed % 2], "attention": ("softmax", "learned", "entmax")[seed % 3]}
     model = TransformerSeq2Seq(
@@ -230,7 +230,7 @@ def test_no_certificate_of_float32_steps_is_refuted_by_float64(transform: str, a
 @pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
 @pytest.mark.parametrize("seed", range(8))
 def test_no_certificate_is_refuted_by_a_written_table(transform: str, alpha: float, seed: int) -> None:
-    """Against an enumeration that shares nothing with the searches: neither model, nor steps, nor scoring."""
+    """The enumeration shares no code with the searches: no model, no steps and no scoring."""
     src, lengths = table_sources(0, 1, 2)
     for limit in (1, 2, 5):
         model = random_table(transform, alpha, seed)
@@ -247,7 +247,7 @@ def test_no_certificate_is_refuted_by_a_written_table(transform: str, alpha: flo
 
 
 class Case:
-    """A random model, or an ensemble of two, with random limits: and the outputs within them, by enumeration."""
+    """A random model or an ensemble of two, random limits, and the enumerated outputs within the limits."""
 
     def __init__(self, transform: str, alpha: float, seed: int) -> None:
         chance = random.Random(seed)
@@ -290,7 +290,7 @@ class Case:
 
 @pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
 def test_no_certificate_within_limits_is_refuted(transform: str, alpha: float) -> None:
-    """Prefixes, lengths, penalties, ensembles and every budget, against enumeration."""
+    """Compare random prefixes, lengths, penalties, ensembles and budgets with the enumeration."""
     src, lengths = table_sources(0, 1)
     reasons = set()
     for seed in range(50):
@@ -321,7 +321,7 @@ def test_no_certificate_within_limits_is_refuted(transform: str, alpha: float) -
 
 @pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
 def test_a_beam_of_one_is_greedy(transform: str, alpha: float) -> None:
-    """Symbol by symbol the most probable one that is not the end, until an output is better than what may follow."""
+    """Append the most probable symbol, never the end, until an output beats every possible continuation."""
     for seed in range(30):
         table = random_table(transform, alpha, seed)
         (result,) = beam_search(table, *table_sources(0), beam_size=1, max_length=LONGEST)
@@ -337,7 +337,7 @@ def test_a_beam_of_one_is_greedy(transform: str, alpha: float) -> None:
             dropped |= sum(row[token] > 0 for token in (4, 5, 6)) > 1
             prefix, total = (*prefix, best), total + math.log(row[best])
             if not table.output.normalized and dropped and total <= max(greedy.values(), default=-math.inf):
-                break  # though what follows may grow
+                break  # although the score of a continuation might grow
         assert {h.tokens: h.log_prob for h in result.hypotheses}.items() <= {
             tokens: pytest.approx(log_prob) for tokens, log_prob in greedy.items()
         }.items()
@@ -346,9 +346,9 @@ def test_a_beam_of_one_is_greedy(transform: str, alpha: float) -> None:
 
 
 def textbook_beam(table: TableModel, size: int) -> dict[tuple[int, ...], float]:
-    """Every output that ends among the `size` best continuations of its step, beside as many prefixes that go on.
+    """Return every output whose end is among the `size` best continuations of its step; `size` prefixes continue.
 
-    Of values that are not normalised prefixes go on while they are above the `size` best outputs, or none was dropped.
+    If values are not normalised and a prefix was dropped, only prefixes above the `size` best outputs continue.
     """
     prefixes: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     outputs: dict[tuple[int, ...], float] = {}
@@ -374,7 +374,7 @@ def textbook_beam(table: TableModel, size: int) -> dict[tuple[int, ...], float]:
 @pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_competing_ends_are_those_of_a_textbook(transform: str, alpha: float, size: int) -> None:
-    """The best `size`, for a search lets go what can't be among them; with a beam of 1, greedy up to the first end."""
+    """Compare the best `size` outputs; a search may drop others. With beam size 1, it is greedy up to the first end."""
     fewer = 0
     for seed in range(40):
         table = random_table(transform, alpha, seed)
@@ -395,7 +395,7 @@ def test_competing_ends_are_those_of_a_textbook(transform: str, alpha: float, si
 
 
 def test_forced_beginnings_of_real_models_score_as_reported() -> None:
-    """As `score` does to 1e-9, a batch as its sources one by one."""
+    """Log-probabilities agree with `score` to 1e-9, and a batch agrees with its sources one by one."""
     for seed, (transform, alpha) in enumerate(TRANSFORMS):
         model = Ensemble([random_model(transform, alpha, seed), random_model(transform, alpha, seed + 50)])
         src, lengths = sources(seed)
@@ -441,7 +441,7 @@ def test_attention_is_kept_on_request() -> None:
 
 @pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS[:-1])
 def test_samples_follow_the_distribution(transform: str, alpha: float) -> None:
-    """By Pearson's chi-square, with a beginning and without: draws that are cut have a cell of their own."""
+    """Apply Pearson's chi-square test, with and without a prefix; truncated draws have a separate cell."""
     src, lengths = table_sources(0, 1)
     table = random_table(transform, alpha, 5, sharpness=1.0)
     prefixes = [[max((4, 5, 6), key=table.row(0, ()).__getitem__)], []]
@@ -459,7 +459,7 @@ def test_samples_follow_the_distribution(transform: str, alpha: float) -> None:
         cells = [cell for cell in cells if cell[1] >= 5] + [(sum(n for n, _ in small), sum(e for _, e in small))]
         statistic = sum((n - e) ** 2 / max(e, 1) for n, e in cells)
         freedom = len(cells) - 1
-        # Four standard deviations above the mean of a chi-square: 1 in some thousand, and the seeds are fixed.
+        # The limit is four standard deviations above the mean of a chi-square; the seeds are fixed.
         assert statistic < freedom + 4 * math.sqrt(2 * max(freedom, 1))
 
 

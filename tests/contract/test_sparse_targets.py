@@ -1,4 +1,4 @@
-"""Losses of sparse targets are those of dense probabilities, on every backend, without a dense row."""
+"""Losses of sparse targets equal those of dense probabilities on every backend, without creating a dense row."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(params=["lists", "dense", "scores kept"])
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of seven rows that save lists or recompute their scores, or one chunk that keeps its scores."""
+    """Use chunks of seven rows that save lists or recompute their scores, or one chunk that keeps its scores."""
     sizes = {"lists": (350, 0, 1.0), "dense": (350, 0, 0.0), "scores kept": (350, 10**6, 0.0)}[request.param]
     chunk, whole, share = sizes
     monkeypatch.setattr(linear_chunks, "CPU", linear_chunks.CPU._replace(chunk=chunk, whole=whole, share=share))
 
 
 def layer(dtype: torch.dtype = torch.float32, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Return hidden states [20, 6], a weight [50, 6] and a bias [50], which need gradients."""
+    """Return hidden states [20, 6], a weight [50, 6] and a bias [50], all with gradients."""
     generator = torch.Generator().manual_seed(3)
     shapes = ((20, 6), (CLASSES, 6), (CLASSES,))
     values = [torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes]
@@ -47,7 +47,7 @@ def layer(dtype: torch.dtype = torch.float32, scale: float = 1.0) -> tuple[Tenso
 
 
 def targets(rows: int = 20) -> tuple[SparseRows, Tensor]:
-    """Return sparse rows, of which two are empty and one is a class, and the same rows [rows, 50]."""
+    """Return sparse rows (two are empty, one is a single class) and the same rows as a dense tensor [rows, 50]."""
     generator = torch.Generator().manual_seed(5)
     probs = tsallis.entmax(torch.randn(rows, CLASSES, generator=generator) * 3, 1.5)
     probs[0] = F.one_hot(torch.tensor(7), CLASSES)
@@ -56,7 +56,7 @@ def targets(rows: int = 20) -> tuple[SparseRows, Tensor]:
 
 
 def dense_loss(scores: Tensor, probs: Tensor, alpha: float | Tensor) -> Tensor:
-    """Return losses [rows] by the loss of dense probabilities in float64; empty rows are ignored."""
+    """Return losses [rows] from the loss of dense probabilities in float64; empty rows are ignored."""
     loss = tsallis.entmax_loss(scores.double(), probs.double(), alpha, reduction="none")
     return torch.where(probs.sum(-1) > 0, loss, 0)
 

@@ -1,4 +1,4 @@
-"""Results about texts against an enumeration of all sequences of tokens, grouped by the texts that they spell."""
+"""Search results per text equal an enumeration of all token sequences, grouped by the text that they spell."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tsallis.toolkit.data import Vocabulary
 VOCABULARY = Vocabulary(["a", "b", "ab"])
 TEXT = VOCABULARY.decode
 TRANSFORMS = [("softmax", 1.0), ("entmax", 1.5), ("sparsemax", 2.0)]
-LONGEST = 4  # tokens: longer sequences are impossible, so that an enumeration is the whole distribution
+LONGEST = 4  # tokens: longer sequences are impossible, so an enumeration covers the whole distribution
 
 
 def finite_table(transform: str, alpha: float, seed: int, sharpness: float = 3.0) -> TableModel:
@@ -29,7 +29,7 @@ def finite_table(transform: str, alpha: float, seed: int, sharpness: float = 3.0
 
 
 def texts_of(table: TableModel, source: int) -> dict[str, float]:
-    """The probability of every text that is possible."""
+    """Return the probability of every possible text."""
     probs: dict[str, float] = defaultdict(float)
     for tokens, log_prob in table.enumerate(source, LONGEST).items():
         probs[TEXT(tokens)] += math.exp(log_prob)
@@ -52,7 +52,7 @@ def check(result: Result, truth: dict[str, float]) -> None:
     if kind == "complete":
         assert dict(zip(texts, probs, strict=True)) == pytest.approx(truth)
     elif result.length_penalty:
-        assert kind == "none" or (kind == "optimal" and not result.missing)  # a complete list that was cut
+        assert kind == "none" or (kind == "optimal" and not result.missing)  # a complete list that was truncated
     elif kind == "optimal":
         assert truth[texts[0]] == pytest.approx(best)
     elif kind == "bounded":
@@ -110,7 +110,7 @@ def test_searches_of_texts_prove_as_much_as_they_can() -> None:
 
 
 def test_the_best_sequence_need_not_spell_the_best_text() -> None:
-    """The certificate of the sequences is optimal: nothing that is missing is as probable as `b`."""
+    """`b` is the best sequence, but two sequences spell `ab`, which is the best text."""
     rows = {(): {5: 0.4, 4: 0.3, 6: 0.3}, (5,): {EOS: 1.0}, (4,): {5: 1.0}, (4, 5): {EOS: 1.0}, (6,): {EOS: 1.0}}
     table = TableModel(lambda source, prefix: rows[prefix])
     for beam_size in (1, 2):
@@ -153,7 +153,7 @@ def test_a_budget_leaves_a_lower_bound_that_says_so() -> None:
 
 
 def test_a_nan_names_its_source() -> None:
-    count = 20  # more than are scored together
+    count = 20  # more sources than one scoring batch
     table = TableModel(
         lambda source, prefix: {A: math.nan if source == count - 1 else 1.0} if not prefix else {EOS: 1.0}
     )
@@ -204,5 +204,5 @@ def test_results_that_are_not_about_texts_stay_as_they_are() -> None:
     result = Result(sequences, Certificate("optimal", math.log(0.25)))
     merged = merge_texts(result, TEXT, normalized=True)
     assert [h.tokens for h in merged.hypotheses] == [(4,), (5,), (C,)]
-    assert merged.certificate.kind == "bounded"  # the quarter that is missing may spell any of them
+    assert merged.certificate.kind == "bounded"  # the missing quarter of the mass may spell any of them
     assert merged.certificate.bound == pytest.approx(math.log(0.5), abs=1e-5)

@@ -1,4 +1,4 @@
-"""Faults in a module: small changes of its syntax tree, put into the functions of a module that is loaded already."""
+"""Faults for mutation tests: small changes in the syntax tree of a module that is already loaded."""
 
 from __future__ import annotations
 
@@ -48,11 +48,12 @@ class Mutant:
 
     Args:
         path: the file.
-        line, column: where the changed expression begins, as an editor counts.
-        lines: the first and the last line that have to run for the fault to show; None: those of any function.
-        number: the place among all nodes of the tree, in the order of `ast.walk`.
-        kind: the sort of change, of those that its node can have.
-        before, after: the changed expression or statement.
+        line, column: the start of the changed expression, counted from 1.
+        lines: the first and the last line of a range; a test reaches the fault if it runs one of these lines. None
+            means any line of the file.
+        number: the index of the node in the order of `ast.walk`.
+        kind: the index of the change among the possible changes of the node.
+        before, after: the expression or statement before and after the change.
     """
 
     path: Path
@@ -70,7 +71,7 @@ class Mutant:
 
 
 def mutants(path: Path) -> list[Mutant]:
-    """Return all faults that a file can be given."""
+    """Return all possible faults in a file."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     lines, passed_over = _reach(tree), _passed_over(tree)
     faults = []
@@ -86,12 +87,12 @@ def mutants(path: Path) -> list[Mutant]:
 
 
 def _passed_over(tree: ast.AST) -> set[ast.AST]:
-    """Return nodes whose change says nothing: texts of errors, annotations, decorators, what types alone need."""
+    """Return nodes without faults: error messages, assertions, annotations, decorators, code for type checkers."""
     roots: list[ast.AST | None] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert) or _is_for_types(node):
             roots.append(node)
-        elif isinstance(node, ast.keyword) and node.arg == "strict":  # of zip: an assertion, too
+        elif isinstance(node, ast.keyword) and node.arg == "strict":  # `strict` of zip is also an assertion
             roots.append(node.value)
         elif isinstance(node, ast.AnnAssign | ast.arg):
             roots.append(node.annotation)
@@ -102,7 +103,7 @@ def _passed_over(tree: ast.AST) -> set[ast.AST]:
 
 
 def _is_for_types(node: ast.AST) -> bool:
-    """Tell whether a statement is an import or a name for type checkers."""
+    """Return whether a statement is an import or a type alias for type checkers."""
     if isinstance(node, ast.If):
         return ast.unparse(node.test).endswith("TYPE_CHECKING")
     return (
@@ -114,7 +115,7 @@ def _is_for_types(node: ast.AST) -> bool:
 
 
 def _reach(tree: ast.Module) -> dict[ast.AST, tuple[int, int] | None]:
-    """Return, for each node, the lines of which one runs where the node does; None for what runs at import."""
+    """Return a line range per node. A test reaches the node if it runs one of these lines. None: it runs at import."""
     reach: dict[ast.AST, tuple[int, int] | None] = {}
 
     def visit(node: ast.AST, lines: tuple[int, int] | None, function: bool) -> None:
@@ -136,7 +137,7 @@ def _reach(tree: ast.Module) -> dict[ast.AST, tuple[int, int] | None]:
 
 
 def _edits(node: ast.AST) -> Iterator[Edit]:
-    """Yield the changes that a node can have."""
+    """Yield the possible changes of a node."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
         yield _compare
     elif isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in ARITHMETIC:
@@ -146,7 +147,7 @@ def _edits(node: ast.AST) -> Iterator[Edit]:
     elif isinstance(node, ast.BoolOp):
         yield _connect
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub | ast.Invert):
-        # The dimension 1 of a matrix is its dimension -1, which becomes -2 as a number does.
+        # Don't turn -1 into 1, which is the same dimension of a matrix. The number 1 becomes 2, so -1 becomes -2.
         if ast.unparse(node) != "-1":
             yield lambda node: node.operand
     elif isinstance(node, ast.If | ast.While | ast.IfExp):
@@ -186,9 +187,9 @@ def _negate(node: Any) -> ast.AST:
 
 
 def install(mutant: Mutant | None, module: types.ModuleType) -> None:
-    """Put a fault into a loaded module: every reference to its functions has it. None puts in what is there.
+    """Insert a fault into a loaded module, so that all references to its functions have it; None restores the module.
 
-    What is set at import is set again in the module and wherever it was imported to.
+    Values that are set at import are also replaced, in this module and in all modules that imported them.
     """
     tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
     if mutant is not None:
@@ -198,7 +199,7 @@ def install(mutant: Mutant | None, module: types.ModuleType) -> None:
     code = compile(ast.fix_missing_locations(tree), str(module.__file__), "exec", dont_inherit=True)
     again = types.ModuleType(module.__name__)
     again.__dict__.update({name: getattr(module, name) for name in ("__file__", "__package__", "__spec__")})
-    sys.modules[module.__name__], loaded = again, sys.modules[module.__name__]  # dataclasses look their module up
+    sys.modules[module.__name__], loaded = again, sys.modules[module.__name__]  # dataclasses look up their module
     try:
         exec(code, again.__dict__)
     finally:
@@ -213,7 +214,7 @@ def install(mutant: Mutant | None, module: types.ModuleType) -> None:
 
 
 def _graft(old: Any, new: Any) -> None:
-    """Give a function another one's code, and a class's functions those of another class."""
+    """Replace the code of a function by that of another, or the code of all methods of a class."""
     if isinstance(old, type):
         for name, part in vars(new).items():
             if name in vars(old):
@@ -231,7 +232,7 @@ def _graft(old: Any, new: Any) -> None:
 
 
 class _Replacement(ast.NodeTransformer):
-    """One node in another's place."""
+    """A transformer that replaces one node."""
 
     def __init__(self, old: ast.AST, new: ast.AST) -> None:
         self.old, self.new = old, new

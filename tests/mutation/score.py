@@ -1,4 +1,4 @@
-"""Run the tests that reach each fault, in children of one process that has collected them; print what none notices.
+"""Run the tests that reach each fault, in forks of one process, and print the faults that no test notices.
 
 python -m mutation.score [--count 200] [--seed 0] [--workers 1] [--seconds 10] [--only FILE:LINE:COLUMN] PART ...
 """
@@ -34,7 +34,7 @@ from tsallis.ops.registry import BACKENDS
 
 SOURCE = Path(tsallis.__file__).parent
 TESTS = Path(__file__).resolve().parents[1]
-# The tests of a part of the source: of the contract those that compute with it.
+# The tests of each part of the source, with the contract tests that use it.
 CONTRACT = ("maps", "losses", "attention", "derivatives", "linear_losses", "properties")
 UNITS = (
     "ops/eager",
@@ -56,25 +56,25 @@ SUITES = {
         "unit/toolkit/evaluation/test_teacher_forcing.py",
     ],
 }
-OTHERS = {*BACKENDS, "reference"} - {"eager"}  # their tests also reach lines of PyTorch's operations
-CASES = 12  # of a test: the others differ in numbers
-MOST_SECONDS = 10.0  # of a processor, which the tests of a fault take without it: the others are left out
-LEAST_TIME = 20.0  # seconds of a processor for a fault's tests, and so many times what they take without it:
+OTHERS = {*BACKENDS, "reference"} - {"eager"}  # their tests are skipped, although they also reach eager code
+CASES = 12  # maximum number of cases per test; further cases only differ in numbers
+MOST_SECONDS = 10.0  # limit of processor time, measured without a fault, for the tests of each fault
+LEAST_TIME = 20.0  # a fault's tests are too slow after LEAST_TIME + PATIENCE * (their time without it) seconds
 PATIENCE = 5
-IDLE = 3600.0  # seconds after which a fault's tests wait for something that won't come
-MEMORY = 4 << 30  # bytes of addresses beside those of the parent
+IDLE = 3600.0  # after this many seconds, the tests of a fault are considered blocked and are killed
+MEMORY = 4 << 30  # address space in bytes that a child may use in addition to its parent's
 
 
 @dataclass
 class Reach:
-    """What a test runs: lines by file, and how long it takes a processor."""
+    """The lines that a test runs, per file, and its processor time."""
 
     lines: dict[str, set[int]]
     seconds: float
 
 
 class Session:
-    """A plugin of pytest that runs, in place of the tests, the tests of each fault in a child."""
+    """A pytest plugin that replaces the test run: for each fault, a child process runs the tests that reach it."""
 
     def __init__(
         self, parts: list[str], choose: Callable[[list[Mutant]], list[Mutant]], workers: int, most: float
@@ -106,10 +106,10 @@ class Session:
         return True
 
     def _trace(self, items: list[pytest.Item]) -> dict[str, Reach]:
-        """Run all tests without a fault, in a child, and return what each of them reaches.
+        """Run all tests without a fault in a child process, and return the lines that each test runs.
 
         Raises:
-            SystemExit: a test that fails without a fault tells nothing of one.
+            SystemExit: a test fails without a fault.
         """
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "reach.json"
@@ -124,7 +124,7 @@ class Session:
         }
 
     def _collect(self, running: list[tuple[Mutant, Child, float]]) -> list[tuple[Mutant, Child, float]]:
-        """Note the faults whose tests have ended, and return the others."""
+        """Record the faults whose tests have ended, and return those whose tests still run."""
         time.sleep(0.01)
         rest = []
         for fault, child, deadline in running:
@@ -146,7 +146,7 @@ class Session:
 
 
 def _relevant(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Return some cases of every test, none of another backend and none that starts processes."""
+    """Return some cases of every test, except tests of other backends and tests that start processes."""
     cases, relevant = Counter[str](), []
     for item in items:
         test, _, case = item.nodeid.partition("[")
@@ -159,12 +159,12 @@ def _relevant(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def files(path: Path) -> Iterable[Path]:
-    """Return the modules of a folder, or the one that a path is."""
+    """Return all Python files in a folder, or the path itself if it is a file."""
     return [path] if path.is_file() else path.rglob("*.py")
 
 
 def _trace(items: list[pytest.Item], paths: set[str], out: Path) -> None:
-    """Run tests and write which lines of some files each runs.
+    """Run tests and write the lines of the given files that each test runs.
 
     Raises:
         SystemExit: a test fails.
@@ -185,7 +185,7 @@ def _trace(items: list[pytest.Item], paths: set[str], out: Path) -> None:
 
 
 def _tracer(paths: set[str], lines: dict[str, set[int]]) -> Callable[[FrameType, str, Any], Any]:
-    """Return a trace function that notes the lines of some files, and is not called within the others."""
+    """Return a trace function that records the lines of the given files and skips all other files."""
 
     def local(frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line":
@@ -203,9 +203,10 @@ def _tracer(paths: set[str], lines: dict[str, set[int]]) -> Callable[[FrameType,
 
 
 def _order(fault: Mutant, items: list[pytest.Item], reach: dict[str, Reach], most: float) -> list[pytest.Item]:
-    """Return the tests that reach a fault, as many as take so many seconds.
+    """Return the tests that reach a fault, in order, as long as their total time is at most `most` seconds.
 
-    A case of each test comes before the second of any; those of the file's own tests and the quickest come first.
+    The first case of every test precedes the second case of any test. Tests of the changed file come first, then the
+    fastest tests.
     """
     path = str(fault.path)
 
@@ -216,7 +217,7 @@ def _order(fault: Mutant, items: list[pytest.Item], reach: dict[str, Reach], mos
 
     tests = [item for item in items if reaches(reach[item.nodeid].lines.get(path))]
     tests.sort(key=lambda item: (fault.path.stem not in item.path.stem, reach[item.nodeid].seconds))
-    cases = Counter[str]()  # so far, of each test
+    cases = Counter[str]()  # number of cases so far, per test
     ranks = []
     for item in tests:
         ranks.append(cases[item.nodeid.partition("[")[0]])
@@ -227,10 +228,10 @@ def _order(fault: Mutant, items: list[pytest.Item], reach: dict[str, Reach], mos
 
 
 def _try(fault: Mutant, tests: list[pytest.Item], seconds: float) -> None:
-    """Run tests with a fault, and leave at the first that fails.
+    """Run tests with a fault, and stop at the first failure.
 
     Raises:
-        SystemExit: one fails.
+        SystemExit: a test fails.
     """
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
@@ -243,12 +244,12 @@ def _try(fault: Mutant, tests: list[pytest.Item], seconds: float) -> None:
 
 
 def _pairs(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Item | None]]:
-    """Yield each item and the one after it."""
+    """Yield each item with the next one, or None."""
     yield from zip(items, [*items[1:], None], strict=True)
 
 
 def main() -> None:
-    """Do what the module says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=list(SUITES), help="of src/tsallis: a folder or a file")
     parser.add_argument("--count", type=int, default=200, help="faults, of all that there are")

@@ -1,4 +1,4 @@
-"""Sparse and Continuous Attention Mechanisms (Martins et al. 2020), equation by equation, in float64."""
+"""Test the equations of Sparse and Continuous Attention Mechanisms (Martins et al. 2020), in float64."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def number(x: float) -> Tensor:
 
 
 def exp_b(u: Tensor, b: float) -> Tensor:
-    """Eq. 4."""
+    """Return the deformed exponential (eq. 4)."""
     return u.exp() if b == 1 else (1 + (1 - b) * u).clamp(min=0) ** (1 / (1 - b))
 
 
@@ -81,7 +81,7 @@ def test_propositions_1_and_2_and_the_conjugate(alpha: float) -> None:
         return mean + 1 / (1 - alpha) / mass - 1 / (1 - alpha)
 
     t = p.mean + torch.linspace(-2, 2, 41, dtype=D) * p.variance.sqrt()
-    tolerance = {"atol": 1e-7, "rtol": 1e-7} if alpha > 2 else CLOSE  # the escort is infinite at the edge
+    tolerance = {"atol": 1e-7, "rtol": 1e-7} if alpha > 2 else CLOSE  # the escort density is infinite at the edge
     torch.testing.assert_close(p.pdf(t), exp_b(score(THETA, t) - normaliser(THETA), 2 - alpha), **tolerance)
     step = 1e-4
     for i, statistic in enumerate((lambda t: t, lambda t: t**2)):
@@ -96,7 +96,7 @@ def test_propositions_1_and_2_and_the_conjugate(alpha: float) -> None:
 
 @pytest.mark.parametrize("alpha", [1.0, 1.4, 2.0, 2.5])
 def test_the_densities_solve_their_problem(alpha: float) -> None:
-    """Eq. 1: no small step towards any other density on the line gains anything."""
+    """A step towards another density must lower the objective, because the density maximizes it (eq. 1)."""
     p, other = line(THETA, alpha), Gaussian(number(0.5), number(0.004))
     t = torch.linspace(-1, 2, 300_001, dtype=D)
 
@@ -111,7 +111,7 @@ def test_the_densities_solve_their_problem(alpha: float) -> None:
 
 @pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0, 2.5])
 def test_proposition_3_on_the_line(alpha: float) -> None:
-    """Derivatives through the rule are the generalised covariance of index 2 - alpha (eq. 17 and 18)."""
+    """Derivatives through the quadrature must equal the generalized covariance of index 2 - alpha (eq. 17 and 18)."""
     jacobian = torch.autograd.functional.jacobian(lambda theta: line(theta, alpha).expect(BASIS), THETA)
     p = line(THETA, alpha)
 
@@ -253,7 +253,7 @@ def test_canonical_parameters_come_back() -> None:
 
 
 def test_equations_49_to_52_by_the_error_function() -> None:
-    """As printed but for the stray 1 / sigma_j of eq. 49 and the missing half of eq. 52."""
+    """The expected values correct two errors of the paper: a stray 1 / sigma_j in eq. 49, a missing 1/2 in eq. 52."""
     theta = torch.stack([number(0.3) / SIGMA2, -0.5 / SIGMA2])
     mean, s = number(0.3), WIDTH
     a, lam = (1.5 * SIGMA2) ** (1 / 3), -0.5 * (3 / (2 * SIGMA2.sqrt())) ** (2 / 3)
@@ -346,4 +346,4 @@ def test_the_bases_of_the_experiments() -> None:
         fine = grid_centres(60, 60)
         rmse.append((signal(fine) - 1).square().mean().sqrt())
         assert basis.size == 100
-    assert rmse[0] < 0.02 and rmse[1] > 0.4  # the paper's narrow functions can't hold a constant
+    assert rmse[0] < 0.02 and rmse[1] > 0.4  # the paper's narrow functions can't represent a constant

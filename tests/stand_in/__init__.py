@@ -1,6 +1,6 @@
-"""A backend for a device that isn't there: PyTorch's operations stand for kernels, and any of them can be made wrong.
+"""A backend for a missing device: PyTorch operations replace its kernels, and tests can make each of them wrong.
 
-`FAULTS` maps names of functions to what is done with their results.
+`FAULTS` maps names of functions to functions that change their results.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def status() -> Status:
 
 
 def watch(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a function that `FAULTS` makes wrong."""
+    """Return a function whose result `FAULTS` can change."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

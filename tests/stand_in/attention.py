@@ -1,4 +1,4 @@
-"""The attention of the stand-in."""
+"""The attention functions of the stand-in backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks run from their command line, on tiny shapes, and write the columns of their committed rows."""
+"""The benchmarks run on tiny shapes from the command line, and write the columns of the committed rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RECIPE = BENCHMARKS.parent / "recipes" / "tiny" / "language.yaml"
 ATTENTION = "--attention 1x2x9x4 --bias 1x2x9x4 --layers 1x5 --dropouts 0 0.5 --no-peer"
 ALLOCATOR = f"--train {RECIPE} model.d_model=8 model.layers=1 training.warmup=1 --updates 3"
-# Script, arguments, and the committed rows whose columns it writes.
+# Script, arguments, and the committed rows with the same columns.
 CASES = [
     ("maps.py", "--maps 6x120 --learned 2x4x3x20 --losses 5x30 --inputs normal --rounds 3 --no-peer", "maps-cpu"),
     ("maps.py", "--maps --learned --losses 4x10 --rounds 1 --no-peer", "losses-cpu"),
@@ -127,7 +127,7 @@ GPU_SCRIPTS = {
     "gpu_linear.py": ["--shapes", "16x16x64", "--inputs", "trained"],
     "gpu_attention.py": ["--groups", "accuracy", "long"],
 }
-GPU_TARGETS = 2  # lines of each: a target that was met or missed
+GPU_TARGETS = 2  # number of lines per script that report a target as met or missed
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs no-gpu: there is one")
@@ -145,7 +145,7 @@ def test_those_for_a_gpu_run_to_their_end_and_print_rows_as_they_come(script: st
     lines = [line for line in done.stdout.splitlines() if line.startswith("| ")]
     assert len(lines) == 2 + len(rows) and sum(row["owner"] == "tsallis" for row in rows) >= 4
     targets = re.findall(r"^(?:MISSED|met   )  .*: at (?:least|most) ", done.stdout, re.MULTILINE)
-    assert len(targets) == GPU_TARGETS, done.stdout  # at the end
+    assert len(targets) == GPU_TARGETS, done.stdout  # printed at the end
 
 
 @pytest.mark.parametrize("kinds", ["translate", "tree exact sample suggest steps attention"])

@@ -1,4 +1,4 @@
-"""`tsallis.compat` has the interface of PyPI `entmax` 1.3, and its values where those are right."""
+"""`tsallis.compat` has the interface of PyPI `entmax` 1.3, and its values where these are right."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import tsallis
 from tsallis import compat
 from tsallis.ops import reference
 
-# (name, its parameters with their defaults), of the package's release; ... marks a parameter without default.
+# Names, and parameters with their defaults, of the package's release; ... marks a parameter without a default.
 MAP = {"X": ..., "dim": -1}
 FUNCTIONS: dict[str, dict[str, object]] = {
     "sparsemax": {**MAP, "k": None},
@@ -45,7 +45,7 @@ CLASSES: dict[str, dict[str, object]] = {
     "EntmaxBisectLoss": {"alpha": 1.5, "n_iter": 50, **REDUCED},
     "NormmaxBisectLoss": {"alpha": 2, "n_iter": 50, **REDUCED},
 }
-# The autograd functions, with the arguments of `apply`; the names of each module, and those that it brings to the top.
+# Autograd functions with the arguments of `apply`, the names of each module, and the names also at the top level.
 APPLIED: dict[str, dict[str, object]] = {
     "SparsemaxFunction": {**MAP, "k": None},
     "Entmax15Function": {"X": ..., "dim": 0, "k": None},
@@ -93,7 +93,7 @@ def parameters(function: Callable[..., object]) -> list[tuple[str, object]]:
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, *CLASSES])
 def test_signatures_are_the_packages(name: str) -> None:
-    """The same names in the same order with the same defaults; ours may only add some at the end."""
+    """Parameters have the same names, order and defaults; ours may only add parameters at the end."""
     recorded = FUNCTIONS.get(name) or CLASSES[name]
     thing = getattr(compat, name)
     result = parameters(thing.__init__ if name in CLASSES else thing)
@@ -117,13 +117,13 @@ def test_modules_have_the_packages_names(name: str) -> None:
 
 
 def of_module(name: str) -> Any:
-    """Return the autograd function of a name."""
+    """Return the autograd function with this name."""
     return getattr(getattr(compat, next(module for module, names in MODULES.items() if name in names)), name)
 
 
 @pytest.mark.parametrize("name", APPLIED)
 def test_autograd_functions_have_the_packages_apply(name: str) -> None:
-    """They are `apply` alone: what one would override or call of `torch.autograd.Function` is not there."""
+    """The autograd functions have only `apply`, and no other member of `torch.autograd.Function`."""
     function = of_module(name)
     expected = list(APPLIED[name].items())
     assert parameters(function.apply)[: len(expected)] == expected
@@ -143,7 +143,7 @@ def test_autograd_functions_are_their_functions(name: str) -> None:
     else:
         torch.testing.assert_close(function.apply(*arguments), expected(*arguments), atol=0, rtol=0)
     more = {"dim": 0, "k": 2, "n_iter": 7, "ensure_sum_one": False, "alpha": 1.75, "budget": 3}
-    rest = [more[key] for key in APPLIED[name] if key in more]  # by position, as torch's `apply` takes them
+    rest = [more[key] for key in APPLIED[name] if key in more]  # by position, as PyTorch's `apply` requires
     result = function.apply(z.requires_grad_(), *arguments[1:], *rest)
     torch.testing.assert_close(result, expected(*arguments, *rest), atol=0, rtol=0)
     assert gradcheck(lambda s: function.apply(s, *arguments[1:], *rest), (z,))
@@ -173,7 +173,7 @@ def test_losses_are_the_references(name: str) -> None:
 
 @pytest.mark.parametrize("alpha", [1.25, 1.5, 2, 3.0])
 def test_normmax_loss(alpha: float) -> None:
-    """(p - e_y)^T z + 1 - ||p||, with gradient p - e_y and the map's Jacobian as its Hessian."""
+    """The loss is (p - e_y)^T z + 1 - ||p||, with gradient p - e_y and the map's Jacobian as its Hessian."""
     z, y = problem()
     p = reference.normmax(z, alpha)
     onehot = nn.functional.one_hot(y, z.shape[-1]).to(z)
@@ -236,7 +236,7 @@ def test_alpha_one_is_softmax() -> None:
 
 
 def test_alphas_below_one() -> None:
-    """The peer's range: from 0 to 2.5 and more, mixed in one tensor, with gradients in scores and alpha."""
+    """Alphas may range from 0 to 2.5 and more, mixed in one tensor, with gradients in scores and alpha."""
     z, y = problem(4, 6)
     alpha = torch.tensor([[0.05], [0.5], [1.0], [2.5]], dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(compat.entmax_bisect(z, alpha), reference.entmax(z, alpha), atol=1e-10, rtol=0)
@@ -339,7 +339,7 @@ def test_losses_of_more_dimensions_and_half_precision(name: str) -> None:
 
 
 def test_values_are_the_packages() -> None:
-    """Beside the package itself, where it is installed, in the range where it is right."""
+    """Compare with the package itself if it is installed, in the range where it is right."""
     peer = pytest.importorskip("entmax")
     z, y = problem(20, 40)
     for name in MAPS:

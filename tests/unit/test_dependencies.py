@@ -1,4 +1,4 @@
-"""The table of dependencies in CONTRIBUTING.md is true, and their licences are permissive."""
+"""The table of dependencies in CONTRIBUTING.md is correct, and their licences are permissive."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-EXTRAS = ("toolkit", "serve", "vision", "tensorboard", "hf")  # those that a user installs
-# In the words of packages' metadata; what they mean, if that is not said as SPDX does.
+EXTRAS = ("toolkit", "serve", "vision", "tensorboard", "hf")  # extras for users
+# Licence names in the metadata of packages, and their SPDX identifiers.
 SPDX = {
     "3-Clause BSD License": "BSD-3-Clause",
     "Apache 2.0": "Apache-2.0",
@@ -43,7 +43,7 @@ PERMISSIVE = {
     "PSF-2.0",
     "Zlib",
 }
-FILE_COPYLEFT = {"tqdm": "MPL-2.0"}  # of its own files alone
+FILE_COPYLEFT = {"tqdm": "MPL-2.0"}  # only for its own files
 
 
 def table() -> dict[str, list[str]]:
@@ -56,7 +56,7 @@ def table() -> dict[str, list[str]]:
 
 
 def direct() -> Iterator[tuple[str, str, str]]:
-    """Extra, name and least version of every direct dependency, as `pyproject.toml` has them."""
+    """Yield extra, name and minimum version of every direct dependency in `pyproject.toml`."""
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = {"core": project["dependencies"], **{name: project["optional-dependencies"][name] for name in EXTRAS}}
@@ -67,7 +67,7 @@ def direct() -> Iterator[tuple[str, str, str]]:
 
 
 def licences(package: importlib.metadata.Distribution) -> set[str]:
-    """Return the licences that a package's metadata name: an expression, classifiers or a word."""
+    """Return the licences in a package's metadata: an expression, classifiers or a word."""
     metadata = package.metadata
     named = metadata.get("License-Expression")
     classes = [
@@ -78,7 +78,7 @@ def licences(package: importlib.metadata.Distribution) -> set[str]:
 
 
 def closure(names: list[str]) -> dict[str, importlib.metadata.Distribution]:
-    """Return the installed packages of these names, and all that they depend on without an extra."""
+    """Return the installed packages of these names, and all their dependencies without extras."""
     from packaging.requirements import Requirement
 
     packages: dict[str, importlib.metadata.Distribution] = {}
@@ -120,13 +120,13 @@ def test_every_licence_is_permissive() -> None:
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 INDEX = "https://index.invalid/cpu"
-# torch names their versions, and no other build of it needs them.
+# torch fixes the versions of these packages, and only its CUDA builds need them.
 CUDA = ("cuda-", "nvidia-")
 
 
 @pytest.fixture(scope="module")
 def registry() -> None:
-    """Skip where packages cannot be looked up. `uv` resolves for a Python that is not installed; pip cannot."""
+    """Skip if no package index is available. `uv` resolves for a Python that is not installed; pip cannot."""
     if importlib.util.find_spec("uv") is None:
         pytest.skip("needs uv: of the extra dev")
     known = _resolve("six==1.17.0", "--no-deps")
@@ -138,7 +138,7 @@ def registry() -> None:
 @pytest.mark.usefixtures("registry")
 @pytest.mark.parametrize("python", PYTHONS)
 def test_every_extra_installs_with_the_constraints(python: str) -> None:
-    """Of torch's builds the public index's is asked about, whichever one this machine has."""
+    """Resolve the torch of the public index, regardless of the build on this machine."""
     done = _resolve(
         "torch\n",
         str(ROOT / "pyproject.toml"),
@@ -170,7 +170,7 @@ def test_the_index_for_torch_is_asked_for_torch_alone(tmp_path: Path, index: str
 
 
 def _resolve(requirement: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What `uv` would install, for requirements on its standard input; nothing is."""
+    """Resolve requirements from standard input with `uv`, without installing them."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "-", *arguments]
     quiet = ("--no-config", "--quiet", "--no-header", "--no-annotate", f"--python={sys.executable}")
     return subprocess.run([*command, *quiet], input=requirement, cwd=ROOT, capture_output=True, text=True, timeout=300)

@@ -1,4 +1,4 @@
-"""EntmaxCategorical: what torch.distributions asks of a distribution, and what only a sparse one has."""
+"""EntmaxCategorical: the interface of torch.distributions, and the additions for sparse distributions."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_kl_beside_a_dense_distribution(scores: torch.Tensor) -> None:
 
 
 def test_a_mixture_has_no_part_outside_the_support() -> None:
-    """A component whose probability is zero can lie anywhere: no density and no sample comes of it."""
+    """A component with probability zero affects neither densities nor samples, regardless of its position."""
     scores = torch.tensor([[2.0, 1.5, -3.0], [0.0, 0.1, 9.0]], dtype=torch.float64, requires_grad=True)
     means = torch.tensor([[-1.0, 1.0, 50.0], [40.0, 60.0, 0.0]], dtype=torch.float64, requires_grad=True)
     mixing = EntmaxCategorical(scores, 1.5)
@@ -259,7 +259,7 @@ def test_distributions_of_output_layers_equal_those_of_all_scores(alpha: float, 
 
 @pytest.fixture
 def of_layer() -> tuple[EntmaxCategorical, EntmaxCategorical]:
-    """A distribution from few scores, and from all scores."""
+    """Return a distribution from few scores, and the same one from all scores."""
     torch.manual_seed(1)
     layer = tsallis.nn.OutputLayer(16, 3000).requires_grad_(False)
     torch.nn.init.normal_(layer.projection.weight)

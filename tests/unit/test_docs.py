@@ -1,4 +1,4 @@
-"""The pages build without a warning, none hides another, and every formula of theirs is understood."""
+"""The pages build without a warning, none hides another, and all their formulas are converted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOW_TO = DOCS / "how-to"
 
 
 def contents(page: Path) -> list[str]:
-    """Return the contents that a page lists."""
+    """Return the tables of contents of a page."""
     return re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
 
 
@@ -33,7 +33,7 @@ def listed(tree: str) -> list[str]:
 TREES = contents(DOCS / "index.md")
 PAGES = [page for tree in TREES for page in listed(tree)]
 PAGES += [f"how-to/{page}" for tree in contents(HOW_TO / "index.md") for page in listed(tree)]
-# Sphinx writes pages of its own by these names, over any of ours and without a word.
+# Sphinx creates pages with these names and silently overwrites ours.
 RESERVED = {"search", "genindex", "modindex", "py-modindex"}
 
 
@@ -44,7 +44,7 @@ def build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the pages in HTML, built as `make docs` does."""
+    """Return the folder of the HTML pages, built as `make docs` does."""
     for package in ("sphinx", "furo", "myst_parser", "latex2mathml", "numpy"):
         pytest.importorskip(package)
     out = tmp_path_factory.mktemp("site")
@@ -72,7 +72,7 @@ def test_every_page_that_says_how_to_add_a_part_is_in_their_table() -> None:
 
 @pytest.mark.parametrize("page", [*DOCS.glob("*.md"), *HOW_TO.glob("*.md")], ids=lambda path: path.stem)
 def test_links_work_where_pages_are_read_as_they_are(page: Path) -> None:
-    """As on a site that shows Markdown and knows no role of Sphinx; functions are named by roles in the reference."""
+    """Pages must work on sites that show Markdown without Sphinx roles; only the reference uses roles."""
     text = page.read_text(encoding="utf-8")
     assert "{doc}" not in text and (page.stem == "api" or not re.search(r"\{\w+\}`", text))
     links = re.findall(r"\]\(((?!https?:)[^)#\s]+)", re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.S))
@@ -95,7 +95,7 @@ def test_the_architecture_names_files_that_are_there() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_each_page_is_ours(site: Path, page: str) -> None:
-    """What stands under a page's address is the page: with its title and its sections."""
+    """Check that the HTML file contains the page, with its title and its sections."""
     ours = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     if mark := re.search("^<!-- (commands|settings) -->$", ours, re.M):
         ours = ours.replace(mark[0], runpy.run_path(str(DOCS / "reference.py"))[mark[1]]())
@@ -134,7 +134,7 @@ def test_functions_are_in_the_reference_with_types_and_source(site: Path) -> Non
 
 @pytest.mark.slow
 def test_types_are_shown_by_their_names(site: Path) -> None:
-    """None is spelt out in what it stands for, in what Sphinx makes of it, or as where in memory a default lies."""
+    """Signatures contain no expanded types, no internals of Sphinx, and no memory addresses of defaults."""
     html = (site / "api.html").read_text(encoding="utf-8")
     signatures = [unescape(re.sub(r"<[^>]+>", "", sig)) for sig in re.findall(r'<dt class="sig.*?</dt>', html, re.S)]
     assert [sig for sig in signatures if re.search(r"~|\b_[A-Z]|ForwardRef| at 0x", sig)] == []
@@ -160,7 +160,7 @@ def test_a_command_that_would_be_shown_as_text_ends_the_build(tmp_path: Path, fo
 
 
 def plain(title: str) -> str:
-    """Return a title's words without the marks of code and formulas."""
+    """Return the words of a title without the marks of code and formulas."""
     return re.sub(r"[`$\\*]", "", title).replace("’", "'").strip()
 
 

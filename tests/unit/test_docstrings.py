@@ -1,9 +1,8 @@
-"""The docstring of a public name says all that a user asks: each part that it needs is there.
+"""The docstring of every public name has all the parts that a user needs.
 
-The first line is a whole sentence. `Args` describes every parameter, `Returns` what comes back, `Raises` every error
-that the body raises. An example runs (`test_doctests.py`). Maps, losses and densities name the paper and the equation
-that they come from. The fields of a record may have comments instead of `Args`; one without methods of its own, or a
-protocol, needs no example.
+The first line is a whole sentence. `Args` describes every parameter, `Returns` the result, and `Raises` every error
+that the body raises. An example runs (`test_doctests.py`). Maps, losses and densities cite a paper and an equation. The
+fields of a record may have comments instead of `Args`. A protocol, or a record without methods, needs no example.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ CASES = [
     f"{module}.{name}"
     for module, names in PUBLIC_NAMES.items()
     for name in names
-    if module != "tsallis.functional"  # the same as the package's
+    if module != "tsallis.functional"  # the same names as in the package
     and f"{module}.{name}" not in PUBLIC_NAMES
-    and name != "kl_divergence"  # PyTorch's own
+    and name != "kl_divergence"  # defined by PyTorch
 ]
 
 
 def parts_missing(thing: Any, from_paper: bool) -> Iterator[str]:
-    """Yield the names of the parts that the docstring of a function or class needs and does not have."""
+    """Yield the names of the parts that the docstring of a function or class needs but lacks."""
     text = docstring_of(thing)
     sections = sections_of(text)
     first, *others = text.split("\n")
@@ -56,12 +55,12 @@ def parts_missing(thing: Any, from_paper: bool) -> Iterator[str]:
 
 
 def docstring_of(thing: Any) -> str:
-    """Return the docstring of a function, or of a class itself: what it inherits does not count."""
+    """Return the docstring of a function or class, but not an inherited one."""
     return inspect.cleandoc((vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__) or "")
 
 
 def undocumented(thing: Any, sections: dict[str, str]) -> set[str]:
-    """Return the parameters that no line of `Args` describes, and a function's lines that describe no parameter."""
+    """Return parameters that `Args` does not describe, and entries of a function's `Args` that are not parameters."""
     names = names_in(sections.get("Args", "") + "\n" + sections.get("Attributes", ""))
     parameters = parameters_of(thing)
     if not inspect.isclass(thing):
@@ -70,7 +69,7 @@ def undocumented(thing: Any, sections: dict[str, str]) -> set[str]:
 
 
 def sections_of(text: str) -> dict[str, str]:
-    """Return the sections of a docstring by their titles, their lines moved to the margin."""
+    """Return the sections of a docstring by their titles, with dedented lines."""
     parts = re.split(rf"^({'|'.join(SECTIONS)}):$", text, flags=re.M)
     return {
         title: textwrap.dedent(re.split(r"^(?=\S)", body.lstrip("\n"), maxsplit=1, flags=re.M)[0])
@@ -79,7 +78,7 @@ def sections_of(text: str) -> dict[str, str]:
 
 
 def names_in(section: str) -> set[str]:
-    """Return the names at the margin of a section: `name: text`, or `one, other: text`."""
+    """Return the names of a section's entries: `name: text`, or `one, other: text`."""
     heads = re.findall(r"^((?:\*{0,2}\w+(?:, )?)+)(?: \([^)]*\))?:(?: |$)", section, re.M)
     return {name.strip("* ") for head in heads for name in head.split(",")}
 
@@ -106,7 +105,7 @@ def methods_of(record: Any) -> list[str]:
 
 
 def fields_with_comments(record: Any) -> set[str]:
-    """Return the fields of a record, inherited ones too, that have a comment beside or above them."""
+    """Return the fields of a record, including inherited ones, with a comment on or above their line."""
     fields = set()
     for base in inspect.getmro(record):
         if not base.__module__.startswith("tsallis"):
@@ -125,12 +124,12 @@ def returns_something(function: Callable[..., Any]) -> bool:
 
 
 def errors_of(thing: Any) -> set[str]:
-    """Return the names of the errors that a function, or the making of a class's object, raises itself."""
+    """Return the names of the errors that a function, or the constructor of a class, raises itself."""
     own = vars(thing) if inspect.isclass(thing) else {"": inspect.unwrap(thing)}
     bodies = [own[name] for name in ("", "__init__", "__post_init__") if name in own]
     names = set()
     for body in bodies:
-        # Not those that protocols and dataclasses are given.
+        # Skip generated methods of protocols and dataclasses.
         if not inspect.isfunction(body) or body.__code__.co_filename != inspect.getfile(thing):
             continue
         for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(body)))):
@@ -153,7 +152,7 @@ def test_docstring(case: str) -> None:
 
 
 def is_from_paper(module: str, thing: Any) -> bool:
-    """Return whether a docstring names its source: the functions, their modules, `EntmaxCategorical`, densities."""
+    """Return whether a docstring must cite its source: functions, their modules, `EntmaxCategorical`, densities."""
     if module == "tsallis":
         return inspect.isfunction(thing)
     if module == "tsallis.nn":

@@ -1,4 +1,4 @@
-"""The examples in the docstrings run and print what they say."""
+"""The examples in the docstrings run and print the documented output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tsallis
 CORE = {"errors", "files", "ops", "functional", "continuous", "nn", "distributions", "compat"}
 TOOLKIT = ("matplotlib", "numpy", "pydantic", "rich", "safetensors", "sacrebleu", "sentencepiece", "typer", "yaml")
 FOLDER = Path(tsallis.__file__).parent
-# Files are listed, and imported by their tests alone: collecting tests loads nothing that another file has to.
+# List the files without importing them: each test imports only its own file, so collecting imports none.
 MODULES = [
     ".".join(["tsallis", *path.relative_to(FOLDER).with_suffix("").parts]).removesuffix(".__init__")
     for path in sorted(FOLDER.rglob("*.py"))

@@ -1,4 +1,4 @@
-"""Messages: one line that a terminal shows as it is, and a bounded piece of any value."""
+"""Error messages are one line, safe to print in a terminal, and quote a limited part of any value."""
 
 from __future__ import annotations
 

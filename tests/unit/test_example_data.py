@@ -1,4 +1,4 @@
-"""The examples that make data: word vectors of an encoder's pieces, features of a network, drawings and questions."""
+"""The examples that create data: word vectors of an encoder's pieces, image features, drawings and questions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: Any) ->
 
 @pytest.fixture
 def encoder(tmp_path: Path) -> Path:
-    """A folder as of BERT, with five pieces of three numbers."""
+    """Create a folder like that of BERT, with five pieces of three numbers each."""
     tokenizers = pytest.importorskip("tokenizers")
     pieces = {"[UNK]": 0, "good": 1, "film": 2, "##s": 3, "!": 4}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(pieces, unk_token="[UNK]"))
@@ -59,7 +59,7 @@ def test_a_words_vector_is_the_mean_of_its_pieces(
 
 
 def test_vectors_of_fewer_numbers_have_the_distances_of_a_flat_matrix() -> None:
-    """Points of a plane in five dimensions keep their distances in two."""
+    """Points on a plane in five dimensions keep their distances in two dimensions."""
     pytest.importorskip("tokenizers")
     generator = torch.Generator().manual_seed(1)
     matrix = torch.randn(20, 2, generator=generator) @ torch.randn(2, 5, generator=generator) + 3
@@ -69,7 +69,7 @@ def test_vectors_of_fewer_numbers_have_the_distances_of_a_flat_matrix() -> None:
 
 @pytest.mark.parametrize(("kernel", "stride", "size"), [(3, 2, 8), (3, 2, 7), (5, 2, 8), (5, 1, 6), (1, 1, 4)])
 def test_a_convolution_is_padded_as_by_tensorflow(kernel: int, stride: int, size: int) -> None:
-    """The last of a row of ones is seen as often as the padding says: less before than behind."""
+    """Sums over ones near the border show the padding, which is smaller before than after."""
     convolve = load_program("examples/image_features").convolve
     ones = convolve(torch.ones(1, 1, size, size), torch.ones(1, 1, kernel, kernel), stride)
     count = -(-size // stride)
@@ -79,7 +79,7 @@ def test_a_convolution_is_padded_as_by_tensorflow(kernel: int, stride: int, size
 
 
 def test_a_block_is_that_of_modules() -> None:
-    """An inverted bottleneck in PyTorch's modules, of stride 1 and an odd kernel, where both paddings are the same."""
+    """Compare with an inverted bottleneck in PyTorch; both paddings agree for stride 1 and an odd kernel."""
     example = load_program("examples/image_features")
     torch.manual_seed(1)
     layers = {"_expand_conv": nn.Conv2d(4, 8, 1, bias=False), "_bn0": nn.BatchNorm2d(8, eps=1e-3)}
@@ -115,7 +115,7 @@ FILES = ("train.npy", "train.tsv", "test.npy", "test.tsv")
 
 
 def test_components_keep_what_varies() -> None:
-    """Features that vary along one axis of three have that axis left, with variance 1."""
+    """Features that vary along one of three axes keep that axis, with variance 1."""
     steps = np.random.default_rng(1).normal(size=(5, 2, 3, 1))
     array = (steps * np.array([0.6, 0.0, 0.8]) + 7).astype(np.float32)
     reduced = load_program("examples/image_features").reduce(array, 1).astype(np.float64)
@@ -126,7 +126,7 @@ def test_components_keep_what_varies() -> None:
 
 @pytest.mark.parametrize("freeze", [True, False])
 def test_a_classifier_begins_with_word_vectors(freeze: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frozen ones stay as they are in training; others do not."""
+    """Frozen vectors do not change in training; others do."""
     example = load_program("examples/classify")
     text = "".join(f"{i % 2}\tA {'fine' if i % 2 else 'dull'} film, {i}.\n" for i in range(40))
     for split in ("train", "test"):

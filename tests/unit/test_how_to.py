@@ -1,4 +1,4 @@
-"""The how-to pages: their blocks run in order and print what they say; the task that one of them adds works."""
+"""The how-to pages: their blocks run in order and print the documented output, and their extensions work."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tsallis.toolkit.tasks.prepared import prepare
 PAGES = DOCS / "how-to"
 PAGE = PAGES / "add-a-task.md"
 BACKEND = PAGES / "add-a-backend.md"
-# Those for users; the pages on Hugging Face models and on clusters have tests of their own.
+# Pages for users; the pages on Hugging Face models and on clusters have separate tests.
 ELSEWHERE = ("add-", "index", "hugging-face", "cluster")
 USERS = sorted(
     path.stem
     for path in PAGES.glob("*.md")
     if not path.stem.startswith(ELSEWHERE) and "```python" in path.read_text(encoding="utf-8")
 )
-# Pages on single topics; that on run folders needs a run, and the one on analysis prints more than its comments.
+# Pages on single topics, without those on run folders (needs a run) and analysis (prints more than its comments).
 TOPICS = sorted(
     path.stem
     for path in DOCS.glob("*.md")
@@ -42,13 +42,13 @@ PACKAGES = {
     "export": ("onnxruntime", "onnxscript"),
     "distributions": ("pyro",),
     "distill": ("transformers", "accelerate"),
-}  # of their own
-LONG = ("export", "distributions", "distill", "own-models")  # over five seconds each
+}  # required by single pages
+LONG = ("export", "distributions", "distill", "own-models")  # more than five seconds each
 Y = torch.tensor([2])
 
 
 def module_of(page: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Import the module that a page shows: its block of Python that begins with a docstring."""
+    """Import the module that a page shows: its Python block that begins with a docstring."""
     blocks = page.read_text(encoding="utf-8").split("```python\n")[1:]
     (code,) = (text.split("```")[0] for text in blocks if text.startswith('"""'))
     module = ModuleType(name)
@@ -59,7 +59,7 @@ def module_of(page: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleT
 
 @pytest.fixture
 def pronunciation(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The task of the page, among the others."""
+    """Register the task that the page defines."""
     module = module_of(PAGE, "tsallis.toolkit.tasks.pronunciation", monkeypatch)
     monkeypatch.setitem(registry.TASKS, module.Pronunciation.name, module.Pronunciation)
     return module.Pronunciation
@@ -67,7 +67,7 @@ def pronunciation(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def sorting(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The backend of the page, among the others."""
+    """Register the backend that the page defines."""
     module = module_of(BACKEND, "tsallis.ops.sorting", monkeypatch)
     monkeypatch.setitem(BACKENDS, "sorting", Entry(module.__name__, ()))
     yield module
@@ -93,7 +93,7 @@ def test_the_backend_of_the_page(sorting: ModuleType, dtype: torch.dtype, monkey
         assert len(calls) == 1
         again = tsallis.entmax15(scores), tsallis.sparsemax(scores.bfloat16()), tsallis.entmax_loss(scores[:1], Y)
         attended = tsallis.entmax_attention(*torch.ones(3, 1, 2, 4, dtype=dtype), alpha=2.0)
-    assert len(calls) == 2  # by attention; half precision goes to eager
+    assert len(calls) == 2  # from attention; half precision uses the eager backend
     torch.testing.assert_close((actual, gradient), (expected, right), equal_nan=True)
     torch.testing.assert_close(again, others, equal_nan=True)
     torch.testing.assert_close(attended, torch.ones_like(attended))
@@ -144,5 +144,5 @@ def test_every_block_runs_and_prints_what_it_says(page: str) -> None:
 
 @pytest.mark.parametrize("page", TOPICS)
 def test_every_block_of_a_topic_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # one saves a figure
+    monkeypatch.chdir(tmp_path)  # one page saves a figure
     assert run_blocks(DOCS / f"{page}.md")

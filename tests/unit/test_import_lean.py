@@ -1,4 +1,4 @@
-"""Importing stays cheap: the core brings torch alone, without its compiler, and the command's help not even that."""
+"""Importing stays cheap: the core loads only torch, without its compiler, and the command's help not even torch."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ pytestmark = pytest.mark.process
 
 TOOLKIT = ("pydantic", "typer", "yaml", "rich", "safetensors", "entmax", "scipy")
 PATHS = (Path(tsallis.__file__).parents[1], Path(__file__).parents[1])
-COMPILER = {"torch._dynamo", "torch._inductor", "sympy", "triton"}  # a second and 75 MB that only compiling needs
+COMPILER = {"torch._dynamo", "torch._inductor", "sympy", "triton"}  # only compiling needs them (one second and 75 MB)
 
 LIBRARY = sorted(TORCH_ALONE)
 EXTRAS = (*TOOLKIT, "numpy", "sentencepiece", "sacrebleu", "jinja2", "matplotlib", "starlette", "uvicorn", "PIL")
 BLOCK = (
     f"for name in {(*EXTRAS, 'transformers', 'tensorboard')}: sys.modules[name] = None\n"
-    "import warnings; warnings.simplefilter('ignore')\n"  # PyTorch's, of numpy
+    "import warnings; warnings.simplefilter('ignore')\n"  # PyTorch's warning about numpy
 )
-# Runs each statement of a list in a fork of one interpreter, and prints the modules that are loaded afterwards.
+# Run each statement of a list in a fork of one interpreter, and print the modules that are loaded afterwards.
 SERVER = """
 import json, os, sys
 {before}
@@ -45,7 +45,7 @@ def run(code: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def modules_after(*statements: str, before: str = "") -> list[frozenset[str]]:
-    """Return the modules that a fresh interpreter has loaded after each statement, all behind the same beginning."""
+    """Return the modules that are loaded after each statement, each run separately after the same beginning."""
     done = run(SERVER.format(before=before), json.dumps(statements))
     assert done.returncode == 0, done.stderr
     loaded = [frozenset(line.split()) for line in done.stdout.splitlines() if line.startswith("sys ")]
@@ -54,7 +54,7 @@ def modules_after(*statements: str, before: str = "") -> list[frozenset[str]]:
 
 
 def test_the_library_needs_torch_alone() -> None:
-    """PyTorch works without numpy, too, and so does everything that models and searches are made of."""
+    """PyTorch also works without numpy, and so must models and searches."""
     statements = [
         f"import tsallis.{package} as library\nfor name in getattr(library, '__all__', ()): getattr(library, name)"
         for package in LIBRARY
@@ -63,7 +63,7 @@ def test_the_library_needs_torch_alone() -> None:
         assert f"tsallis.{package}" in loaded
 
 
-# One call of each public function by each backend, with the gradients of what has some.
+# One call of each public function on each backend, with gradients if it has any.
 FIRST_CALLS = """
 import torch, tsallis
 from contract.maps import FUNCTIONS
@@ -111,16 +111,16 @@ SUBMODULES = ("compat", "continuous", "distributions", "nn")
 
 
 def test_the_core_brings_torch_alone_without_its_compiler_and_starts_no_device() -> None:
-    """A public module needs no import of its own; each is tried alone: another may have brought it along."""
+    """Try each public module alone, because another one could have imported it."""
     modules = [f"import tsallis\nassert tsallis.{name}.__name__ == 'tsallis.{name}'" for name in SUBMODULES]
     no_device = "import torch, tsallis\ntsallis.entmax\nassert not torch.cuda.is_initialized()"
     imports = [EVERY_NAME, *modules, no_device]
     bare, *loaded = modules_after("import torch", *imports, FIRST_CALLS, FIRST_DENSITY, before="import torch")
     for statement, names in zip(imports, loaded, strict=False):
-        # torch itself may load these; only what comes on top of it counts.
+        # torch itself may load these; only additional modules count.
         assert not (names - bare) & {*TOOLKIT}, statement
     assert not (loaded[0] | loaded[-2]) & COMPILER
-    assert not loaded[-1] & COMPILER - {"sympy"}  # torch.broadcast_shapes, which all densities need, loads that
+    assert not loaded[-1] & COMPILER - {"sympy"}  # torch.broadcast_shapes, which all densities need, loads sympy
 
 
 def test_help_does_not_load_torch() -> None:

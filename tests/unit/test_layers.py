@@ -1,4 +1,4 @@
-"""A file imports from its own part and from the layers below it, never from above or beside."""
+"""A file imports only from its own part and from the layers below it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from layers import HEIGHT, LIBRARY, TOOLKIT
 from repository_tools import load_program
 
 ROOT = Path(tsallis.__file__).parent
-# The package's own front: it offers the core and is imported for its version alone.
+# The front of the package: it exposes the core, and other files import only its version.
 FRONT = {"__init__", "__main__"}
 FILES = sorted(ROOT.rglob("*.py"))
 
@@ -39,7 +39,7 @@ def nodes_of(path: Path) -> list[ast.AST]:
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of everything of this package that a file imports, inside functions too."""
+    """Yield line and dotted name of everything from this package that a file imports, also inside functions."""
     for node in nodes_of(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -59,7 +59,7 @@ def test_every_part_has_a_layer() -> None:
 
 
 def test_the_library_lies_below_the_toolkit() -> None:
-    """So no import leads from the library to the toolkit, not even one for types alone."""
+    """No import leads from the library to the toolkit, not even for types."""
     heights = [{HEIGHT[part] for layer in layers for part in layer} for layers in (LIBRARY, TOOLKIT)]
     assert max(heights[0]) < min(heights[1])
 
@@ -82,7 +82,7 @@ def test_imports_come_from_below(own: str) -> None:
 
 @every_part
 def test_only_the_top_knows_configurations(own: str) -> None:
-    """Beside it `training/schema.py` reads the files of a run folder, which are settings of another kind."""
+    """`training/schema.py` is an exception: it reads the settings in a run folder, which are of another kind."""
     if own in ("config", "tasks", "serve", "cli"):
         return
     for path in FILES:
@@ -91,7 +91,7 @@ def test_only_the_top_knows_configurations(own: str) -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Imports for type checks and inside functions count, too."""
+    """Imports for type checks and inside functions also count."""
     size = load_program("tools/size")
     sources = [size.Source(path, ROOT.parent) for path in FILES]
     modules = {source.module for source in sources}
@@ -100,7 +100,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def packages(path: Path) -> set[str]:
-    """Return the first words of everything that a file imports."""
+    """Return the top-level packages that a file imports."""
     nodes = nodes_of(path)
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]

@@ -1,4 +1,4 @@
-"""The faults that `make test-mutants` puts into the code are real changes, and every caller has them."""
+"""The faults that `make test-mutants` inserts into the code are real changes, and every caller sees them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_all_faults_are_of_code_that_runs(module: types.ModuleType) -> None:
     assert {"x < 0 -> x <= 0", "x < limit -> x <= limit", "3 -> 4", "5 -> 6", "2 -> 3", ":by -> :"} < set(faults)
     assert {"self.size * self.size -> self.size / self.size", "return x < limit -> return None"} < set(faults)
     texts = [name for name in faults if "x + 1" in name.split(" -> ")[0] and not name.startswith("if ")]
-    assert not texts and "True -> False" not in faults  # of an error's text, of a decorator
+    assert not texts and "True -> False" not in faults  # no faults in error messages or decorators
 
 
 def test_the_lines_that_reach_a_fault_are_those_of_its_statement(module: types.ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""Maps, attention and models as ONNX files, run by onnxruntime beside what they were exported from."""
+"""Maps, attention and models as ONNX files: onnxruntime gives the results of the exported functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("onnxruntime")  # before what imports it
+pytest.importorskip("onnxruntime")  # must precede the imports that need it
 pytest.importorskip("onnxscript")
 
 import onnxruntime
@@ -19,12 +19,12 @@ from contract.maps import SMOOTH, Map
 from tsallis.ops import reference
 from tsallis.ops.eager import graph
 
-# One of each formula, except those of alphas that differ in numbers alone.
+# One map per formula; alphas that differ only in numbers are left out.
 EXPORTED = [m for m in SMOOTH if m.function != "entmax" or m.name in ("entmax-1.0", "entmax-1.5")]
 
 
 class Call(nn.Module):
-    """A function as a module, which the exporter asks for."""
+    """A function as a module, because the exporter requires one."""
 
     def __init__(self, function: Any) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Call(nn.Module):
 
 
 def run(module: nn.Module, inputs: tuple[Tensor, ...], folder: Path, **options: Any) -> Any:
-    """Return a session of the exported module, and what it computes of the inputs."""
+    """Export a module; return a session and its results for the inputs."""
     path = folder / "model.onnx"
     torch.onnx.export(module.eval(), inputs, path, dynamo=True, verbose=False, **options)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

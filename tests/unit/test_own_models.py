@@ -1,4 +1,4 @@
-"""The examples that the page on sparse parts in PyTorch code names."""
+"""The examples of the page on sparse parts in PyTorch code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLES = DOCS.parent / "examples"
 
 @pytest.fixture
 def classifier(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The class of the example, importable by its name: scikit-learn's checks pickle it."""
+    """Return the class of the example, imported by name because scikit-learn's checks pickle it."""
     pytest.importorskip("sklearn")
     monkeypatch.syspath_prepend(EXAMPLES)
     return importlib.import_module("sparse_classifier").EntmaxClassifier
@@ -42,7 +42,7 @@ def test_the_classifier_has_exact_zeros_and_finds_the_classes(classifier: Any) -
 
 
 def run(name: str, *arguments: str) -> list[str]:
-    """Run an example as the page does, and return the lines that it prints."""
+    """Run an example as the page does, and return the printed lines."""
     command = [sys.executable, EXAMPLES / f"{name}.py", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What an installation brings along, and what the files around the package say."""
+"""The contents of an installation, and consistency of the files around the package."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_recipes_are_found_from_every_folder(tmp_path: Path, monkeypatch: pytest
 
 
 def test_ignored_paths_leave_the_package_whole() -> None:
-    """The build obeys .gitignore: an unanchored `data/` there would empty `tsallis.toolkit.data`."""
+    """The build follows .gitignore: an unanchored `data/` there would remove `tsallis.toolkit.data`."""
     patterns = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
     folders = {p.name for p in SOURCE.rglob("*") if p.is_dir()} - {"__pycache__"}
     assert not folders & {p.rstrip("/") for p in patterns}
@@ -88,7 +88,7 @@ def test_every_dependency_is_pinned(project: dict) -> None:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an sdist holds, unpacked; its own copy of the project had a kernel of somebody else's machine in it."""
+    """Return an unpacked sdist, built from a copy of the project that contained a stale kernel."""
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("sdist")
     copy = folder / "project"
@@ -133,7 +133,7 @@ def test_a_wheel_from_the_sdist_has_the_kernel_and_is_for_this_platform(tree: Pa
     assert {KERNEL, "tsallis/toolkit/recipes/tiny/strings.yaml"} <= set(_names(wheel))
     assert not (tree / "src" / KERNEL).exists()
     with zipfile.ZipFile(wheel) as packed:
-        # What runs when the library is loaded must not be of an instruction set that the machine may lack.
+        # Code that runs at loading must not use an instruction set that the machine may lack.
         kernel = packed.read(KERNEL)
         runs_at_loading = [b"_GLOBAL__sub_I_" + name in kernel for name in (b"isa.cpp", b"decoding.cpp")]
     assert not any(runs_at_loading)
@@ -216,7 +216,7 @@ def _names(wheel: Path) -> list[str]:
 
 
 def _installed(wheel: Path, folder: Path) -> dict:
-    """A map's result and the kernel's status, as a fresh installation of a wheel gives them."""
+    """Return a map's result and the kernel's status in a fresh installation of a wheel."""
     _python(folder.parent, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(folder), str(wheel))
     code = (
         "import json, torch, tsallis, warnings; from tsallis.ops import cpu; status = cpu.status()\n"
@@ -232,7 +232,7 @@ def _installed(wheel: Path, folder: Path) -> dict:
 
 
 def _python(folder: Path, *arguments: str, fails: bool = False, **variables: str) -> str:
-    """What Python prints in a folder, with no variable of this package's set but those given."""
+    """Run Python in a folder and return its output; only the given variables of this package are set."""
     mine = {k: v for k, v in os.environ.items() if not k.startswith("TSALLIS_")} | variables
     done = subprocess.run([sys.executable, *arguments], cwd=folder, env=mine, capture_output=True, text=True)
     assert bool(done.returncode) == fails, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The helper that thins products of options brings every pair of them together, in few rows and always the same."""
+"""The helper that thins products of options covers every pair of values, in few and reproducible rows."""
 
 from __future__ import annotations
 

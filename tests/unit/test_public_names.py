@@ -1,4 +1,4 @@
-"""Importing a module brings each of its public names; signatures are those that were recorded."""
+"""Importing a module gives each of its public names, and signatures equal the recorded ones."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_functional_offers_what_the_package_offers() -> None:
 
 
 def test_signatures_of_the_core_are_those_of_the_file() -> None:
-    """After a change that is meant: python tests/public_signatures.py."""
+    """Run python tests/public_signatures.py after an intended change."""
     recorded, current = FILE.read_text(encoding="utf-8").splitlines(), lines()
-    assert [line for line in recorded if line not in current] == []  # what users call is gone, or called otherwise
+    assert [line for line in recorded if line not in current] == []  # something that users call was removed or changed
     assert [line for line in current if line not in recorded] == []
     assert recorded == current

@@ -1,4 +1,4 @@
-"""The tables of README and docs are those of committed rows."""
+"""The tables of README and docs match the committed rows."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def render() -> ModuleType:
 
 @pytest.fixture
 def folder(tmp_path: Path, render: ModuleType) -> Path:
-    """A page, its templates, and the rows of both."""
+    """Create a page, its templates, and the rows of both."""
     (tmp_path / "results" / "runs").mkdir(parents=True)
     (tmp_path / "page.md").write_text(PAGE)
     (tmp_path / "pages").mkdir()

@@ -1,4 +1,4 @@
-"""Nothing in the package runs what it reads: no evaluation of text, no pickle, no shell, no unpacking."""
+"""The package never executes its input: no evaluation of text, no pickle, no shell, no unpacking."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORBIDDEN_METHODS = {"extractall", "unpack_archive", "system", "popen", "full_lo
 
 
 def faults(tree: ast.AST) -> Iterator[str]:
-    """Yield what in a module could run code of a file, with its line."""
+    """Yield everything in a module that could run code of a file, with its line."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = node.module or "" if isinstance(node, ast.ImportFrom) else ""

@@ -1,4 +1,4 @@
-"""A test that is skipped where it has to run fails: by a mark, by a call, by a fixture, and by a whole file."""
+"""A test that is skipped where it must run fails: by a mark, a call, a fixture, or a whole file."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_generator():
 
 
 def test_dead_end_of_a_member():
-    """Half of the probability belongs to a member without a possible token."""
+    """A member without a possible token has half of the probability."""
     uniform = torch.arange(0, 1, 0.01, dtype=torch.float64)
     log_probs = torch.tensor([[0.25, 0.25, 0.0]], dtype=torch.float64).log().expand(100, -1)
     tokens, log_prob = draw_tokens(log_probs, uniform, torch.full((100,), 0.5, dtype=torch.float64))
@@ -48,7 +48,7 @@ def test_dead_end_of_a_member():
 
 
 class Chain:
-    """A model whose scores depend on the last token alone; a row of -inf is a dead end."""
+    """A model whose scores depend only on the last token; a row of -inf is a dead end."""
 
     def __init__(self, rows):
         self.rows, self.output = torch.tensor(rows), OutputLayer(2, 5, "softmax")
@@ -79,7 +79,7 @@ class States:
 
 
 def test_draws_of_an_ensemble_have_the_models_frequencies():
-    """Behind symbol 3 one of two members is at a dead end: half of the draws there are None, not another output."""
+    """After symbol 3 one of two members is at a dead end: half of the draws there are None, not another output."""
     never, possible, dead = [-torch.inf] * 5, [-torch.inf, -torch.inf, 0.0, 0.0, 0.5], [-torch.inf] * 5
     first = [never, possible, never, dead, [-torch.inf, -torch.inf, 0.0, -torch.inf, -torch.inf]]
     second = [never, possible, never, [-torch.inf, -torch.inf, 0.3, -torch.inf, 0.0], first[4]]

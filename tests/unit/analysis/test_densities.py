@@ -1,4 +1,4 @@
-"""Densities over words, images and time: shapes that are known by hand, summaries beside examples one by one."""
+"""Densities over words, images and time: shapes known by hand, and summaries compared with single examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tsallis.continuous import BetaGaussian, Gaussian, Mixture, TruncatedParabol
 
 
 def test_a_parabola_by_hand() -> None:
-    density = TruncatedParabola(torch.tensor([0.25, 0.9]), torch.tensor([0.01, 0.01]))  # half its width is sqrt(5 var)
+    density = TruncatedParabola(torch.tensor([0.25, 0.9]), torch.tensor([0.01, 0.01]))  # its half width is sqrt(5 var)
     half = math.sqrt(0.05)
     drawn = draw_density(density, 0)
     assert drawn.support[0] == pytest.approx((0.25 - half, 0.25 + half), abs=1e-6)
@@ -20,7 +20,7 @@ def test_a_parabola_by_hand() -> None:
     assert drawn.size == pytest.approx(2 * half, abs=1e-6)
     for t, p in drawn.curve:
         assert p == pytest.approx(max(0.0, 0.75 / half * (1 - ((t - 0.25) / half) ** 2)), abs=1e-4)
-    # What lies outside does not count.
+    # The part outside the unit interval does not count.
     assert draw_density(density, 1).size == pytest.approx(1 - (0.9 - half), abs=1e-6)
 
 

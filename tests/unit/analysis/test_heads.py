@@ -1,4 +1,4 @@
-"""Statistics of heads on attention whose numbers are known by hand, and beside loops over dense weights."""
+"""Statistics of heads equal numbers known by hand, and loops over dense weights."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Array = NDArray[np.float64]
 
 
 def shifted(size: int, offset: int) -> Array:
-    """A head that looks at the key at an offset, and at itself where there is none."""
+    """Return a head that attends to the key at an offset, or to itself if there is no such key."""
     weights = np.eye(size, k=offset)
     weights[weights.sum(1) == 0] = np.eye(size)[weights.sum(1) == 0]
     return weights
@@ -53,13 +53,13 @@ def uniform(size: int) -> Array:
 
 @pytest.fixture(scope="module")
 def model_recording() -> Recording:
-    """A model's attention, held."""
+    """Return the recorded attention of a model, kept in memory."""
     active = recording_of(transformer(), corpus(12))
     return Recording(active.layers, list(active))
 
 
 def dense(recording: Recording) -> Any:
-    """Each layer's weights [heads, queries, keys] of each sentence, with the sentence and the layer."""
+    """Yield the weights [heads, queries, keys] of each layer and sentence, with the text and the layer."""
     for sentence in recording:
         for layer, weights in zip(recording.layers, sentence.weights, strict=True):
             yield sentence.text, layer, weights.dense()
@@ -203,7 +203,7 @@ def test_a_head_tends_to_a_role_near_its_threshold_and_far_from_equal_weights(
 
 
 def test_of_two_roles_a_head_tends_to_the_one_farther_above_equal_weights() -> None:
-    """Half of the weight to the previous piece, in words of three pieces: merging is nearer to its threshold."""
+    """Half of the weight goes to the previous piece; in words of three pieces, merging is nearer to its threshold."""
     weights = np.full((9, 9), 0.5 / 8)
     weights[np.eye(9, k=-1, dtype=bool)] = 0.5
     pieces = [["▁a", "b", "c", "▁d", "e", "f", "▁g", "h", "i"]]
@@ -229,7 +229,7 @@ WORDS = ["▁the", "▁lam", "p", "▁burn", "s", "."]
 
 
 def within_words(merge: bool) -> Array:
-    """A head that attends to the other piece of its word, or to itself."""
+    """Return a head that attends to the other piece of its word, or to itself."""
     weights = np.eye(6)
     if merge:
         for i, j in ((1, 2), (3, 4)):
@@ -245,7 +245,7 @@ def test_merging_heads_by_hand() -> None:
     merges, stays, half, even = head_roles(encoder(both, pieces=[WORDS])).heads
     assert merges.scores["clusters"] == merges.scores["merging"] == merges.scores["within_word"] == 1
     assert merges.role == "merging"
-    assert stays.scores["clusters"] == 0.5  # two words of one piece, two of several
+    assert stays.scores["clusters"] == 0.5  # two words have one piece, two have several
     assert stays.scores["merging"] == 0 and stays.scores["within_word"] == 1
     assert stays.role == "self"
     assert half.scores["merging"] == 0.5 and half.scores["clusters"] == 0.75
@@ -254,7 +254,7 @@ def test_merging_heads_by_hand() -> None:
 
 
 def test_a_head_of_the_previous_token_that_merges_is_one_of_a_position() -> None:
-    """Words of two pieces alone: all other pieces are the previous one or its continuation."""
+    """All words have two pieces, so the other piece is the previous one or its continuation."""
     weights = shifted(4, -1)
     weights[0] = [0, 1, 0, 0]
     weights[2] = [0, 0.2, 0, 0.8]
@@ -265,13 +265,13 @@ def test_a_head_of_the_previous_token_that_merges_is_one_of_a_position() -> None
 
 def test_the_merging_score_is_the_largest_of_a_word() -> None:
     weights = np.eye(4)
-    weights[0] = [0.1, 0.6, 0.3, 0]  # to the others of the word: .9; the other pieces keep to themselves
+    weights[0] = [0.1, 0.6, 0.3, 0]  # .9 to the other pieces of the word; the other pieces attend to themselves
     (head,) = head_roles(encoder([weights], pieces=[["▁a", "b", "c", "▁d"]])).heads
     assert head.scores["merging"] == pytest.approx(0.9)
 
 
 def test_a_role_that_equal_weights_have_is_none() -> None:
-    """A text without spaces is one long word and a mark: whatever a head does, it merges pieces."""
+    """A text without spaces is one long word and a punctuation mark, so every head merges pieces."""
     pieces = ["▁", *"今日は良い天気です", "▁."]
     cyclic = shifted(11, -1)
     even, last = head_roles(encoder([uniform(11), cyclic], pieces=[pieces])).heads
@@ -311,7 +311,7 @@ def test_rare_tokens_are_those_of_the_side_that_is_looked_at() -> None:
     sentence = Sentence(text, tuple(map(SparseWeights.of, to_last)))
     counts = count_pieces(Corpus([[4, 5, 5]], [[5, 4, 4]]), *[Vocabulary(["▁a", "▁b"])] * 2)
     decoder, context = head_roles(Recording(layers, [sentence]), counts).heads
-    assert (decoder.scores["rare"], context.scores["rare"]) == (1, 0)  # of the source the other one is rare
+    assert (decoder.scores["rare"], context.scores["rare"]) == (1, 0)  # in the source, the other piece is rare
 
 
 def test_at_least_one_example_is_wanted() -> None:
@@ -403,7 +403,7 @@ def test_models_are_compared_word_by_word() -> None:
 
 
 def test_comparison_beside_loops() -> None:
-    """The largest and the smallest divergence of mean heads, word by word on dense weights of two models."""
+    """Compare the extreme divergences of mean heads with a loop over words, on dense weights of two models."""
     torch.manual_seed(0)
     data = corpus(12)
     recordings = [recording_of(transformer(), data, 4) for _ in range(2)]

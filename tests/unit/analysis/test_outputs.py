@@ -1,4 +1,4 @@
-"""Outputs step by step, trees of hypotheses and heads taken out, beside what is computed one step at a time."""
+"""Output steps, trees of hypotheses and masked heads, compared with computations of one step at a time."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_output_statistics_beside_single_steps(make: Any, arguments: Any, monkey
     assert statistics.norm.mean == pytest.approx(sum(norms) / len(norms), abs=1e-6)
     assert sum(statistics.norm.histogram.counts) == sum(statistics.total.histogram.counts) == statistics.steps
     assert (statistics.threshold is None) == (arguments["output"] == "softmax")
-    # Padding, the start and unknown symbols are no outputs.
+    # Padding, the start and unknown symbols are not outputs.
     assert statistics.sparsity == 1 - statistics.support / (len(TGT) - 3)
     assert json.loads(json.dumps(statistics.to_dict())) == statistics.to_dict()
 
@@ -141,11 +141,11 @@ def search(model: Any, src: Tensor, **options: Any) -> Result:
 def test_paths_of_the_tree_are_the_hypotheses(make: Any) -> None:
     model, src = sharp(make, output_alpha=1.1), torch.tensor([[4, 6, 5]])
     result = search(model, src, n_best=20, max_length=4)
-    assert len({h.tokens[:2] for h in result.hypotheses if len(h.tokens) > 1}) > 2  # prefixes that go on
+    assert len({h.tokens[:2] for h in result.hypotheses if len(h.tokens) > 1}) > 2  # prefixes with continuations
     tree = beam_tree(model, src, result, TGT)
     assert tree.certificate == result.certificate.kind and tree.mass == result.mass
     parents = {edge.node: edge for edge in tree.edges}
-    assert len(parents) == len(tree.edges)  # every prefix stands in it once
+    assert len(parents) == len(tree.edges)  # every prefix occurs once
     paths = {}
     for edge in tree.edges:
         path, node = [edge], edge.parent
@@ -223,8 +223,8 @@ def test_a_mask_head_gives_nothing() -> None:
     value = attention.in_proj_weight.detach().clone()
     with mask_head(attention, 1):
         masked = attention(x, x, x)[0]
-    torch.testing.assert_close(attention(x, x, x)[0], before)  # and afterwards it is there again
-    with torch.no_grad():  # as if the head's values were zero
+    torch.testing.assert_close(attention(x, x, x)[0], before)  # the head is restored
+    with torch.no_grad():  # set the head's values to zero
         attention.in_proj_weight[20:24] = 0
     torch.testing.assert_close(masked, attention(x, x, x)[0])
     assert not torch.allclose(masked, before)

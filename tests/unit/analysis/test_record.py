@@ -1,4 +1,4 @@
-"""What is recorded is what the model attends to: beside weights computed anew, in batches, through files."""
+"""Recorded weights are those of the model: compared with recomputed weights, in batches and in files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tsallis.toolkit.data.corpus import Corpus
 
 
 def weights_by_hand(attention: MultiheadAttention, query: Tensor, key: Tensor, causal: bool) -> Tensor:
-    """Weights [heads, queries, keys] of one sentence, from what its heads read, in the reference's float64."""
+    """Compute the weights [heads, queries, keys] of one sentence from the inputs of its heads, in float64."""
     weight_q, weight_k, _ = attention.in_proj_weight.chunk(3)
     bias_q, bias_k, _ = attention.in_proj_bias.chunk(3)
     q = (query @ weight_q.T + bias_q).unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)
@@ -53,7 +53,7 @@ def weights_by_hand(attention: MultiheadAttention, query: Tensor, key: Tensor, c
 
 @torch.no_grad()
 def compute_weights(model: TransformerSeq2Seq, data: Corpus, row: int) -> list[Tensor]:
-    """The weights of every attention on one sentence alone."""
+    """Compute the weights of every attention for a single sentence."""
     model.eval()
     by_module: dict[nn.Module, Tensor] = {}
     attentions = model.attentions()
@@ -99,7 +99,7 @@ def test_weights_are_those_of_every_head() -> None:
             assert (weights.support == (by_hand > 0).sum(-1).numpy()).all()
             zeros += int((by_hand == 0).sum())
     assert rows == set(range(len(data)))
-    assert zeros > 30  # there was something to leave out
+    assert zeros > 30  # the recording has zeros to omit
 
 
 @pytest.mark.parametrize("make", [transformer, lstm])
@@ -142,7 +142,7 @@ def test_recording_leaves_the_model_as_it_was() -> None:
     model.decoder.layers[1].train(False)
     before = [module.training for module in model.modules()]
     recording = iter(recording_of(model, data))
-    next(recording)  # and the others are never asked for
+    next(recording)  # the other sentences are never requested
     assert [module.training for module in model.modules()] == before
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
@@ -178,7 +178,7 @@ def test_an_error_in_a_pass_removes_the_hooks() -> None:
 
 
 class Described:
-    """An adapter of a model that is not there: it hands over given weights."""
+    """An adapter without a model that passes given weights."""
 
     def __init__(self, weights: dict[int, Tensor], layers: tuple[AttentionLayer, ...]) -> None:
         self.weights, self.layers = weights, layers
@@ -257,7 +257,7 @@ def test_an_empty_recording_has_no_statistics() -> None:
 
 
 def held(count: int) -> int:
-    """Return the memory in use while the last of `count` sentences is taken in."""
+    """Return the memory in use while the last of `count` sentences is processed."""
     layers = LAYERS[:1]
     held = 0
 
@@ -265,7 +265,7 @@ def held(count: int) -> int:
         nonlocal held
         for sentence in random_sentences(count, layers):
             if sentence.text.index == count - 1:
-                gc.collect()  # also frees the tuples that Python keeps for reuse, which do grow
+                gc.collect()  # also frees the tuples that Python keeps for reuse, whose number grows
                 held = tracemalloc.get_traced_memory()[0]
             yield sentence
 
@@ -277,7 +277,7 @@ def held(count: int) -> int:
 
 
 def test_memory_does_not_grow_with_the_corpus() -> None:
-    held(20)  # what is made once
+    held(20)  # create everything that is made only once
     few, many = held(60), held(480)
     assert many < 2 * few
 
@@ -286,7 +286,7 @@ def test_a_recording_holds_one_batch() -> None:
     references = []
     for sentence in recording_of(transformer(), corpus(20), size=2):
         references.append(weakref.ref(sentence))
-        assert sum(one() is not None for one in references) <= 2 + 2  # of this batch, and of the one before
+        assert sum(one() is not None for one in references) <= 2 + 2  # sentences of this batch and of the previous one
     assert len(references) == 20
 
 
@@ -295,4 +295,4 @@ def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> Non
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
     for block in blocks:
         exec(block, {})
-    assert blocks and len(capsys.readouterr().out.splitlines()) == 12  # a card for each head
+    assert blocks and len(capsys.readouterr().out.splitlines()) == 12  # one card per head

@@ -1,4 +1,4 @@
-"""The table of scores: every score that is reported has a row, and the best one is told by it."""
+"""The table of scores has a row for every reported score, and determines the best value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Summaries of weights that a caller has: those of a recording of the same model, and faults named where they are."""
+"""Summaries of given weights equal those of a recording of the model, and errors name the wrong value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PIECES = ["▁we", "▁saw", "it", "?"]
 
 
 def softmax(*shape: int, causal: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Weights [sentences, heads, queries, keys] of one seed."""
+    """Return random weights [sentences, heads, queries, keys]; their seed depends on the shape."""
     scores = 2 * torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
     if causal:
         scores.masked_fill_(torch.ones(shape[-2:], dtype=torch.bool).triu(1), -math.inf)
@@ -30,7 +30,7 @@ def names(summary: RunSummary) -> list[str]:
 
 
 def test_heads_are_those_of_a_recording_of_the_model() -> None:
-    """In batches with padding behind, with the model's own exact zeros."""
+    """Use batches with padding at the end, and a model with exact zeros."""
     torch.manual_seed(1)
     model, data = transformer().eval(), corpus(5)
     reader, batches = read_model(model, SRC, TGT), list(data.batches(5))
@@ -89,7 +89,7 @@ def test_a_layer_that_is_left_out_keeps_its_number() -> None:
 def test_every_precision_with_its_zeros_and_without_gradients(dtype: torch.dtype) -> None:
     weights = softmax(1, 2, 4, 4, dtype=dtype)
     weights[0, 0, 1] = torch.tensor([0, 1, 0, 0])
-    weights[0, 1, 2] = 0  # a query that sees nothing
+    weights[0, 1, 2] = 0  # a query that sees no key
     weights.requires_grad_()
     summary = summarize_weights([weights], PIECES)
     assert [head.density for head in summary.heads] == [13 / 16, 12 / 16]
@@ -176,8 +176,8 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -
         ((0, 1, 2, 3), math.nan, r"attention\[0\]\[0, 1, 2, 3\] must be finite and at least 0, got nan"),
         ((0, 0, 0, 0), math.inf, r"attention\[0\]\[0, 0, 0, 0\] must be finite and at least 0, got inf"),
         ((0, 1, 3), 0.3, r"attention\[0\]\[0, 1, 3\] must sum to 1 within 0.01 over 4 keys, got 1.2"),
-        ((1, 1, 1, 3), 0.5, None),  # a key behind the second sentence
-        ((1, 1, 3), -1.0, None),  # a query behind it
+        ((1, 1, 1, 3), 0.5, None),  # a key after the end of the second sentence
+        ((1, 1, 3), -1.0, None),  # a query after its end
     ],
 )
 def test_a_value_that_is_no_weight_is_named(index: tuple[int, ...], value: float, message: str | None) -> None:
@@ -189,19 +189,19 @@ def test_a_value_that_is_no_weight_is_named(index: tuple[int, ...], value: float
     if message is None:
         assert summarize_weights([weights], tokens).heads[0].density == 1
         return
-    if index[0] == 1:  # in the part of the second sentence
+    if index[0] == 1:  # the value belongs to the second sentence
         tokens = [PIECES, PIECES]
     with pytest.raises(ValueError, match=message):
         summarize_weights([weights], tokens)
 
 
 def pad(weights: Tensor, size: int, *, before: tuple[bool, bool], value: float) -> Tensor:
-    """Return weights [heads, queries, keys] among padding of one value; `before`: in front of queries and of keys."""
+    """Return weights [heads, queries, keys] padded with one value; `before`: padding precedes queries, and keys."""
     padded = torch.full((1, len(weights), size, size), value)
     rows, columns = (
         slice(size - n, size) if front else slice(n) for n, front in zip(weights.shape[1:], before, strict=True)
     )
-    padded[0, :, rows] = 0  # no query of the sentence sees padding
+    padded[0, :, rows] = 0  # queries of the sentence don't see padding
     padded[0, :, rows, columns] = weights
     return padded
 
@@ -210,7 +210,7 @@ def pad(weights: Tensor, size: int, *, before: tuple[bool, bool], value: float) 
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_batch_may_be_padded_to_any_length_on_either_side(value: float, before: bool, causal: bool) -> None:
-    """What lies in the padding counts nowhere."""
+    """The values in the padding never count."""
     sizes, tokens = (4, 2, 3), [PIECES, PIECES[:2], PIECES[:3]]
     weights = [softmax(2, n, n, causal=causal) for n in sizes]
     batch = torch.cat([pad(w, 7, before=(before, before), value=value) for w in weights])

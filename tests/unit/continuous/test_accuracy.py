@@ -1,6 +1,8 @@
-"""What densities promise by default, 1e-12 of a function's peak in float64 and 1e-6 in float32, against an oracle that
-shares nothing with the library's quadrature: tanh-sinh sums of the density as its problem states it, and Bessel
-functions by mpmath."""
+"""Default accuracy of densities: 1e-12 of a function's peak in float64 and 1e-6 in float32.
+
+The expected values share no code with the library's quadrature. They are tanh-sinh sums of the density's definition,
+and Bessel functions by mpmath.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ from tsallis.continuous import (
 )
 
 D = torch.float64
-TOLERANCE = {torch.float32: 2e-6, D: 2e-12}  # and as much again for rounding
+TOLERANCE = {torch.float32: 2e-6, D: 2e-12}  # twice the promised error, to allow for rounding
 both = pytest.mark.parametrize("dtype", [torch.float32, D], ids=["float32", "float64"])
 PROFILES: dict[str, Callable[[Tensor, float], Tensor]] = {
     "beta": lambda s, alpha: (
@@ -47,7 +49,7 @@ PROFILES: dict[str, Callable[[Tensor, float], Tensor]] = {
 
 
 def on_the_line(function: Callable[[Tensor], Tensor], mean: float, std: float, alpha: float, kind: str) -> Tensor:
-    """The expectation, the profile normalised by the same sum in pieces from the mean."""
+    """Return the expectation; the same sum, in pieces from the mean, normalises the profile."""
     reach = {"laplace": 45.0, "triangular": math.sqrt(6)}.get(
         kind, 12.0 if alpha == 1 else math.sqrt(3 + 2 / (alpha - 1))
     )
@@ -70,7 +72,7 @@ def bessel(order: float, z: float) -> float:
 
 @both
 def test_functions_on_the_line(dtype: torch.dtype) -> None:
-    """Narrow and wide ones, and gradients in the variance."""
+    """Narrow and wide functions are accurate, and so are gradients in the variance."""
     densities: list[tuple[str, float, Callable[[Tensor, Tensor], Density]]] = [
         ("laplace", 1.0, Laplace),
         ("triangular", 2.0, Triangular),
@@ -100,7 +102,7 @@ def test_functions_on_the_line(dtype: torch.dtype) -> None:
             case = (kind, alpha, variance, width)
             assert abs(value.item() / peak - exact) < TOLERANCE[dtype] + 30 * torch.finfo(dtype).eps, case
             expected = (high - low) / (2 * h) / (2 * std)
-            room = 1e-4 if dtype == torch.float32 else 2e-6  # of the oracle's difference
+            room = 1e-4 if dtype == torch.float32 else 2e-6  # error of the expected value's finite difference
             assert abs(slope.item() / peak - expected) < room / width / max(width, std), case
 
 
@@ -136,12 +138,12 @@ def test_what_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         TruncatedParabola(0.5, 1.0).expect(gaussian_grid(5, 1e-3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        density.expect(image_basis(variance=1e-4))  # once for each size of error
+        density.expect(image_basis(variance=1e-4))  # only one warning per size of error
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.0001, 1.02, 1.1, 1.32, 1.5, 2.0, 3.0, 8.0])
 def test_masses_sum_to_one_and_split_evenly(alpha: float) -> None:
-    """Of one wide cell and of halves; in the plane also for correlations next to 1."""
+    """Check one wide cell and its halves; in the plane, also correlations close to 1."""
     edges = torch.tensor([0.0, 0.5, 1.0], dtype=D)
     for inputs in (alpha, torch.tensor(alpha, dtype=D)):
         density = BetaGaussian(torch.tensor(0.5, dtype=D), torch.tensor(0.0025, dtype=D), inputs)
@@ -153,7 +155,7 @@ def test_masses_sum_to_one_and_split_evenly(alpha: float) -> None:
             masses = grid_masses(plane, 4, 5)
             bound = 1e-11 if alpha <= 2 else 2e-10
             assert abs(masses.sum().item() - 1) < bound and abs(masses[:2].sum().item() - 0.5) < bound
-            # A column's is a mass on the line, of the marginal density.
+            # The mass of a column is a mass of the marginal density on the line.
             eps = alpha - 1
             marginal = BetaGaussian(plane.mean[0], cov[0, 0], 1 + eps / (1 + eps / 2))
             columns = cell_masses(marginal, torch.linspace(0, 1, 6, dtype=D))
@@ -161,10 +163,10 @@ def test_masses_sum_to_one_and_split_evenly(alpha: float) -> None:
 
 
 def test_a_cell_of_a_strongly_correlated_density() -> None:
-    """Nearly on a line: the cell's mass is that of an interval, but for the width of the line."""
+    """The density lies almost on a line, so the mass of a cell is the mass of an interval."""
     cov = 4e-4 * torch.tensor([[1, 0.999], [0.999, 1]], dtype=D)
     masses = grid_masses(Gaussian(torch.tensor([0.475, 0.49], dtype=D), cov, 2), 2, 1)
-    below = 0.5 * math.erfc(-0.01 / 0.02 / math.sqrt(2))  # y below .5
+    below = 0.5 * math.erfc(-0.01 / 0.02 / math.sqrt(2))  # probability that y is less than .5
     assert masses.flatten().tolist() == pytest.approx([below, 1 - below], abs=1e-12)
 
 
@@ -217,7 +219,7 @@ def test_two_rows_of_two_places_are_on_the_line() -> None:
 
 @pytest.mark.parametrize("alpha", [2.2, 3.5, 5.0, 10.0, 100.0])
 def test_a_learned_alpha_above_2_is_as_good_as_a_number(alpha: float) -> None:
-    """Such a density ends in a power that no rule integrates exactly; its nodes crowd at the ends."""
+    """Such a density ends in a power that no rule integrates exactly; its nodes are dense at the ends."""
     learned, std = torch.tensor(alpha, dtype=D), torch.tensor([0.001, 0.03, 0.2, 1.0], dtype=D)
     basis = text_basis(32).double()
     exact = BetaGaussian(0.3, std**2, alpha).expect(basis)

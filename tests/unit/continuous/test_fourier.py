@@ -1,4 +1,4 @@
-"""Expectations by Fourier transforms beside those by nodes, which share no line with them."""
+"""Expectations by Fourier transforms equal those by quadrature nodes, which share no code with them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NODES = (96, 192)
 
 
 def ellipses(rows: int, short: float, long: float) -> tuple[Tensor, Tensor]:
-    """Means in the unit square and covariances of standard deviations between these, turned anyhow."""
+    """Return means in the unit square and randomly rotated covariances with standard deviations in this range."""
     g = torch.Generator().manual_seed(4)
     std = torch.exp(torch.rand(rows, 2, generator=g, dtype=D) * math.log(long / short)) * short
     angle = torch.rand(rows, generator=g, dtype=D) * math.pi
@@ -38,7 +38,7 @@ def scattered(variance: float | Tensor = 0.01, size: int = 9) -> GaussianBasis:
 
 
 def bessel(n: int, z: Tensor) -> Tensor:
-    """By its integral, which the sum over equal steps gives to rounding."""
+    """Compute a Bessel function from its integral; a sum over equal steps is exact to rounding."""
     t = (torch.arange(400, dtype=D) + 0.5) * (math.pi / 400)
     return torch.cos(n * t - z.unsqueeze(-1) * t.sin()).mean(-1)
 
@@ -56,7 +56,7 @@ def test_characteristic_functions_are_those_of_bessel(dtype: torch.dtype, tolera
 @pytest.mark.parametrize("alpha", [1.05, 1.5, 2.0, 4.0])
 @pytest.mark.parametrize("sizes", [(0.002, 0.004), (0.01, 0.25), (0.3, 0.9)], ids=str)
 def test_they_are_what_nodes_give(alpha: float, sizes: tuple[float, float]) -> None:
-    """Tiny, eccentric and large ellipses; errors by the largest value of a function, gradients by the largest."""
+    """Compare tiny, eccentric and large ellipses; errors are relative to the largest value or gradient."""
     mean, cov = ellipses(12, *sizes)
     upstream = torch.randn(12, 9, generator=torch.Generator().manual_seed(1), dtype=D)
     for basis in (scattered(0.02), scattered(torch.linspace(0.01, 0.09, 9, dtype=D))):
@@ -124,13 +124,13 @@ def test_a_lattice_that_would_be_too_large_is_left_to_nodes(monkeypatch: pytest.
 
 
 def test_what_is_remembered_follows_the_basis() -> None:
-    """By loading, in place, and by a change of device or dtype; no more of it than agreed upon."""
+    """Check that the cache follows loading, in-place changes and changes of device or dtype, and stays limited."""
     density = TruncatedParaboloid(*ellipses(3, 0.05, 0.2))
     basis, other = scattered(0.01), scattered(0.0025).state_dict()
     assert basis.width == pytest.approx(0.1)
     density.expect(basis)
     product = ProductBasis(gaussian_grid(3, 0.2))
-    assert all(name.startswith("first.") for name in product.state_dict())  # no tensor under two names
+    assert all(name.startswith("first.") for name in product.state_dict())  # no tensor has two names
     product.load_state_dict(ProductBasis(gaussian_grid(3, 0.05)).state_dict())
     assert product.width == product.first.width == pytest.approx(0.05)
     for assign in (False, True):

@@ -1,4 +1,4 @@
-"""How much of a density lies in each cell of a grid."""
+"""Masses of a density in the cells of a grid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COV = [[0.03, 0.012], [0.012, 0.02]]
 
 
 def summed(density: Any, height: int, width: int, fine: int) -> Tensor:
-    """Masses of cells by very many points."""
+    """Compute the masses of cells from many points."""
     points = grid_centres(height * fine, width * fine).double()  # row by row
     pdf = density.pdf(points).reshape(height, fine, width, fine)
     return pdf.mean((1, 3)) / (height * width)
@@ -36,7 +36,7 @@ def test_masses_of_cells(family: Any) -> None:
     result = grid_masses(density, 5, 7)
     assert result.shape == (5, 7) and result.dtype == torch.float64 and (result >= 0).all()
     torch.testing.assert_close(result, summed(density, 5, 7, 200), atol=3e-5, rtol=1e-4)
-    small = family(mean, torch.tensor(COV).double() / 1e4)  # in one cell, whose centre it misses
+    small = family(mean, torch.tensor(COV).double() / 1e4)  # lies in one cell, away from its centre
     only = torch.zeros(5, 7).double()
     only[1, 4] = 1
     torch.testing.assert_close(grid_masses(small, 5, 7), only, atol=2e-6, rtol=0)
@@ -55,7 +55,7 @@ def test_cells_outside_an_ellipse_have_no_mass() -> None:
     density = TruncatedParaboloid.from_mean_cov(torch.tensor([0.4, 0.5]), torch.tensor(COV) / 8)
     result = grid_masses(density, 20, 20)
     inside = density.support.check(grid_centres(400, 400)).reshape(20, 20, 20, 20).any(3).any(1)
-    assert ((result > 0) == inside).float().mean() > 0.99  # but for cells that the ellipse hardly touches
+    assert ((result > 0) == inside).float().mean() > 0.99  # except for cells that the ellipse hardly touches
     assert (result[~inside] < 1e-6).all() and 0 < inside.sum() < 200
     torch.testing.assert_close(result.sum(), torch.tensor(1.0), atol=1e-4, rtol=0)
 

@@ -1,4 +1,4 @@
-"""Masses of intervals: the integral of the density, never negative, nothing outside the support."""
+"""Masses of intervals equal the integral of the density, are never negative, and are 0 outside the support."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHAPED = {
 }
 KINDS = {**SHAPED, **{kind.__name__: kind for kind in (Gaussian, TruncatedParabola, Laplace, Triangular)}}
 every_kind = pytest.mark.parametrize("name", KINDS)
-# None of them where a density begins or ends, and one empty.
+# No edge lies where a density begins or ends, and one interval is empty.
 EDGES = torch.tensor([-9.0, -0.3, 0.05, 0.3, 0.301, 0.35, 0.35, 0.71, 1.2, 9.0], dtype=torch.float64)
 
 
@@ -40,7 +40,7 @@ def make(name: str) -> Density:
 
 
 def integrated(density: Density, edges: Tensor) -> Tensor:
-    """By the midpoint rule, each interval in 20,000 parts."""
+    """Integrate by the midpoint rule, with 20,000 parts per interval."""
     parts = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
     result = []
     for low, high in itertools.pairwise(edges):
@@ -70,7 +70,7 @@ def test_float32_sums_to_one_and_nothing_lies_outside(name: str) -> None:
         lower, upper = density.support.lower.unsqueeze(-1), density.support.upper.unsqueeze(-1)
         outside = (edges[1:] < lower - 1e-6) | (edges[:-1] > upper + 1e-6)
         apart = torch.maximum((edges[1:] - MEAN.unsqueeze(-1)).abs(), (edges[:-1] - MEAN.unsqueeze(-1)).abs())
-        reached = apart < 6 * VARIANCE.sqrt().unsqueeze(-1)  # beyond, the mass of an alpha near 1 is too small a number
+        reached = apart < 6 * VARIANCE.sqrt().unsqueeze(-1)  # beyond, the mass for an alpha near 1 is too small
         inside = (edges[:-1] > lower + 1e-6) & (edges[1:] < upper - 1e-6) & reached
         bounded = lower.isfinite()
         assert (masses[outside & bounded] == 0).all() and (masses[inside & bounded] > 0).all()
@@ -96,7 +96,7 @@ def test_each_density_may_have_edges_of_its_own() -> None:
 
 
 def test_tails_keep_their_digits() -> None:
-    """Far from the mean a difference of distribution functions near 1 would be nothing but rounding."""
+    """Far from the mean, the difference of distribution functions near 1 would be only rounding error."""
     edges = torch.tensor([-7.0, -6.0, -5.0, 5.0, 6.0, 7.0])
     mean, one = torch.tensor(0.0), torch.tensor(1.0)
     for kind, expected in ((Gaussian, 2.8565e-7), (Laplace, 3.21420e-4)):
@@ -118,8 +118,7 @@ def test_bad_arguments() -> None:
 
 
 def slopes_at_edges(density: Density, edges: Tensor) -> tuple[Tensor, Tensor]:
-    """Derivatives of the masses in the mean and, where an edge times them counts, in the standard deviation: what flows
-    over the edges, of a density shifted and stretched."""
+    """Return the derivatives of the masses in the mean and in the standard deviation, from the density at the edges."""
     p = torch.stack([density.pdf(edge) for edge in edges])
     u = torch.where(edges.isfinite(), (edges - density.mean) / density.variance.sqrt(), 0)
     return -p.diff(), -(p * u).diff()
@@ -128,7 +127,7 @@ def slopes_at_edges(density: Density, edges: Tensor) -> tuple[Tensor, Tensor]:
 @every_kind
 @pytest.mark.parametrize("at", ["mean", "ends", "equal"])
 def test_gradients_with_edges_at_degenerate_places(name: str, at: str) -> None:
-    """Edges at the mean, where a support ends, and two in one place."""
+    """Place edges at the mean, at the end of the support, and two at the same point."""
     mean, std = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (0.5, 0.15))
     alphas = {"alphas": lambda m, v: BetaGaussian(m, v, torch.tensor(1.3, dtype=torch.float64))}
     density: Density = (KINDS | alphas)[name](mean, std.square())

@@ -1,4 +1,4 @@
-"""Quadrature rules, how many points they get, and the bases that ask for them."""
+"""Quadrature rules, their numbers of points, and the bases that determine them."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def test_rules_are_those_of_numpy(points: int) -> None:
         (rules.gauss_laguerre(points), np.polynomial.laguerre.laggauss(points)),
     ):
         if not np.isfinite(theirs[1]).all() or theirs[1].sum() == 0:
-            continue  # numpy's own weights leave its numbers
+            continue  # numpy's own weights overflow or underflow
         nodes, weights = (torch.from_numpy(x) for x in theirs)
         torch.testing.assert_close(ours.nodes, nodes, atol=1e-11, rtol=1e-12)
-        # The nodes of Laguerre are eigenvalues of a matrix whose norm is 4 points, exact to the rounding of that.
+        # The Laguerre nodes are eigenvalues of a matrix of norm 4 * points, and accurate to the rounding of that norm.
         torch.testing.assert_close(ours.weights, weights / weights.sum(), atol=2e-14 * max(points, 10), rtol=0)
 
 
@@ -197,11 +197,13 @@ def test_bases_that_are_none_are_refused() -> None:
 
 
 def disk_expectation(alpha: float, basis: Sequence[tuple[float, float, float, float]]) -> list[float]:
-    """Expectations of products of Gaussians (centre and variance in x, in y) by numpy: of mean (.4, .5), covariance .03
-    and this alpha above 1."""
+    """Compute expectations of products of Gaussians (centre and variance in x, then in y) with numpy.
+
+    The density has mean (.4, .5), covariance .03 and this alpha above 1.
+    """
     power, reach = 1 / (alpha - 1), math.sqrt(0.03 * (2 + 2 * alpha / (alpha - 1)))
     t, w = np.polynomial.legendre.leggauss(120)
-    squared = (t + 1) / 2  # of the radius, by the reach
+    squared = (t + 1) / 2  # squared radius, relative to the reach
     angle = np.arange(240) * (2 * math.pi / 240)
     density = w * (1 - squared) ** power
     density = np.repeat((density / density.sum())[:, None], 240, 1) / 240
@@ -220,7 +222,7 @@ def slope_of(function: Callable[[float], Sequence[float]], x: float, step: float
 
 
 def pair(centre: Tensor, variance: Tensor) -> ProductBasis:
-    """Two functions of which the first is given, in x, times one in y."""
+    """Return two functions in x, the first given by its centre and variance, times one function in y."""
     line, other = GaussianBasis(torch.zeros(2, dtype=D), 1.0), GaussianBasis(torch.tensor([0.7], dtype=D), 0.05)
     line.centres = torch.stack([centre, torch.tensor(0.8, dtype=D)])
     line.covs = torch.stack([variance, torch.tensor(0.04, dtype=D)])
@@ -230,7 +232,7 @@ def pair(centre: Tensor, variance: Tensor) -> ProductBasis:
 @pytest.mark.parametrize("alpha", [1.1, 1.5, 1.9])
 @pytest.mark.parametrize("points", [None, (40, 80)])
 def test_products_have_gradients_in_all_they_depend_on(alpha: float, points: tuple[int, int] | None) -> None:
-    """A learned alpha that all densities share, and the tensors of the basis; first derivatives and second ones."""
+    """Check first and second derivatives in a learned alpha that all densities share, and in the basis."""
     values = torch.tensor([alpha, 0.2, 0.02], dtype=D, requires_grad=True)
     mean, cov = torch.tensor([0.4, 0.5], dtype=D), 0.03 * torch.eye(2, dtype=D)
 
@@ -274,7 +276,7 @@ def test_sums_of_products_are_quick_where_only_points_have_gradients(monkeypatch
         BetaGaussian(mean, cov, alpha, 2).expect(basis, points).sum().backward()
         assert calls == path
     calls.clear()
-    BetaGaussian(mean, cov, torch.tensor(1.5, dtype=D), 2).expect(basis)  # a tensor, which does not learn
+    BetaGaussian(mean, cov, torch.tensor(1.5, dtype=D), 2).expect(basis)  # a tensor that does not need gradients
     with torch.no_grad():
         BetaGaussian(mean, cov, torch.tensor(1.5, dtype=D, requires_grad=True), 2).expect(basis)
     assert calls == ["sum", "sum"]
@@ -312,7 +314,7 @@ def test_functions_however_narrow_have_a_width(width: float, dtype: torch.dtype)
 
 
 def test_the_width_follows_the_variances() -> None:
-    """A rule made for wider functions would miss these by far."""
+    """A rule made for wider functions would be far off."""
     for shape in ((3,), (3, 2)):
         basis = GaussianBasis(torch.rand(shape, dtype=D), 0.01)
         basis.covs.mul_(1e-3)

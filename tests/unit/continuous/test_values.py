@@ -1,4 +1,4 @@
-"""Value functions: positions, masks and lengths, and what padding may not change."""
+"""Value functions: positions, masks and lengths, and results that do not depend on padding."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_positions_are_cell_centres_of_even_and_odd_lengths() -> None:
 
 
 def test_irregular_positions_each_of_their_own() -> None:
-    """Time stamps, and boxes in the plane."""
+    """Check time stamps, and boxes in the plane."""
     stamps = torch.rand(3, 8, dtype=torch.float64)
     values = torch.randn(3, 8, 2, dtype=torch.float64)
     basis = GaussianBasis(torch.linspace(0, 1, 6, dtype=torch.float64), 0.02)
@@ -80,7 +80,7 @@ def test_positions_may_be_learned() -> None:
 
 
 def test_float32_is_as_good_as_its_rounding() -> None:
-    """At a length of 3000 the system is so ill-conditioned that a float32 inverse misses by a quarter."""
+    """At a length of 3000 the system is so ill-conditioned that a float32 inverse would be off by a quarter."""
     fit = ValueFunction(text_basis(32))
     values = torch.randn(3000, 4)
     single, double = fit(values).coefficients, fit(values.double()).coefficients
@@ -104,7 +104,7 @@ def test_regressions_are_remembered_until_something_moves(monkeypatch: pytest.Mo
     x = torch.randn(2, 9, 3)
     with torch.inference_mode():
         fit(x)
-    fit(x.requires_grad_()).coefficients.sum().backward()  # what inference mode made serves training too
+    fit(x.requires_grad_()).coefficients.sum().backward()  # solvers from inference mode also serve training
     fit(x, lengths=[9, 5])
     assert len(solved) == 2
     fit(x.double())
@@ -181,7 +181,7 @@ def test_moments_of_weights() -> None:
 
 
 def test_regressions_under_torch_func_are_those_without() -> None:
-    """They are solved anew: what a transformation wraps must not be remembered."""
+    """Regressions are solved again, because tensors wrapped by a transformation must not be cached."""
     values, lengths = torch.randn(3, 7, 2, dtype=torch.float64), torch.tensor([7, 4, 1])
     fit = ValueFunction(text_basis(32))
     batched = torch.func.vmap(lambda v, n: fit(v, lengths=n).coefficients)(values, lengths)
@@ -204,7 +204,7 @@ def test_a_basis_is_pickled(basis: Basis) -> None:
 
 
 class Tilted(Basis):
-    """A line and its slope, a number; and a tensor that is no buffer."""
+    """A basis of 1 and a linear function; its slope is a number, its offset a tensor that is not a buffer."""
 
     size = 2
 
@@ -237,7 +237,7 @@ def test_what_is_remembered_follows_a_basis_without_buffers() -> None:
 
 
 def test_new_buffers_in_the_place_of_old_ones_are_seen() -> None:
-    """Memory that is freed is given to the next tensor of the size."""
+    """Freed memory is reused for the next tensor of the same size."""
     fit, values = ValueFunction(text_basis(32)), torch.randn(9, 3)
     for step in range(20):
         fit.basis.centres = text_basis(32).centres + 0.01 * step
@@ -299,7 +299,7 @@ def test_a_basis_that_learns_has_gradients_by_the_regression_too(lengths: list[i
         (grad,) = torch.autograd.grad(fit(values, lengths=lengths)(at).square().sum(), basis.centres)
         torch.testing.assert_close(grad, numeric, rtol=1e-6, atol=1e-7)
     with torch.no_grad():
-        basis.centres.data.add_(0.05)  # which leaves no trace
+        basis.centres.data.add_(0.05)  # does not change the version counter
         assert float(fit(values, lengths=lengths)(at).square().sum()) == pytest.approx(float(expected(t + 0.05)))
 
 

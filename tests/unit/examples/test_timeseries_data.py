@@ -1,4 +1,4 @@
-"""Irregular series: files of observations, channels at times of their own, grids, scaling, a split of one's own."""
+"""Irregular series: files of observations, channels with separate times, grids, scaling and custom splits."""
 
 from __future__ import annotations
 
@@ -110,13 +110,13 @@ def test_scaling_by_channel_and_by_logarithm() -> None:
     chance = np.random.default_rng(0)
     values = np.concatenate([chance.lognormal(3, 1, 4000), chance.normal(-5, 2, 4000), np.ones(10)])
     channels = np.repeat([0, 1, 3], [4000, 4000, 10])
-    scaling = Scaling.of(values, channels, 4)  # none of channel 2
+    scaling = Scaling.of(values, channels, 4)  # channel 2 has no values
     assert scaling.logarithm.tolist() == [True, False, False, False]
     scaled = scaling(values, channels)
     for c in (0, 1):
         assert abs(scaled[channels == c].mean()) < 1e-9 and abs(scaled[channels == c].std() - 1) < 1e-9
     assert not scaled[channels == 3].any()
-    # What is 0 or less has a place in a channel of logarithms, too.
+    # Values of 0 or less are also valid in a channel of logarithms.
     assert np.isfinite(scaling(np.array([0.0, -3.0]), np.array([0, 0]))).all()
     assert scaling(np.array([5.0]), np.array([2])).tolist() == [0.0]
 
@@ -126,7 +126,7 @@ def test_scaling_is_that_of_the_series_it_was_made_from() -> None:
     scaled = series.scaled(series.scaling())
     assert not np.array_equal(scaled.values, series.values) and np.array_equal(scaled.times, series.times)
     other = IrregularSeries(some(2), ["a", "b", "c"], range(6)).scaled(series.scaling())
-    assert abs(other.values).max() <= abs(scaled.values).max() + 1e-12  # clipped to what was seen
+    assert abs(other.values).max() <= abs(scaled.values).max() + 1e-12  # clipped to the range of the first series
 
 
 def test_descriptors_are_the_first_values() -> None:

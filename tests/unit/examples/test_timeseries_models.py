@@ -1,4 +1,4 @@
-"""Classifiers of irregular series: fitted signals, densities that read them, and the grid's attention."""
+"""Classifiers of irregular series: fitted signals, densities that read them, and attention on a grid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports on small untrained runs in a browser, and functions of their program."""
+"""Reports on small untrained runs in a browser, and functions of the page's program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Open = Callable[..., Any]
 
 
 def summaries_of(folder: Path, data: Corpus, names: tuple[str, ...] = ("one", "other"), **arguments: Any) -> Any:
-    """Return summaries and comparisons of runs with other parameters for each name."""
+    """Return summaries and comparisons of runs, with different parameters for each name."""
     inputs = []
     for seed, name in enumerate(names):
         torch.manual_seed(seed)
@@ -35,14 +35,14 @@ def summaries_of(folder: Path, data: Corpus, names: tuple[str, ...] = ("one", "o
 
 @pytest.fixture(scope="module")
 def summaries(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[RunSummary], Any]:
-    """Summaries of two runs on the same sentences, and their comparisons."""
+    """Return summaries of two runs on the same sentences, and their comparisons."""
     made: tuple[list[RunSummary], Any] = summaries_of(tmp_path_factory.mktemp("runs"), corpus(5))
     return made
 
 
 @pytest.fixture
 def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
-    """Open the text of a page in a browser; after the test, nothing may have gone wrong there."""
+    """Open the text of a page in a browser; the test fails if the page raises or logs an error."""
     faults: list[str] = []
     contexts = []
 
@@ -64,7 +64,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
 
 @pytest.fixture
 def calculate(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Return what an expression of the program's functions gives, those of `dom.js`, `charts.js` and `tree.js`."""
+    """Return a function that evaluates expressions with the functions of `dom.js`, `charts.js` and `tree.js`."""
     tab = browser.new_page()
     folder = resources.files("tsallis.report").joinpath("static")
     program = "\n".join(folder.joinpath(f"{name}.js").read_text(encoding="utf-8") for name in ("dom", "charts", "tree"))

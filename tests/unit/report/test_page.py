@@ -1,4 +1,4 @@
-"""The page of a report: weights are packed and unpacked, data cannot break out, its size stays within bounds."""
+"""The page of a report: weights are packed and unpacked, data is escaped, and the size is limited."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tsallis.toolkit.run_analysis import SweepRun, sweep
 
 
 def unpack(text: str, shapes: list[tuple[int, int, int]]) -> list[np.ndarray]:
-    """Read what `encode_weights` wrote, as its docstring describes it."""
+    """Decode the output of `encode_weights` as its docstring describes."""
     blob = np.frombuffer(zlib.decompress(base64.b64decode(text), -zlib.MAX_WBITS), np.uint8).astype(np.int64)
     rows = sum(heads * queries for heads, queries, _ in shapes)
     support, blob = blob[:rows] + 256 * blob[rows : 2 * rows], blob[2 * rows :]
@@ -45,7 +45,7 @@ def unpack(text: str, shapes: list[tuple[int, int, int]]) -> list[np.ndarray]:
 
 
 def sparse(shape: tuple[int, int, int], density: float, seed: int) -> np.ndarray:
-    """Rows that sum to one, with so many non-zeros."""
+    """Return rows that sum to one, with about this share of non-zeros."""
     random = np.random.default_rng(seed)
     weights = random.random(shape) ** 3 * (random.random(shape) < density)
     sums = weights.sum(2, keepdims=True)
@@ -73,7 +73,7 @@ def test_no_weights_at_all_are_packed() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 3.0])
 def test_a_long_sentence_of_many_dense_heads_stays_below_half_a_megabyte(scale: float) -> None:
-    """Softmax over 60 tokens, 6 layers of 8 heads of each kind: the worst there is."""
+    """The worst case is softmax over 60 tokens, with 6 layers of 8 heads of each kind."""
     random = np.random.default_rng(0)
     weights = []
     for kind in range(3):

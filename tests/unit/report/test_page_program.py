@@ -1,4 +1,4 @@
-"""The page of a report in a browser: what its controls do, and what its figures say."""
+"""The page of a report in a browser: the effects of its controls, and the texts of its figures."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def sentences(open_page: Open, summaries: Any) -> Any:
 
 def test_the_focus_stays_on_the_control_that_was_used(sentences: Any) -> None:
     for selector in (".panel:first-child select", "section .head select"):
-        for place in (0, 1):  # of a run, of a head or a kind
+        for place in (0, 1):  # the choice of a run, then of a head or a kind
             control = sentences.locator(f"{selector} >> nth={place}")
             control.focus()
             control.select_option(index=1)
             assert control.evaluate("node => node === document.activeElement"), (selector, place)
     assert "other, encoder layer 1 head 2" in sentences.inner_text(".panel:first-child figure >> nth=0").lower()
     heads = sentences.locator(".panel:first-child select >> nth=1").evaluate("node => node.value")
-    assert heads.startswith("1/")  # those of the other run
+    assert heads.startswith("1/")  # heads of the other run
 
 
 def test_the_focus_goes_to_the_next_panel_where_one_is_removed(sentences: Any) -> None:
@@ -63,14 +63,14 @@ def test_the_focus_goes_to_the_next_panel_where_one_is_removed(sentences: Any) -
 
 
 def test_a_notebook_shows_the_page(open_page: Open, summaries: Any) -> None:
-    """Links between views stay in the frame, and the notebook stays where it is."""
+    """Links between views change only the frame, and the notebook stays in place."""
     page = build_page(*summaries)
     notebook = open_page(f"<!doctype html><title>Notebook</title><p>In [1]:</p>{page._repr_html_()}")
     (frame,) = (frame for frame in notebook.frames if frame.parent_frame is not None)
     for view, selector in (("Heads", "table"), ("Attention", ".panel svg.lines"), ("Heads", "table")):
         frame.click(f"nav a:text-is('{view}')")
         frame.wait_for_selector(selector)
-    name = frame.inner_text("th a >> nth=0")  # of a head
+    name = frame.inner_text("th a >> nth=0")  # name of a head
     frame.click("th a >> nth=0")
     frame.wait_for_selector(".crumbs")
     assert frame.inner_text("h1").lower() == name.lower().removeprefix("one: ")
@@ -169,7 +169,7 @@ def test_a_long_log_is_drawn_with_fewer_events(open_page: Open, summaries: Any) 
     points = tab.locator("figure polyline >> nth=0").get_attribute("points").split()
     assert len(points) == 500 and tab.inner_text("h1") == "Training"
     title = tab.locator("figure polyline title >> nth=3").text_content()
-    assert title == "layer 2 head 2: 2.00"  # the last event is among them
+    assert title == "layer 2 head 2: 2.00"  # the chart includes the last event
 
 
 def test_a_chart_has_room_for_any_number_of_points(calculate: Calculate) -> None:
@@ -180,7 +180,7 @@ def test_a_chart_has_room_for_any_number_of_points(calculate: Calculate) -> None
     assert calculate(chart) == 1
 
 
-# Two validations, the name in every table and figure, and the last value.
+# Two validations, the name in every table and figure, and the last value as displayed.
 SCORES = {
     "dev_loss": ((5.0, 1.98765), "Loss per symbol", "1.988"),
     "dev_bleu": ((9.0, 34.5678), "BLEU", "34.57"),
@@ -261,7 +261,7 @@ def test_odd_addresses_lead_to_a_view(open_page: Open, summaries: Any) -> None:
 
 
 def dense(tokens: int, heads: int = 2) -> Any:
-    """A summary of softmax attention over a sentence of so many tokens, and a short one."""
+    """Return a summary of softmax attention over a sentence of `tokens` tokens and a short one."""
     torch.manual_seed(0)
     model = TransformerSeq2Seq(len(SRC), len(TGT), d_model=8, heads=heads, layers=1, d_ff=8, attention="softmax")
     row = [4 + i % (len(SRC) - 4) for i in range(tokens)]
@@ -276,7 +276,7 @@ def test_a_long_dense_sentence_is_drawn_with_few_elements(open_page: Open) -> No
     panel = tab.locator(".panel:first-child")
     assert panel.locator(".lines").count() == 0 and "too long for lines" in panel.inner_text()
     assert panel.locator(".matrix .row").count() == 220 and panel.locator("*").count() < 6000
-    # Every weight is above zero: the cells of a row cover it.
+    # Every weight is greater than zero, so the cells of a row cover it.
     widths = """paths => paths.map(path => [...path.getAttribute("d").matchAll(/h(\\d+)v/g)]
       .reduce((sum, [, width]) => sum + Number(width), 0))"""
     covered = panel.locator(".matrix .row >> nth=7").locator(".tone").evaluate_all(widths)
@@ -325,11 +325,11 @@ def test_what_a_decoder_attends_to_depends_on_what_it_sees(open_page: Open, caus
     summary = summarize_weights(decoder_attention=[weights], decoder_tokens=[["▁a", "▁b", "▁c"]] * 2)
     tab = open_page(build_page([summary]), "sentence")
     assert tab.inner_text("section .hint") == f"Decoder, {note}. Click a head to show it above."
-    assert tab.locator("nav a >> text=Contrasts").count() == 1  # of two sentences
+    assert tab.locator("nav a >> text=Contrasts").count() == 1  # because there are two sentences
 
 
 def test_alphas_that_are_not_known_stand_beside_others(open_page: Open, summaries: Any) -> None:
-    """A model that is a run, and weights of the same sentences from elsewhere."""
+    """Compare a run with weights of the same sentences from another source."""
     run = summaries[0][0]
     heads = tuple(replace(head, alpha=math.nan) for head in run.heads)
     other = replace(run, name="weights", model="", parameters=None, heads=heads, outputs=None)
@@ -410,7 +410,7 @@ def test_answers_as_targets_are_no_references(open_page: Open, summaries: Any) -
 
 
 def test_paper_has_all_that_the_screen_has(open_page: Open) -> None:
-    """A4 is about 700 points of the screen wide between its margins, and 1,040 in landscape."""
+    """Between its margins, A4 is about 700 CSS pixels wide, and 1,040 in landscape."""
     summary = dense(60, heads=4)
     tab = open_page(build_page([summary]), "sentence/0/0/encoder/0/0", viewport={"width": 700, "height": 1000})
     tab.wait_for_selector(".panel:first-child .matrix .tone")
@@ -423,7 +423,7 @@ def test_paper_has_all_that_the_screen_has(open_page: Open) -> None:
     assert "of encoder layer 1 head 1" in caption.inner_text()
     assert caption.locator(".unseen").bounding_box()["width"] > 50
     lefts = tab.locator(".panel").evaluate_all("all => all.map(one => one.getBoundingClientRect().left)")
-    assert len(lefts) == 2 and lefts[0] == lefts[1]  # one below the other
+    assert len(lefts) == 2 and lefts[0] == lefts[1]  # one panel below the other
     pages = tab.pdf(format="A4", print_background=True).count(b"/Type /Page\n")
     assert 0 < pages <= 6
     tab.set_viewport_size({"width": 1040, "height": 700})
@@ -476,7 +476,7 @@ def test_the_overview_leads_with_a_tree_and_its_proof(open_page: Open, summaries
 
 
 def test_what_has_one_value_is_not_drawn(open_page: Open, summaries: Any) -> None:
-    """Runs with one head, fixed alphas, and a sweep of two."""
+    """Show runs with one head and fixed alphas, and a sweep of two runs."""
     torch.manual_seed(0)
     model = transformer(heads=1, layers=1)
     batches = list(Corpus([[4, 5, 6, 7, 8, 9]] * 2, [[4, 5]] * 2).batches(2))

@@ -1,4 +1,4 @@
-"""One call that records any model: the weights on the page are the model's own, padding left out."""
+"""One call records any model: the page shows the model's weights without padding."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_encoder_decoder_of_pytorch() -> None:
 
 
 class Tokenizer:
-    """Spells numbers."""
+    """A tokenizer that spells numbers."""
 
     def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
         return [f"▁{number}" for number in ids]

@@ -1,4 +1,4 @@
-"""The parts of a report that the command puts together: several runs stand on the same targets."""
+"""Parts of a report that the command combines: several runs use the same targets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LINES = ["scan\tV;PST", "trap\tV;3;SG;PRS", "ape\tV.PTCP;PRS"]
 
 
 def untrained(folder: Path, seed: int, tgt: Vocabulary = TGT) -> tuple[Run, Task]:
-    """A run of other parameters for each seed, which answers with short outputs."""
+    """Create a run with short outputs, and different parameters for each seed."""
     folder.mkdir()
     sizes = {"src_vocab": len(SRC), "tgt_vocab": len(tgt), "d_model": 8, "heads": 2, "layers": 1, "d_ff": 8}
     description = {"class": "transformer", "arguments": sizes}
@@ -60,7 +60,7 @@ def test_answers_of_the_first_run_are_the_targets_of_all(tmp_path: Path, text: P
         assert [sentence.text.target for sentence in summary.sentences] == expected
         assert summary.corpus.target_run == "one"
         assert summary.corpus.name == f"{text} (targets: answers of one)"
-    assert len(comparisons) == 1  # they spell the sentences alike
+    assert len(comparisons) == 1  # both runs spell the sentences in the same way
     assert '"target_run":"one"' in build_page(summaries, comparisons)
 
 

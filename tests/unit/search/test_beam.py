@@ -1,4 +1,4 @@
-"""The beam: what it drops, when it stops, and what it says about it."""
+"""Beam search: which prefixes it drops, when it stops, and what its result reports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_greedy_search_is_trapped_and_says_so() -> None:
 
 
 def test_an_ending_that_has_to_compete_may_lose_and_says_so() -> None:
-    """With a beam of 1 "A" ends only if nothing that follows is more probable, or nothing may follow."""
+    """With beam size 1, "A" ends only if no continuation is more probable, or at the maximum length."""
     rows = {(): {A: 0.9, EOS: 0.1}, (A,): {EOS: 0.4, B: 0.6}, (A, B): {EOS: 0.7, C: 0.3}, (A, B, C): {EOS: 1.0}}
     result = search(trie(rows), beam_size=1, end_rule="competing")
     assert [h.tokens for h in result.hypotheses] == [(A, B)] and result.best.prob == pytest.approx(0.378)
@@ -81,7 +81,7 @@ def test_the_batch_shrinks_with_what_is_left_to_search() -> None:
 
 
 def test_a_beam_that_lost_completeness_stops_once_nothing_can_win() -> None:
-    # After the first step the best output has 0.9; the rest could be followed for ever.
+    # After the first step the best output has 0.9, but the search could extend the others forever.
     model = trie({(): {EOS: 0.9, A: 0.06, B: 0.04}, **{(A,) * n: {A: 0.5, EOS: 0.5} for n in range(1, 50)}})
     result = search(model, beam_size=1, max_length=40)
     assert result.certificate.kind == "optimal" and math.exp(result.certificate.bound) == pytest.approx(0.06)
@@ -93,7 +93,7 @@ def test_prefixes_that_cannot_win_leave_a_beam_that_lost_completeness() -> None:
     rows |= {(B,) * n: {B: 0.5, EOS: 0.5} for n in range(1, 50)}
     model = trie(rows)
     result = search(model, beam_size=2, n_best=1, max_length=40)
-    assert model.rows_a_step == [1, 1, 1]  # B was dropped beside C, for the end alone has 0.3
+    assert model.rows_a_step == [1, 1, 1]  # B was dropped together with C, because the end alone has 0.3
     assert result.best.tokens == (A, B) and result.certificate.kind == "optimal"
 
 
@@ -103,7 +103,7 @@ def test_prefixes_leave_that_cannot_be_among_the_best_two() -> None:
     model = trie(rows)
     result = search(model, beam_size=3, n_best=2)
     assert [(h.tokens, round(h.prob, 12)) for h in result.hypotheses] == [((), 0.3), ((A, A), 0.24)]
-    assert model.rows_a_step == [1, 3, 3]  # 0.24 displaces the 0.1 of C as the second best, and no prefix has more
+    assert model.rows_a_step == [1, 3, 3]  # 0.24 replaces the 0.1 of C as the second best, and no prefix has more
     assert result.proven == result.hypotheses and math.exp(result.certificate.bound) == pytest.approx(0.18)
 
 
@@ -145,7 +145,7 @@ def test_longer_sources_may_have_longer_outputs() -> None:
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 @pytest.mark.parametrize("attends", [True, False])
 def test_own_outputs_need_neither_float64_nor_attention(dtype: torch.dtype, backend: str, attends: bool) -> None:
-    """Every search reads log-probabilities of any dtype, and models without attention."""
+    """Every search accepts log-probabilities of any dtype, and models without attention."""
 
     class Own(TableModel):
         def step(self, state: Nodes, token: Tensor) -> Step:

@@ -1,4 +1,4 @@
-"""Options, sources and targets of every search: wrong ones are refused at once, in one line that names them."""
+"""Searches check options, sources and targets before they start; errors are one line and name the fault."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ CALLS = SEARCHES | DRAWS
 
 @functools.cache
 def models() -> list[Any]:
-    """One of each kind that knows 8 symbols."""
+    """Return a model of each kind, with 8 symbols."""
     torch.manual_seed(0)
     sizes = {"d_model": 8, "heads": 2, "d_ff": 16}
     recurrent, other = (RNNSeq2Seq(8, 8, d_model=8, output="sparsemax") for _ in range(2))
@@ -145,7 +145,7 @@ def test_wrong_targets_are_refused_by_every_score(model: Any, tgt_in: Any, tgt_o
 
 
 def test_integers_of_other_kinds_are_right(model: Any) -> None:
-    """32 bits, numbers of NumPy and tensors of one number mean what they do elsewhere in PyTorch."""
+    """32-bit integers, NumPy numbers and one-element tensors are valid, as elsewhere in PyTorch."""
     (plain, *_), (narrow, *_) = (
         beam_search(model, SRC.to(dtype), LENGTHS.to(dtype), beam_size=size, prefixes=prefixes, max_length=4)
         for dtype, size, prefixes in (
@@ -187,7 +187,7 @@ def test_a_budget_is_a_number() -> None:
 
 
 class Flat(OutputLayer):
-    """Output layer at a temperature."""
+    """An output layer with a temperature of 3."""
 
     def log_probs(self, scores: Tensor) -> Tensor:
         return super().log_probs(scores / 3)

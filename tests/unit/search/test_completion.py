@@ -1,4 +1,4 @@
-"""What may follow a beginning: all of it, with its probabilities, and on while there is no choice."""
+"""Completion of a prefix: all continuations with their probabilities, and the part that is certain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tsallis.search import Ensemble
 from tsallis.search import complete as complete_text
 
 NAMES = ["a", "b", "c"]
-# b is certain after the start, then a or c; after c the output must go on with a and end.
+# b is certain after the start, then a or c; after c only a and the end are possible.
 ROWS = {
     (): {B: 1.0},
     (B,): {A: 0.3, C: 0.6, EOS: 0.1},
@@ -100,7 +100,7 @@ SPELLINGS = ["tr", "tree", "ees"]
 
 def test_a_part_of_a_symbol_is_spelt_in_every_way() -> None:
     rows = {
-        (): {A: 0.5, B: 0.3, C: 0.2},  # tr, tree, ees
+        (): {A: 0.5, B: 0.3, C: 0.2},  # the symbols spell tr, tree and ees
         (A,): {C: 0.4, EOS: 0.6},
         (A, C): {EOS: 1.0},
         (B,): {EOS: 1.0},
@@ -108,7 +108,7 @@ def test_a_part_of_a_symbol_is_spelt_in_every_way() -> None:
     result = complete(trie(rows), *sources(0), "tre", SPELLINGS)
     assert {(c.tokens, c.ends): round(c.prob, 12) for c in result.choices} == {((B,), True): 0.6, ((A, C), True): 0.4}
     assert math.exp(result.log_prob) == pytest.approx(0.5) and result.mass == pytest.approx(1)
-    # A whole symbol is followed by what comes next: the end of "tree", or "ees" after "tr".
+    # After a whole symbol the choices are continuations of it: the end of "tree", or "ees" after "tr".
     whole = complete(trie(rows), *sources(0), "tr", SPELLINGS)
     assert {(c.tokens, c.ends): round(c.prob, 12) for c in whole.choices} == {
         ((B,), True): 0.375,

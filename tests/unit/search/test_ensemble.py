@@ -1,4 +1,4 @@
-"""What an ensemble averages: probabilities, losses, counts of positions with a weight."""
+"""Ensembles average probabilities, losses and the numbers of positions with a weight."""
 
 from __future__ import annotations
 

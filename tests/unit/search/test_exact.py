@@ -1,4 +1,4 @@
-"""The argmax with its proof, and where the search says that it has none."""
+"""Exact search: the argmax with its proof, and results without a proof."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_best_of_all_is_found_and_proved(transform: str) -> None:
             for hypothesis, rank in zip(result.proven, ranks, strict=False):
                 assert hypothesis.log_prob == pytest.approx(rank)
             assert len(result.hypotheses) <= n_best
-            # What is not proved may lie behind the greatest length, and behind nothing else.
+            # Only the maximum length may prevent a proof.
             proved = len(result.proven) == n_best or result.certificate.kind == "complete"
             assert result.stopped_by == (None if proved else "length")
 

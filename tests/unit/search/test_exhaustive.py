@@ -1,4 +1,4 @@
-"""The best-first listing: its order, its budget, and what it proves when the budget ends."""
+"""Best-first search: its order, its budget, and its certificate when the budget is used up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_no_more_prefixes_than_the_budget_are_expanded(budget: int) -> None:
 
 
 def test_a_budget_that_ends_with_outputs_is_named() -> None:
-    """No prefix is dropped for it: the last ones expanded only end, and others are left in the queue."""
+    """The budget drops no prefix: the last expanded prefixes only end, and others stay in the queue."""
 
     def row(source: int, prefix: tuple[int, ...]) -> dict[int, float]:
         if len(prefix) < 3:
@@ -42,7 +42,7 @@ def test_a_budget_that_ends_with_outputs_is_named() -> None:
         goes_on = len(prefix) == 3 and (prefix[0] == A or prefix in ((B, A, A), (B, A, B)))
         return {A: 1.0} if goes_on else {EOS: 1.0}
 
-    # 27 prefixes of three symbols, of which 11 have a fourth: 1 + 3 + 9 + 16 + 11 are expanded, 11 are left.
+    # 11 of the 27 prefixes of three symbols have a fourth: 1 + 3 + 9 + 16 + 11 are expanded, 11 are left.
     (result,) = exhaustive(TableModel(row), *sources(0), budget=40)
     assert (result.expanded, result.stopped_by, len(result.hypotheses)) == (40, "budget", 16)
     assert result.certificate.kind == "optimal" and result.certificate.bound == pytest.approx(-3 * math.log(3))
@@ -83,7 +83,7 @@ def test_a_spent_budget_depends_on_no_other_source() -> None:
 
 @pytest.fixture
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The function hides the module of its name from everything but an import.
+    # The function has the name of its module and hides it, so import the module by name.
     monkeypatch.setattr(importlib.import_module("tsallis.search.best_first"), "CHUNK", 1)
 
 
@@ -95,7 +95,7 @@ def test_what_a_queue_forgets_is_not_forgotten_by_the_certificate() -> None:
         for prefix in itertools.product((A, B, C), repeat=n)
     }
     model = trie(rows)
-    # The 40 inner prefixes leave 20 expansions for the 81 outputs, and nothing in the queue.
+    # The 40 inner prefixes leave 20 expansions for the 81 outputs, and the queue is empty.
     (result,) = exhaustive(model, *sources(0), budget=60)
     inner_first = sorted(model.enumerate(0, 4).values(), reverse=True)
     assert len(result.hypotheses) >= 20 and logs(result)[:20] == pytest.approx(inner_first[:20])
@@ -104,7 +104,7 @@ def test_what_a_queue_forgets_is_not_forgotten_by_the_certificate() -> None:
 
 
 def best_first(model, source: int, budget: int) -> tuple[dict[tuple[int, ...], float], float]:
-    """The same search in its plainest form: what it finishes, and the best prefix cut or left open."""
+    """Run the same search in its simplest form; return its outputs and the best score of a prefix cut or left open."""
     queue: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     finished, bound = {}, -math.inf
     while queue and budget:
@@ -137,7 +137,7 @@ def test_it_stops_when_the_wanted_are_proved() -> None:
     truth = sorted(model.enumerate(0, LONG).values(), reverse=True)
     assert logs(result) == pytest.approx(truth[:2]) and result.certificate.kind == "optimal"
     assert sum(model.rows_a_step) < 40
-    # A list cut short says how probable the best output that is not on it could be.
+    # The bound of a truncated list covers the most probable output that is not on it.
     assert result.certificate.bound >= truth[2] - 1e-12
 
 

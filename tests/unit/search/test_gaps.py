@@ -1,4 +1,4 @@
-"""The gap of a beam search: changes of scores below it never change the outputs."""
+"""The gap of a beam search: smaller changes of the scores never change the outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST = 4
 
 
 class Scores(TableModel):
-    """A model of random scores, each changed by at most `error`."""
+    """A model with random scores, each changed by at most `error`."""
 
     def __init__(self, alpha: float, seed: int, error: float = 0.0, noise: int = 0) -> None:
         super().__init__(lambda source, prefix: {})
@@ -64,7 +64,7 @@ def test_changes_below_the_gap_change_no_list(alpha: float, beam_size: int, n_be
 
 
 def test_the_gap_of_one_decision() -> None:
-    """A single step of two outputs, with log-probabilities that differ by 1."""
+    """A single step has two outputs, whose log-probabilities differ by 1."""
     model = Scores(1.0, 0)
     table = torch.full((1, 7), -torch.inf, dtype=torch.float64)
     table[0, [EOS, A]] = torch.tensor([1.0, 0.0], dtype=torch.float64)
@@ -93,7 +93,7 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="needs a model with an OutputLayer, got GivenLogProbs"):
         stability(random_table("softmax", 1.0, 0), *sources(0))
     copying = Scores(1.5, 0)
-    copying.output = CopyOutput(1, 7, [-1] * 7)  # a mixture, whose scores are not those of entmax
+    copying.output = CopyOutput(1, 7, [-1] * 7)  # a mixture, whose scores are not scores of entmax
     with pytest.raises(ValueError, match="got CopyOutput"):
         stability(copying, *sources(0))
     with pytest.raises(ValueError, match="those of alpha-ReLU do not"):

@@ -1,4 +1,4 @@
-"""Texts drawn behind prompts: as often as the model holds them probable, those among them that are cut."""
+"""Texts that continue prompts are drawn with the model's probabilities, including truncated texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which outputs are searched for: beginnings, lengths and penalties, and what they do to certificates."""
+"""Limits of searches: prefixes, lengths and penalties, and their effect on certificates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_beginning_is_forced_and_counted(search) -> None:
         {(A,): 0.3, (A, B): 0.3, (B, C): 0.3, (): 0.1},
     ]
     assert [r.certificate.kind for r in results] == ["complete"] * 3
-    assert results[0].best.support == (3, 2)  # of the model, whatever is forced
+    assert results[0].best.support == (3, 2)  # supports of the model, regardless of forced symbols
 
 
 @pytest.mark.parametrize("search", SEARCHES)
@@ -59,7 +59,7 @@ def test_long_outputs_win_by_the_mean_of_their_symbols(search) -> None:
 
 
 def test_a_penalty_keeps_what_could_still_win() -> None:
-    """B has less than the finished output and is followed all the same: as long as it may be it could have more."""
+    """B scores below the finished output but is kept, because a longer output could score higher."""
     rows = {(): {EOS: 0.5, B: 0.4, C: 0.1}, (C,): {EOS: 1.0}}
     rows |= {(B,) * n: {B: 1.0} if n < 4 else {EOS: 1.0} for n in range(1, 5)}
     model = trie(rows)
@@ -67,7 +67,7 @@ def test_a_penalty_keeps_what_could_still_win() -> None:
     assert plain.best.tokens == () and plain.certificate.kind == "optimal" and model.rows_a_step == [1]
     (by_mean,) = beam_search(trie(rows), *sources(0), beam_size=1, max_length=4, length_penalty=1.0)
     assert by_mean.best.tokens == (B,) * 4
-    # C has 0.1, and could have a mean of 0.1 ** (1 / 5) a symbol: less than that of the best.
+    # C has 0.1 and could reach a mean of 0.1 ** (1 / 5) per symbol, which is less than the best mean.
     assert by_mean.certificate.kind == "optimal" and by_mean.certificate.bound == pytest.approx(math.log(0.1) / 5)
     assert len(by_mean.proven) == 1 and by_mean.truncated(1).proven == by_mean.proven
 
@@ -116,7 +116,7 @@ def test_time_and_mass_end_a_listing() -> None:
 
 
 def test_a_mass_ends_no_listing_while_something_open_is_more_probable() -> None:
-    """B is over at once and has mass enough; A, of which a symbol is missing, is more probable."""
+    """B ends first and has enough mass, but A, which still needs a symbol, is more probable."""
     rows = {(): {A: 0.7, B: 0.3}, (A,): {A: 1.0}, (A, A): {EOS: 0.9, B: 0.1}, (B,): {EOS: 1.0}, (A, A, B): {EOS: 1.0}}
     (result,) = exhaustive(trie(rows), *sources(0), mass=0.2)
     assert [h.tokens for h in result.hypotheses] == [(A, A), (B,)]
@@ -126,7 +126,7 @@ def test_a_mass_ends_no_listing_while_something_open_is_more_probable() -> None:
 
 @pytest.mark.parametrize("penalty", [0.5, 1.0])
 def test_scores_are_compared_among_outputs_that_are_no_longer(penalty: float) -> None:
-    """What the greatest length cuts off is no output that a score is compared with; the list is not complete."""
+    """Scores are not compared with outputs beyond the maximum length, and the list is not complete."""
     rows = {(A,) * n: {A: 0.9, EOS: 0.1} for n in range(9)}
     (plain,) = exhaustive(trie(rows), *sources(0), max_length=3)
     assert plain.certificate.kind == "bounded" and len(plain.hypotheses) == 4

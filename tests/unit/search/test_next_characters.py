@@ -1,4 +1,4 @@
-"""The next characters of a typed text: as an enumeration of all outputs gives them, whatever their spellings."""
+"""The probabilities of next characters equal those from an enumeration of all outputs, for any spellings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST = 4
 
 
 class Pieces(list[bytes]):
-    """A vocabulary of the bytes of its symbols."""
+    """A vocabulary given by the bytes of its symbols."""
 
     def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
         pieces = {number: self[number] for number in numbers}
@@ -30,7 +30,7 @@ def spellings(*pieces: str | bytes) -> Spellings:
 
 
 def ending_model(alpha: float, seed: int) -> TableModel:
-    """A random model whose outputs have at most LONGEST tokens."""
+    """Return a random model whose outputs have at most LONGEST tokens."""
     rows = random_table("entmax" if alpha > 1 else "softmax", alpha, seed).row
     return TableModel(lambda source, prefix: rows(source, prefix) if len(prefix) < LONGEST else {EOS: 1.0})
 
@@ -50,7 +50,7 @@ def test_enumeration_gives_the_same(texts: tuple[str, ...], alpha: float) -> Non
         found = next_characters(model, *sources(0), typed, spellings(*texts))
         completions = complete(model, *sources(0), typed, spellings(*texts), str)
         assert completions.characters == (None if texts == ("a", "b", "c") else found)
-        assert found.missing < 2e-6 and set(found.probs) == set(joint)  # improbable spellings are not followed
+        assert found.missing < 2e-6 and set(found.probs) == set(joint)  # the search skips improbable spellings
         for key, prob in joint.items():
             expected = prob / sum(joint.values())
             assert found.probs[key] - 1e-9 <= expected <= found.probs[key] + found.missing + 1e-9

@@ -1,4 +1,4 @@
-"""The options of searches: their checks, what they take from a run, and that searches have arguments of these names."""
+"""Search options: their checks, their defaults from a run, and search arguments of the same names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patterns: equal to `re` for every text, over characters, subwords and symbols of several characters."""
+"""Patterns match the same texts as `re`, over characters, subwords and symbols of several characters."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_an_end_before_a_line_break_is_refused(regex: str) -> None:
 
 
 def test_an_empty_part_is_repeated_once() -> None:
-    """`re` itself runs out of memory."""
+    """`re` runs out of memory for this expression."""
     pattern = Pattern("(?:){4000000000}a", VOCABULARY)
     assert [text for text in TEXTS if pattern.matches(VOCABULARY.encode(text))] == ["a"]
 
@@ -166,7 +166,7 @@ def test_wrong_types_and_vocabularies_are_refused() -> None:
 
 
 class Pieces(list[str]):
-    """Vocabulary that is not hashable."""
+    """A vocabulary that is not hashable."""
 
     def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
         pieces = {number: self[number].encode() for number in numbers}
@@ -234,7 +234,7 @@ def test_subwords(byte_fallback: bool) -> None:
         for tokens in sequences:
             expected = re.fullmatch(regex, vocabulary.decode(tokens)) is not None
             assert (pattern.matches(tokens), both.matches(tokens)) == (expected, not expected), (regex, tokens)
-        if byte_fallback:  # a part of a character is unsure, and stays so
+        if byte_fallback:  # neither matches tokens that are parts of characters
             tokens = [names.index("<0xC3>"), names.index("<0xA9>"), *sequences[0]]
             assert not pattern.matches(tokens) and not both.matches(tokens)
 
@@ -247,7 +247,7 @@ ABC = ["", "", "", "<unk>", "a", "b", "c"]
 
 
 def test_prefixes_without_a_possible_match_are_not_expanded() -> None:
-    """Character by character, `a` could continue to `abab`; the tokens can't spell it."""
+    """By its characters, `a` could continue to `ab`, but the tokens can't spell that."""
     texts = ["", "", "", "<unk>", "a", "ba", "c"]
     model = TableModel(uniform)
     (result,) = exhaustive(restrict(model, Pattern("(a|c)b|cc?", texts)), *sources(0))
@@ -281,11 +281,11 @@ def test_a_pattern_that_no_text_matches_needs_no_search() -> None:
     ((never, always),) = match(TableModel(uniform), *sources(0), [Pattern("x.*", ABC), Pattern(".*", ABC)])
     assert (never.verdict, never.absolute, never.upper) == ("never", True, 0)
     assert (always.verdict, always.absolute, always.witness.tokens) == ("always", True, ())
-    assert never.expanded == always.expanded == 1  # for a witness
+    assert never.expanded == always.expanded == 1  # to find a witness
 
 
 def test_masses_that_underflow_prove_nothing() -> None:
-    """Every step has a possible `b` of probability 1e-300, so `bb` has a probability below the smallest float."""
+    """Every step gives `b` a probability of 1e-300, so the probability of `bb` is below the smallest float."""
     tiny = 1e-300
     rows = {(): {A: 1.0, B: tiny}, (B,): {B: tiny, EOS: 1.0}, (B, B): {EOS: 1.0}, (A,): {EOS: 1.0}}
     (found,) = match(trie(rows), *sources(0), [Pattern("bb", ABC)], at_least=0)

@@ -1,4 +1,4 @@
-"""The choice of least risk, against all pairs."""
+"""Minimum-risk decoding, compared with all pairs of outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tsallis.toolkit.inference.searching import choose
 
 
 def agreement(text: str, reference: str) -> float:
-    """The share of the symbols of the longer one that stand in the same place."""
+    """Return the share of positions of the longer text at which both texts have the same symbol."""
     return sum(a == b for a, b in zip(text, reference, strict=False)) / max(len(text), len(reference), 1)
 
 
@@ -92,6 +92,6 @@ def test_large_scores_prove_no_choice_of_least_risk() -> None:
 
 
 def test_ties_go_to_the_largest_weight_in_spite_of_rounding() -> None:
-    utilities = {"a": (0, 0.5, 0.75), "b": (0.75, 0.25, 0.5), "c": (0, 0.25, 1)}  # a and b: exactly 7/40
+    utilities = {"a": (0, 0.5, 0.75), "b": (0.75, 0.25, 0.5), "c": (0, 0.25, 1)}  # a and b both sum to exactly 7/40
     choice = minimum_risk(["a", "b", "c"], [0.1, 0.2, 0.1], lambda text, other: utilities[text]["abc".index(other)])
     assert choice is not None and choice.index == 1 and choice.proved

@@ -1,4 +1,4 @@
-"""Searches agree on what is possible and how probable it is, from tiny probabilities to scores of 3e38."""
+"""Searches agree on the possible outputs and their probabilities, from tiny probabilities to scores of 3e38."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Prefixes:
 
 
 class RandomScores:
-    """The decoder protocol over random scores of every prefix, in float32, and an output layer."""
+    """A decoder with random float32 scores for every prefix, and an output layer."""
 
     def __init__(self, output: Any, seed: int, scale: float = 1.0, offset: float = 0.0, ends: bool = False) -> None:
         self.output, self.seed, self.scale, self.offset, self.ends = output, seed, scale, offset, ends
@@ -63,7 +63,7 @@ class RandomScores:
         return Step(scores, torch.ones(len(rows), 1), Prefixes(list(rows)))
 
     def enumerate(self) -> dict[Tokens, float]:
-        """Every possible output with its log-probability, by arithmetic of many digits."""
+        """Return every possible output with its log-probability, computed with many digits."""
         outputs: dict[Tokens, float] = {}
         open_prefixes: list[tuple[Tokens, float]] = [((), 0.0)]
         tau = self.output.tau if self.output.transform == "alpha_relu" else None
@@ -223,7 +223,7 @@ def test_probabilities_of_a_normalised_model_add_up_to_no_more_than_one() -> Non
 
 
 class LargeForSomeSources(RandomScores):
-    """Adds 1e9 to the scores of the sources that begin with SOURCE + 1."""
+    """Random scores, plus 1e9 for the sources that begin with SOURCE + 1."""
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> list[int]:  # type: ignore[override]
         return [int(first) for first in src[:, 0]]

@@ -1,4 +1,4 @@
-"""Scoring, sampling, ensembles, and the models they leave as they were."""
+"""Scoring, sampling and ensembles, which leave the models unchanged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_scores_are_sums_of_the_given_tokens_alone() -> None:
 
 
 def test_a_tie_with_the_bound_is_certain_but_for_rounding() -> None:
-    """Sums of the same logarithms, in another order, differ in their last digits."""
+    """Sums of the same logarithms in another order differ in their last digits."""
     hypotheses = tuple(Hypothesis((A,) * n, math.log(p), (), ()) for n, p in ((1, 0.5), (2, 0.25), (3, 0.125)))
     bound = math.log(0.25) + 1e-12
     result = Result(hypotheses, Certificate("optimal", bound))
@@ -76,7 +76,7 @@ def test_draws_that_end_nowhere_are_none() -> None:
 
 def test_the_largest_number_draws_the_last_symbol_with_a_probability() -> None:
     log_probs = torch.tensor([[-torch.inf, math.log(0.25), math.log(0.75), -torch.inf], [-torch.inf] * 4]).double()
-    for number, token in ((0.0, 1), (0.24, 1), (0.26, 2), (1.0, 2)):  # 1 stands for a product that was rounded up
+    for number, token in ((0.0, 1), (0.24, 1), (0.26, 2), (1.0, 2)):  # 1.0 stands for a product that was rounded up
         draws, log_prob = draw_tokens(log_probs, torch.full((2,), number, dtype=torch.float64), torch.zeros(2))
         assert draws[0] == token and log_prob[0] == log_probs[0, token] and log_prob[1] == -torch.inf
 
@@ -85,7 +85,7 @@ def test_supports_of_an_ensemble_unite() -> None:
     other = {(): {B: 0.5, EOS: 0.5}, (B,): {EOS: 1.0}}
     ensemble = Ensemble([trie(ROWS), trie(other)])
     (result,) = beam_search(ensemble, *sources(0))
-    # (A,) is a dead end of the second model: half of the mass of the first is left of it.
+    # (A,) is a dead end of the second model: half of the first model's mass remains there.
     actual = {h.tokens: h.prob for h in result.hypotheses}
     assert actual == pytest.approx({(A,): 0.375 * 0.5, (B,): 0.375 * 0.75, (): 0.25, (B, A): 0.375 * 0.25 * 0.5})
     step = ensemble.step(ensemble.start(ensemble.encode(*sources(0))), torch.tensor([BOS]))
@@ -106,7 +106,7 @@ def test_an_ensemble_of_one_is_its_model_and_ensembles_nest() -> None:
 
 def test_tiny_probabilities_stay_possible_in_an_ensemble() -> None:
     log_probs = torch.full((1, 7), -torch.inf, dtype=torch.float64)
-    log_probs[0, EOS], log_probs[0, A] = 0.0, -2000.0  # exp of it is zero even in float64
+    log_probs[0, EOS], log_probs[0, A] = 0.0, -2000.0  # its exp is zero even in float64
     model = trie(ROWS)
     plain = model.step
     model.step = lambda state, token: plain(state, token)._replace(scores=log_probs.expand(len(token), -1))
@@ -138,7 +138,7 @@ def test_every_part_of_a_model_gets_its_mode_back() -> None:
 
 
 def stop_second():
-    """A hook that fails at its second call."""
+    """Return a hook that fails at its second call."""
     calls: list[int] = []
 
     def hook(*_: object) -> None:
@@ -184,7 +184,7 @@ def test_tokens_add_up_to_the_whole_and_the_first_impossible_one_is_named() -> N
     ("output", "alpha", "tau"), [("sparsemax", 2.0, 0.0), ("entmax", 1.3, 0.0), ("alpha_relu", 1.5, 0.4)]
 )
 def test_the_gap_is_what_lacks_to_be_possible(output: str, alpha: float, tau: float) -> None:
-    """With so much more its score is the threshold: a little above it the token is possible, a little below not."""
+    """The gap is the distance to the threshold: slightly more makes the token possible, slightly less does not."""
     torch.manual_seed(3)
     model = RNNSeq2Seq(9, 12, 8, output=output, output_alpha=alpha, tau=tau, forbidden=(0, 1)).double()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Draws at a temperature: those of the scores divided by it, in float64, with the support that this leaves."""
+"""A temperature divides the scores in float64; draws follow the resulting probabilities and support."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def model(seed: int = 0, output: str = "entmax", alpha: float = 1.5) -> RNNSeq2S
     torch.manual_seed(seed)
     made = RNNSeq2Seq(12, 11, d_model=16, output=output, output_alpha=alpha).eval()
     with torch.no_grad():
-        made.output.projection.weight.mul_(8)  # scores far enough apart that supports differ
+        made.output.projection.weight.mul_(8)  # scores far enough apart for supports to differ
     return made
 
 
@@ -123,7 +123,7 @@ def test_wrapped_models_have_the_temperature_of_the_model(temperature: float) ->
 
 
 class Identity:
-    """Output of a decoder whose scores are log-probabilities."""
+    """An output layer whose scores are log-probabilities."""
 
     normalized = True
 
