@@ -174,7 +174,7 @@ def measure(repository: Path) -> tuple[list[tuple[str, int]], list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Print how large the repository is.")
     parser.add_argument("repository", nargs="?", type=Path, default=Path(__file__).parent.parent)
-    parser.add_argument("--list", action="store_true", help="print the places behind the counts too")
+    parser.add_argument("--list", action="store_true", help="also list the counted items")
     arguments = parser.parse_args()
     rows, places = measure(arguments.repository)
     for title, count in rows:

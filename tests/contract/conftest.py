@@ -25,8 +25,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "any_backend: computes nothing that a backend could compute otherwise")
     config.addinivalue_line(
         "markers",
-        "by_reference(False): not by the reference, which would be compared with itself, or stands for nothing in it; "
-        "by_reference(name=values): by the reference for these values of a parameter only",
+        "by_reference(False): do not run the test with the reference backend; "
+        "by_reference(name=values): run it with the reference backend only for these values of a parameter",
     )
 
 

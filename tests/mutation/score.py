@@ -251,12 +251,12 @@ def _pairs(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Item 
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=list(SUITES), help="of src/tsallis: a folder or a file")
-    parser.add_argument("--count", type=int, default=200, help="faults, of all that there are")
-    parser.add_argument("--seed", type=int, default=0, help="which ones")
-    parser.add_argument("--workers", type=int, default=1, help="processes at a time")
-    parser.add_argument("--seconds", type=float, default=MOST_SECONDS, help="of tests, a fault")
-    parser.add_argument("--only", nargs="+", default=[], help="these alone, each as FILE:LINE:COLUMN")
+    parser.add_argument("parts", nargs="*", default=list(SUITES), help="folders or files of src/tsallis to change")
+    parser.add_argument("--count", type=int, default=200, help="number of random faults to test")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the choice of faults")
+    parser.add_argument("--workers", type=int, default=1, help="number of parallel processes")
+    parser.add_argument("--seconds", type=float, default=MOST_SECONDS, help="time limit of the tests per fault, in seconds")
+    parser.add_argument("--only", nargs="+", default=[], help="test only these faults, each as FILE:LINE:COLUMN")
     options = parser.parse_args()
 
     def choose(faults: list[Mutant]) -> list[Mutant]:
