@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200, help="number of random faults to test")
     parser.add_argument("--seed", type=int, default=0, help="random seed of the choice of faults")
     parser.add_argument("--workers", type=int, default=1, help="number of parallel processes")
-    parser.add_argument("--seconds", type=float, default=MOST_SECONDS, help="time limit of the tests per fault, in seconds")
+    parser.add_argument("--seconds", type=float, default=MOST_SECONDS, help="maximum seconds of tests per fault")
     parser.add_argument("--only", nargs="+", default=[], help="test only these faults, each as FILE:LINE:COLUMN")
     options = parser.parse_args()
 
