@@ -29,7 +29,8 @@ def alpha_history(log: Path | str) -> HeadHistory:
         The alphas of each kind of attention [events, layers, heads].
 
     Raises:
-        InputError: If the file is not a log, or has no alphas.
+        InputError: If the file is not a log.
+        NoValuesError: If the log has no alphas. It is an `InputError`.
 
     Example:
         >>> import tempfile
@@ -53,7 +54,8 @@ def density_history(log: Path | str) -> HeadHistory:
         The densities of each kind of attention [events, layers, heads].
 
     Raises:
-        InputError: If the file is not a log, or has no densities.
+        InputError: If the file is not a log.
+        NoValuesError: If the log has no densities. It is an `InputError`.
 
     Example:
         >>> import tempfile
@@ -80,7 +82,8 @@ def value_history(log: Path | str) -> ValueHistory:
         The values at each validation.
 
     Raises:
-        InputError: If the file is not a log, or has no validations.
+        InputError: If the file is not a log.
+        NoValuesError: If the log has no validations. It is an `InputError`.
 
     Example:
         >>> import tempfile

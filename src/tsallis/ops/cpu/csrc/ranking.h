@@ -160,12 +160,12 @@ void rank_softmax_row(const RankCall& call, const float* z, Largest largest, Ran
     int64_t support = 0, ties = 0;
     for (int64_t i = 0; i < d; i += N) {
         const F x = load_row(z, i, d, -INFINITY);
-        // Scores far below the largest, -inf among them, are too small to change the sum in double.
-        const FI far = x - top < -50.0f;
+        // The exponentials of scores far below the largest, -inf among them, round to zero.
+        const FI far = x - top < -700.0f;
         if (bits(~far)) {
             const D low = lower_half(x) - (double)top, high = upper_half(x) - (double)top;
-            even += (low == 0.0) | (low < -50.0) ? D{} : exp_of_negative(low);
-            odd += (high == 0.0) | (high < -50.0) ? D{} : exp_of_negative(high);
+            even += (low == 0.0) | (low < -700.0) ? D{} : exp_of_negative(low);
+            odd += (high == 0.0) | (high < -700.0) ? D{} : exp_of_negative(high);
         }
         support += __builtin_popcount(bits(x > -INFINITY));
         ties += __builtin_popcount(bits(x == top));
