@@ -775,7 +775,7 @@ def test_half_precision_keeps_alphas(dtype: torch.dtype, learned: bool) -> None:
     alpha = torch.tensor([1.001, 1.5])
     attention = small(nn.Parameter(alpha) if learned else alpha)
     if learned:
-        attention.alpha.grad = torch.ones(2)
+        attention.alpha.grad = torch.ones_like(attention.alpha)
     attention.to(dtype)
     assert attention.alpha.dtype == torch.float32 and attention.out_proj.weight.dtype == dtype
     assert not learned or attention.alpha.grad.dtype == torch.float32
