@@ -16,7 +16,7 @@ from tsallis.models.protocol import Decoder, join
 from tsallis.models.spellings import START, Place, Spellings
 from tsallis.search.certificate import LARGEST_LOG, total_mass
 from tsallis.search.checks import check_at_least_one, check_sources
-from tsallis.search.patterns import check_sums, is_restricted
+from tsallis.search.patterns import check_sums, check_unrestricted
 from tsallis.search.spelling import spell_beginning
 from tsallis.search.step import advance
 from tsallis.search.texts import Text
@@ -153,8 +153,7 @@ def complete(
         The completions. Their tokens include the tokens that spell the typed text.
 
     Raises:
-        ValueError: If there are several sources, a number is below 1, the model is restricted to a pattern, or a
-            probability is NaN.
+        ValueError: If there are several sources, a number is below 1, the model is restricted, or a probability is NaN.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -171,8 +170,7 @@ def complete(
     """
     check_at_least_one(n_best=n_best, longest=longest)
     steps = _Steps(model, src, src_lengths)
-    if is_restricted(model):
-        check_sums("complete", model)
+    check_unrestricted("complete", model)
     with eval_mode(model):
         log_prob, nodes, missing = steps.open(typed, spellings, place)
         characters = None

@@ -214,9 +214,15 @@ def is_restricted(model: Any) -> bool:
 
 def check_sums(use: str, model: Any) -> None:
     """Raise unless the probabilities of all outputs sum to 1; `use` is the reason, such as "match"."""
-    if not model.output.normalized or is_restricted(model):
-        others = "a restricted model" if model.output.normalized else "alpha-ReLU"
-        raise ValueError(f"{use} needs a model whose probabilities sum to 1; those of {others} do not")
+    check_unrestricted(use, model)
+    if not model.output.normalized:
+        raise ValueError(f"{use} needs a model whose probabilities sum to 1; those of alpha-ReLU do not")
+
+
+def check_unrestricted(use: str, model: Any) -> None:
+    """Raise if a model is restricted; `use` is the reason, such as "complete"."""
+    if is_restricted(model):
+        raise ValueError(f"{use} needs a model whose probabilities sum to 1; those of a restricted model do not")
 
 
 @lru_cache(maxsize=16)

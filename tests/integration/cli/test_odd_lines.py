@@ -338,4 +338,4 @@ def test_lines_without_an_output_are_named(runs, tsallis) -> None:
     lines = "\n".join(["", *PLAIN["strings"][:2]])
     done = tsallis("translate", runs("strings"), "--pattern", "1", stdin=lines)
     assert done.stdout == "\n\n\n"
-    assert "standard input: 2 lines have no output, because the search found none: line 2, line 3" in done.stderr
+    assert "standard input: the search found no output: line 2, line 3" in done.stderr

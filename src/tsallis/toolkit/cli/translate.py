@@ -103,8 +103,7 @@ def translate(
                     empty.append(answer.line)
             sys.stdout.flush()
         if empty:
-            count = "1 line has" if len(empty) == 1 else f"{len(empty)} lines have"
-            warn_places(name, f"{count} no output, because the search found none", [f"line {line}" for line in empty])
+            warn_places(name, "the search found no output", [f"line {n}" for n in empty])
 
 
 def _print(answer: Answer, kind: str, alignment: bool) -> None:
