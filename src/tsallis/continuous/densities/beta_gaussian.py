@@ -230,9 +230,9 @@ class BetaGaussian:
         """Return the smallest and largest alpha, or (1, 1) if the values can't be read."""
         if not isinstance(self.alphas, Tensor):
             return self.alphas, self.alphas
-        alphas = physical(self.alphas)
-        if recording() or not alphas.numel() or alphas.is_meta:
+        if recording() or not self.alphas.numel() or physical(self.alphas).is_meta:
             return 1.0, 1.0
+        alphas = physical(self.alphas)
         with outside_tracers():
             least, largest = (float(x) for x in alphas.aminmax())
         return (least, largest) if 1 <= least < math.inf else (1.0, 1.0)
