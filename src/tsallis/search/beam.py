@@ -18,7 +18,7 @@ from tsallis.search.certificate import Hypothesis, Result
 from tsallis.search.checks import check_at_least_one, check_sources
 from tsallis.search.options import END_RULES, EndRule
 from tsallis.search.patterns import is_restricted
-from tsallis.search.step import Search, check_rows, make_limits, refuse_nan
+from tsallis.search.step import Search, make_limits, refuse_nan, refuse_rows
 from tsallis.search.texts import Text
 from tsallis.symbols import BOS, EOS
 
@@ -170,7 +170,9 @@ def _checked(step: BestStep, rows: int) -> tuple[BestSymbols, Tensor]:
     """
     best, attended = step.best, step.num_attended
     sizes = [len(x) for x in (*best, attended)]
-    check_rows(next((size for size in sizes if size != rows), rows), rows)
+    wrong = [size for size in sizes if size != rows]
+    if wrong or best.symbols.shape != best.log_probs.shape:
+        refuse_rows((wrong or sizes)[0], rows)
     if best.log_probs.device.type != "cpu":
         return copy_to_cpu(best, attended)
     log_probs, symbols, ends, support, mass = best

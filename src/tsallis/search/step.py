@@ -6,7 +6,7 @@ import heapq
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -174,22 +174,22 @@ def checked_log_probs(model: Decoder, scores: Tensor, sources: Sequence[int]) ->
             make the proof wrong.
     """
     log_probs = model.output.log_probs(scores).double()
-    check_rows(len(log_probs), len(sources))
+    if len(log_probs) != len(sources):
+        refuse_rows(len(log_probs), len(sources))
     has_nan = log_probs.isnan().any(-1)
     if has_nan.any():
         refuse_nan(min(source for source, nan in zip(sources, has_nan.tolist(), strict=True) if nan))
     return log_probs
 
 
-def check_rows(found: int, rows: int) -> None:
-    """Raise unless a step of the model returned as many rows as it read tokens."""
-    if found != rows:
-        raise ValueError(f"a step of the model must return one row per token, got {found} rows, not {rows}")
-
-
 def refuse_nan(source: int) -> None:
     """Raise because the probabilities of a source are NaN."""
     raise ValueError(f"the model's probabilities are NaN for source {source} of the batch (counted from 0)")
+
+
+def refuse_rows(found: int, rows: int) -> NoReturn:
+    """Raise because a step of the model returned another number of rows than it read tokens."""
+    raise ValueError(f"a step of the model must return one row per token, got {found} rows, not {rows}")
 
 
 def make_limits(
