@@ -14,7 +14,7 @@ from tsallis.search.options import SearchOptions
 from tsallis.toolkit.analysis_options import Options
 from tsallis.toolkit.cli.input import input_name
 from tsallis.toolkit.cli.options import Device, SplitLanguage, Which, search_options, typed_flags
-from tsallis.toolkit.cli.output import check_writable, json_text, print_fields
+from tsallis.toolkit.cli.output import check_writable, print_fields
 from tsallis.toolkit.inference import open_run
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _write(report: Report, out: Path, records: Path | None) -> None:
     """Compute the content of all files, then write each file in one step."""
     import tsallis
     from tsallis.report.page import build_page, sentences_that_fit
-    from tsallis.toolkit.data.io import write_output
+    from tsallis.toolkit.data.io import json_text, write_output
 
     files: dict[Path, str] = {}
     if records is not None:

@@ -24,7 +24,6 @@ from tsallis.toolkit.cli.options import (
 from tsallis.toolkit.cli.output import (
     check_writable,
     comparison_table,
-    json_text,
     print_fields,
     print_json,
     score_table,
@@ -278,17 +277,19 @@ def _wrong_outputs(task: Task, lines: Lines, texts: Sequence[str]) -> Iterator[S
 
 
 def _manifest(data: _Data, evaluated: Evaluated, search: SearchOptions, checkpoint: str, others: Sequence[Path]) -> str:
-    from tsallis.toolkit.tasks.manifest import describe_result, manifest_text
+    from tsallis.toolkit.data.io import json_text
+    from tsallis.toolkit.tasks.manifest import describe_result
 
     evaluation: dict[str, Any] = {"split": data.split, **data.options, "checkpoint": checkpoint}
     if evaluated.opened.task.searched:
         budget = {"budget": EXPANSIONS} if search.mode == "exact" else {}
         evaluation |= {"mode": search.mode, **budget, **search.arguments}
     result = describe_result(evaluated.opened.run, data.config, evaluated.report, evaluation, others, data.file)
-    return manifest_text(result)
+    return json_text(result, indent=1) + "\n"
 
 
 def _records(evaluated: Evaluated) -> str:
+    from tsallis.toolkit.data.io import json_text
     from tsallis.toolkit.evaluation.outputs import output_records
 
     run, lines = evaluated.opened.run, evaluated.lines

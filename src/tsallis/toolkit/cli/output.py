@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 from pathlib import Path
@@ -73,25 +71,10 @@ def plain_name(file: Path) -> str:
     return Path(file.name.removesuffix(".xz").removesuffix(".gz")).stem.lstrip(".") or "data"
 
 
-def json_text(content: Any, **options: Any) -> str:
-    """Return content as JSON. Infinities and NaN become null, because JSON has neither.
-
-    >>> json_text({"loss": math.nan, "probs": (0.5, 1.0)})
-    '{"loss": null, "probs": [0.5, 1.0]}'
-    """
-    return json.dumps(_finite(content), ensure_ascii=False, allow_nan=False, **options)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
-
-
 def print_json(content: Any) -> None:
     """Print a JSON object on one line. Escape control characters, because a terminal would execute them."""
+    from tsallis.toolkit.data.io import json_text
+
     text = json_text(content)
     # JSON does not escape these control characters and lone surrogates.
     print(re.sub("[\x7f-\x9f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text))

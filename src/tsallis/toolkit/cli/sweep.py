@@ -19,7 +19,7 @@ import typer
 
 from tsallis.errors import InputError, describe
 from tsallis.toolkit.cli.options import Device
-from tsallis.toolkit.cli.output import check_folder, json_text, plain_name, print_fields
+from tsallis.toolkit.cli.output import check_folder, plain_name, print_fields
 
 POLL = 0.2  # seconds between checks for finished runs
 SEED = "training.seed"
@@ -55,7 +55,7 @@ def sweep(
     Several runs train at the same time. The file sweep.json contains all results. For each setting whose values are
     numbers, the command also writes a page with a chart. The same command resumes an interrupted sweep.
     """
-    from tsallis.toolkit.data.io import write_output
+    from tsallis.toolkit.data.io import json_text, write_output
 
     fixed, swept = split_settings(settings)
     folder = run_dir or Path("runs") / f"{plain_name(config)}-sweep"

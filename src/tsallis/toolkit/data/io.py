@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import math
 import os
 import re
 import stat
@@ -56,6 +57,23 @@ class Stream(Protocol):
     def read(self, size: int = ..., /) -> bytes: ...
 
     def readline(self, size: int = ..., /) -> bytes: ...
+
+
+def json_text(content: Any, **options: Any) -> str:
+    """Return content as JSON. Infinities and NaN become null, because JSON has neither.
+
+    >>> json_text({"loss": math.nan, "probs": (0.5, 1.0)})
+    '{"loss": null, "probs": [0.5, 1.0]}'
+    """
+    return json.dumps(_finite(content), ensure_ascii=False, allow_nan=False, **options)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def write_atomic(path: Path | str, data: bytes | str) -> None:

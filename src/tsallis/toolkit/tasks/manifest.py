@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,11 +63,6 @@ def describe_result(
         "evaluation": {**_without_paths(evaluation), **environment()},
         "metrics": dict(metrics),
     }
-
-
-def manifest_text(manifest: Mapping[str, Any]) -> str:
-    """Return a manifest as JSON."""
-    return json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
 
 
 def _digest(config: Config, split: str) -> dict[str, Any] | None:
