@@ -2,6 +2,7 @@
 
     python benchmarks/attended.py inflection TRAIN DEV TEST --out FILE.csv    # files of SIGMORPHON 2018, task 1
     python benchmarks/attended.py sentences TRAIN DEV TEST --out FILE.csv     # lines: label<TAB>text
+    python benchmarks/attended.py translation RUNS --out FILE.csv    # runs of `tsallis train`: RUNS-entmax-s1, ...
 
 Models are calibrated on DEV and evaluated on TEST. New rows are appended; models that already have a row are skipped.
 """
@@ -28,9 +29,14 @@ import tsallis.nn.multihead_attention
 from tsallis.functional.attention import AttentionOutput, attend
 from tsallis.models import TransformerSeq2Seq, calibrate_attended
 from tsallis.models.modes import eval_mode
+from tsallis.search import SearchOptions
 from tsallis.toolkit.config import Settings
 from tsallis.toolkit.data import Vocabulary
+from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.evaluation.teacher_forcing import row_hits
+from tsallis.toolkit.inference import open_run
+from tsallis.toolkit.tasks.registry import run_config
+from tsallis.toolkit.tasks.scoring import evaluate_outputs
 from tsallis.toolkit.tasks.strings import encode_examples, read_strings
 from tsallis.toolkit.training import Trainer
 
@@ -85,19 +91,49 @@ class Inflection:
     def calibrate(self, model: Any, attended: float) -> float:
         return calibrate_attended(model, list(self.dev.batches(100)), attended)
 
-    @torch.no_grad()
     def judge(self, model: Any) -> Row:
         """Return scores with teacher forcing; a form is correct if greedy search finds it."""
         with eval_mode(model):
-            batches = list(self.test.batches(100))
-            hits = list(row_hits(model, batches).values())
-            sums = torch.zeros(3, dtype=torch.float64)
-            for batch in batches:
-                model(batch.src, batch.src_lengths, batch.tgt_in)
-                sums += model.count_attended(batch.tgt_in)
+            hits = list(row_hits(model, self.test.batches(100)).values())
         right = sum(found == total for found, total in hits) / len(hits)
         symbols = sum(found for found, _ in hits) / sum(total for _, total in hits)
-        return {"accuracy": right, "symbol_accuracy": symbols, "reached": float(sums[0] / sums[2])}
+        return {"accuracy": right, "symbol_accuracy": symbols, "reached": mean_attended(model, self.test)}
+
+
+@torch.no_grad()
+def mean_attended(model: Any, corpus: Corpus) -> float:
+    """Return the mean number of attended positions per query, with teacher forcing."""
+    sums = torch.zeros(3, dtype=torch.float64)
+    with eval_mode(model):
+        for batch in corpus.batches(100):
+            model(batch.src, batch.src_lengths, batch.tgt_in)
+            sums += model.count_attended(batch.tgt_in)
+    return float(sums[0] / sums[2])
+
+
+class Translation:
+    """Translation models that `tsallis train` has trained. The column `accuracy` is BLEU / 100."""
+
+    updates = 0
+
+    def __init__(self, runs: Path) -> None:
+        self.runs = runs
+
+    def fit(self, attention: str, seed: int) -> Any:
+        """Load a model; `judge` and `calibrate` use the data of its run."""
+        folder = self.runs.with_name(f"{self.runs.name}-{attention}-s{seed}")
+        self.opened, config = open_run(folder, device="cpu"), run_config(folder)
+        self.dev, self.test = (self.opened.task.split(self.opened.run, config.data, name) for name in ("dev", "test"))
+        self.search = SearchOptions().with_defaults(config.search.options)
+        return self.opened.run.model
+
+    def calibrate(self, model: Any, attended: float) -> float:
+        return calibrate_attended(model, list(self.dev.corpus.batches(100, DEV)), attended)
+
+    def judge(self, model: Any) -> Row:
+        report, _ = evaluate_outputs(self.opened.task, self.opened.run, self.test, self.search)
+        scores = {"accuracy": report["bleu"] / 100, "symbol_accuracy": report["symbol_accuracy"]}
+        return {**scores, "reached": mean_attended(model, self.test.corpus)}
 
 
 class Sentences:
@@ -213,8 +249,9 @@ def run_seed(task: Any, seed: int, targets: Sequence[int], out: Table) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=("inflection", "sentences"))
-    parser.add_argument("files", type=Path, nargs=3, metavar="FILE", help="training, development and test data")
+    tasks = {"inflection": Inflection, "sentences": Sentences, "translation": Translation}
+    parser.add_argument("task", choices=tasks)
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="training, development and test data")
     parser.add_argument("--targets", type=int, nargs="+", default=[4, 2, 8])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--updates", type=int)
@@ -223,7 +260,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     announce()
-    task = {"inflection": Inflection, "sentences": Sentences}[options.task](*options.files)
+    if len(options.files) != (count := 1 if options.task == "translation" else 3):
+        parser.error(f"expected {count} FILE, got {len(options.files)}")
+    task = tasks[options.task](*options.files)
     task.updates = options.updates or task.updates
     out = Table(options.out, {"task": options.task, "updates": task.updates})
     for seed in options.seeds:
