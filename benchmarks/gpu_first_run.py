@@ -317,7 +317,7 @@ def test_command(out: Path, rehearse: bool) -> list[str]:
     if importlib.util.find_spec("pytest_timeout"):
         command += [f"--timeout={TEST_LIMIT}"]
     if rehearse:
-        return [*command, str(TESTS / "unit/ops/triton/test_maps.py"), "-k", "entmax15 or sparsemax", "--maxfail=1"]
+        return [*command, str(TESTS / "unit/ops/triton/test_maps.py"), "-k", "matches_float64 and short", "--maxfail=1"]
     return [*command, str(TESTS / "unit/ops/triton"), "-m", "not slow or sampled"]  # slow tests compile for other GPUs
 
 
