@@ -1,5 +1,5 @@
 "use strict";
-window.addEventListener("load", () => {  // once pictures have their size
+window.addEventListener("load", () => {  // wait until pictures have their sizes
   // Make everything that scrolls sideways reachable by keyboard.
   for (const region of document.querySelectorAll("pre, .table-wrapper, .math-wrapper, div.math, p:has(> img)")) {
     if (region.scrollWidth > region.clientWidth) region.tabIndex = 0;

@@ -1,5 +1,5 @@
 "use strict";
-// The figure of the page "From softmax to sparsemax": sliders set the scores and alpha, bars show the probabilities.
+// Draw the figure of "From softmax to sparsemax": sliders set the scores and alpha, bars show the probabilities.
 (() => {
   const LABELS = ["a", "b", "c", "d", "e"];
   const START = [2, 1.4, 1, 0.2, -1];
@@ -8,7 +8,7 @@
     return x <= 0 ? 0 : Math.pow(x, 1 / eps);
   }
 
-  // Entmax by bisection of the threshold: p_i = [(alpha - 1) z_i - tau]_+^(1 / (alpha - 1)); the sum is 1.
+  // Compute entmax by bisection of the threshold tau: p_i = [(alpha - 1) z_i - tau]_+^(1 / (alpha - 1)), with sum 1.
   function entmax(scores, alpha) {
     const eps = alpha - 1;
     const top = Math.max(...scores);
@@ -73,7 +73,7 @@
         row.value.textContent = probs[i] === 0 ? "0" : probs[i].toFixed(4);
       });
       const support = probs.filter((p) => p > 0).length;
-      summary.textContent = `${support} of ${probs.length} have a probability above zero.`;
+      summary.textContent = `${support} of ${probs.length} probabilities are above zero.`;
     }
     draw();
   }

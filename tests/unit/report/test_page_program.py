@@ -51,7 +51,7 @@ def test_the_focus_stays_on_the_control_that_was_used(sentences: Any) -> None:
     assert heads.startswith("1/")  # heads of the other run
 
 
-def test_the_focus_goes_to_the_next_panel_where_one_is_removed(sentences: Any) -> None:
+def test_removing_a_panel_focuses_a_remaining_panel(sentences: Any) -> None:
     sentences.click("text=Add a head")
     for left in (2, 1):
         sentences.click(".panel:last-child >> text=Remove")
@@ -77,7 +77,7 @@ def test_a_notebook_shows_the_page(open_page: Open, summaries: Any) -> None:
     assert notebook.inner_text("p") == "In [1]:" and len(notebook.frames) == 2
 
 
-def test_the_sentence_that_is_chosen_last_is_drawn(sentences: Any, summaries: Any) -> None:
+def test_the_last_selected_sentence_is_drawn(sentences: Any, summaries: Any) -> None:
     sentences.locator(".controls select >> nth=0").select_option(index=3)
     sentences.locator(".controls select >> nth=0").select_option(index=1)
     sentences.wait_for_timeout(200)
@@ -98,13 +98,13 @@ def test_the_sentence_that_is_chosen_last_is_drawn(sentences: Any, summaries: An
         (1.0, 0.0, "1"),
     ],
 )
-def test_a_probability_is_zero_where_it_is_exactly_zero(
+def test_only_exact_probabilities_are_shown_as_0_or_1(
     calculate: Calculate, value: float, log: float | None, text: str
 ) -> None:
     assert calculate("probability(it[0], it[1])", [value, log]) == text
 
 
-def test_the_tree_shows_probabilities_that_are_too_small_for_a_number(calculate: Calculate) -> None:
+def test_the_tree_shows_underflowing_probabilities(calculate: Calculate) -> None:
     edges = [[0, 1, "a", -900.0, -900.0, True], [0, 2, "b", -0.1, -0.1, False], [2, 3, "c", -1000.0, -1000.1, True]]
     text = calculate("treeDrawing(it).textContent", edges)
     assert "= <.001" in text and "= 0" not in text
@@ -131,11 +131,11 @@ def test_the_tree_shows_probabilities_that_are_too_small_for_a_number(calculate:
         ("<lang:english>", "english"),
     ],
 )
-def test_every_symbol_has_a_name_that_can_be_seen(calculate: Calculate, piece: str, text: str) -> None:
+def test_every_symbol_has_a_visible_name(calculate: Calculate, piece: str, text: str) -> None:
     assert calculate("spell(it)", piece) == text
 
 
-def test_numbers_do_not_reach_what_they_are_not(calculate: Calculate) -> None:
+def test_percentages_do_not_round_to_0_or_100(calculate: Calculate) -> None:
     shares = [0, 1e-6, 0.5, 0.9996, 1, 1.2]
     assert calculate("it.map((x) => percent(x, 1))", shares) == [
         "0.0 %",
@@ -148,7 +148,7 @@ def test_numbers_do_not_reach_what_they_are_not(calculate: Calculate) -> None:
     assert calculate("it.map((x) => percent(x))", [0.994, 0.996]) == ["99 %", ">99 %"]
 
 
-def test_characters_are_counted_as_people_do(calculate: Calculate) -> None:
+def test_sentence_text_joins_characters_and_subwords(calculate: Calculate) -> None:
     assert calculate("sentenceText(it)", ["𝒳", "𝒴", "z"]) == "𝒳𝒴z"
     assert calculate("sentenceText(it)", ["V", "PST"]) == "V PST"
     assert calculate("sentenceText(it)", ["<tag:V>", "<tag:PST>", "a", "d", "d"]) == "add (V PST)"
@@ -161,7 +161,7 @@ def long_history(events: int) -> HeadHistory:
     return HeadHistory(tuple(range(events)), {"encoder": values, "decoder": values, "cross": values})
 
 
-def test_a_long_log_is_drawn_with_fewer_events(open_page: Open, summaries: Any) -> None:
+def test_long_histories_are_drawn_with_500_points(open_page: Open, summaries: Any) -> None:
     run = replace(summaries[0][0], alphas=long_history(20_000), densities=long_history(3))
     text = build_page([run])
     assert len(text) < 4_000_000
@@ -172,7 +172,7 @@ def test_a_long_log_is_drawn_with_fewer_events(open_page: Open, summaries: Any) 
     assert title == "layer 2 head 2: 2.00"  # the chart includes the last event
 
 
-def test_a_chart_has_room_for_any_number_of_points(calculate: Calculate) -> None:
+def test_a_chart_draws_200000_points(calculate: Calculate) -> None:
     lines = "[{ name: 'a', values: Array.from({ length: 200000 }, (_, i) => i), colour: 'red' }]"
     chart = (
         f"lineChart(Array.from({{ length: 200000 }}, (_, i) => i), {lines}, {{}}).querySelectorAll('polyline').length"
@@ -198,7 +198,7 @@ OTHERS = {
 }
 
 
-def test_scores_have_the_titles_and_formats_of_the_table(open_page: Open, summaries: Any) -> None:
+def test_views_use_the_score_titles_and_formats(open_page: Open, summaries: Any) -> None:
     values = {name: score[0] for name, score in SCORES.items()} | dict.fromkeys(OTHERS, (2.0, 3.0)) | {"dev_f1": (0, 1)}
     metrics = {name: history[-1] for name, history in values.items()}
     run = replace(summaries[0][0], values=ValueHistory((1, 2), values), metrics=metrics, step=2)
@@ -237,7 +237,7 @@ def test_scores_have_the_titles_and_formats_of_the_table(open_page: Open, summar
     assert set(captions) == {*titles, "dev_f1"}
 
 
-def test_a_view_that_fails_says_so_in_place_of_the_last_one(browser: Any, summaries: Any, tmp_path: Path) -> None:
+def test_a_failing_view_shows_its_error(browser: Any, summaries: Any, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text(build_page(*summaries).replace('"contrasts":[', '"contrasts":null,"others":['), encoding="utf-8")
     tab = browser.new_page()
@@ -250,9 +250,9 @@ def test_a_view_that_fails_says_so_in_place_of_the_last_one(browser: Any, summar
     tab.close()
 
 
-def test_odd_addresses_lead_to_a_view(open_page: Open, summaries: Any) -> None:
+def test_invalid_addresses_open_a_view(open_page: Open, summaries: Any) -> None:
     tab = open_page(build_page(*summaries))
-    addresses = {"head/%": "There is no such head", "sentence/length": "Attention", "outputs/constructor": "Outputs"}
+    addresses = {"head/%": "Head not found", "sentence/length": "Attention", "outputs/constructor": "Outputs"}
     for address, title in {**addresses, "%E0": "Overview", "sentence/99": "Attention"}.items():
         tab.evaluate(f"location.hash = '#{address}'")
         tab.wait_for_selector(f"main h1 >> text={title}")
@@ -287,7 +287,7 @@ def test_a_long_dense_sentence_is_drawn_with_few_elements(open_page: Open) -> No
     )
 
 
-def test_a_weight_is_told_where_the_pointer_is(sentences: Any) -> None:
+def test_hovering_shows_the_weight_under_the_pointer(sentences: Any) -> None:
     matrix = sentences.locator(".panel:first-child svg.matrix")
     field = matrix.locator(".field").bounding_box()
     matrix.hover(position={"x": 1, "y": 1})
@@ -315,20 +315,21 @@ def test_sentences_beyond_a_budget_of_weights_are_left_out(
 
 
 @pytest.mark.parametrize(("causal", "counts"), [(True, [1, 2, 3, 3]), (False, [3, 3, 3, 3])])
-def test_a_query_sees_the_keys_up_to_its_own(calculate: Calculate, causal: bool, counts: list[int]) -> None:
+def test_causal_queries_see_keys_up_to_their_position(calculate: Calculate, causal: bool, counts: list[int]) -> None:
     assert calculate("[0, 1, 2, 3].map((query) => visibleKeys(it, query))", {"keys": 3, "causal": causal}) == counts
 
 
-@pytest.mark.parametrize(("causal", "note"), [(True, "text to the text so far"), (False, "text to text")])
-def test_what_a_decoder_attends_to_depends_on_what_it_sees(open_page: Open, causal: bool, note: str) -> None:
+@pytest.mark.parametrize(("causal", "note"), [(True, "itself and earlier"), (False, "all")])
+def test_the_decoder_hint_depends_on_causality(open_page: Open, causal: bool, note: str) -> None:
     weights = torch.full((2, 2, 3, 3), 1 / 3) if not causal else torch.eye(3).expand(2, 2, 3, 3)
     summary = summarize_weights(decoder_attention=[weights], decoder_tokens=[["▁a", "▁b", "▁c"]] * 2)
     tab = open_page(build_page([summary]), "sentence")
-    assert tab.inner_text("section .hint") == f"Decoder, {note}. Click a head to show it above."
+    hint = f"Decoder, from each position of the text to {note} positions. Click a head to show it above."
+    assert tab.inner_text("section .hint") == hint
     assert tab.locator("nav a >> text=Contrasts").count() == 1  # because there are two sentences
 
 
-def test_alphas_that_are_not_known_stand_beside_others(open_page: Open, summaries: Any) -> None:
+def test_unknown_alphas_are_shown_as_dashes(open_page: Open, summaries: Any) -> None:
     """Compare a run with weights of the same sentences from another source."""
     run = summaries[0][0]
     heads = tuple(replace(head, alpha=math.nan) for head in run.heads)
@@ -346,7 +347,7 @@ def test_alphas_that_are_not_known_stand_beside_others(open_page: Open, summarie
     assert row[0] != "–" and row[1] == "–"
 
 
-def test_every_layer_is_labelled_where_the_first_block_has_fewer(open_page: Open) -> None:
+def test_all_layers_are_labelled_if_depths_differ(open_page: Open) -> None:
     torch.manual_seed(0)
     model = transformer(encoder_layers=1, decoder_layers=3, layers=None)
     batches = list(Corpus([[4, 5]], [[4]]).batches(1))
@@ -372,7 +373,7 @@ def test_no_label_is_cut_off(open_page: Open) -> None:
         assert max(drawing.evaluate(beyond)) <= 0.5
 
 
-def test_a_figure_of_odd_characters_is_saved_as_well_formed_svg(open_page: Open, tmp_path: Path) -> None:
+def test_figures_with_control_characters_are_well_formed_svg(open_page: Open, tmp_path: Path) -> None:
     words = ("a\u0001b", "c\ufffe", "d")
     density = draw_density(Gaussian(torch.tensor(0.5), torch.tensor(0.01)))
     example = DensityExample(
@@ -387,7 +388,7 @@ def test_a_figure_of_odd_characters_is_saved_as_well_formed_svg(open_page: Open,
     assert xml.etree.ElementTree.parse(tmp_path / "figure.svg").getroot() is not None
 
 
-def test_labels_and_regions_are_called_what_they_are(open_page: Open) -> None:
+def test_the_density_view_describes_labels_and_regions(open_page: Open) -> None:
     plane = draw_density(Gaussian(torch.tensor([0.5, 0.4]), 0.01 * torch.eye(2), dims=2))
     example = DensityExample(1, "where?", (), "neg", "neg", 1.0, (0.5, 0.0, 0.5, 0.0), (2, 2), (0.25,) * 4, plane, None)
     text = open_page(build_page([], densities=[labels_of(example)]), "densities").inner_text("main")
@@ -395,11 +396,11 @@ def test_labels_and_regions_are_called_what_they_are(open_page: Open) -> None:
     assert ">99.9 %" in text
 
 
-def test_answers_as_targets_are_no_references(open_page: Open, summaries: Any) -> None:
+def test_answers_used_as_targets_are_not_called_references(open_page: Open, summaries: Any) -> None:
     runs = [replace(run, corpus=replace(run.corpus, target_run="one")) for run in summaries[0]]
     tab = open_page(build_page(runs, summaries[1]), "sentence")
     names = tab.locator("dl.lines dt").all_text_contents()
-    assert names == ["Source", "Answer of one, taken as target", "Answer of other"]
+    assert names == ["Source", "Answer of one (used as target)", "Answer of other"]
     tab = open_page(build_page(runs, summaries[1]), "outputs")
     text = tab.inner_text("main")
     assert "eference" not in text
@@ -409,7 +410,7 @@ def test_answers_as_targets_are_no_references(open_page: Open, summaries: Any) -
     assert "The reference, step by step" in tab.inner_text("main")
 
 
-def test_paper_has_all_that_the_screen_has(open_page: Open) -> None:
+def test_printed_pages_fit_the_paper_without_controls(open_page: Open) -> None:
     """Between its margins, A4 is about 700 CSS pixels wide, and 1,040 in landscape."""
     summary = dense(60, heads=4)
     tab = open_page(build_page([summary]), "sentence/0/0/encoder/0/0", viewport={"width": 700, "height": 1000})
@@ -444,9 +445,9 @@ def test_wrong_answers_are_listed_beside_those_of_the_other_run(open_page: Open,
     assert "one: 2 of 3 answers differ from the reference." in tab.inner_text("p.lead")
     rows = tab.eval_on_selector_all("tbody tr", "rows => rows.map(r => [...r.cells].slice(1).map(c => c.innerText))")
     assert rows == [
-        ["a (V)", "x", "x right", "w .500"],
-        ["a (V)", "y", "z .250", "y right"],
-        ["a (V)", "y", "none", "y right"],
+        ["a (V)", "x", "x correct", "w .500"],
+        ["a (V)", "y", "z .250", "y correct"],
+        ["a (V)", "y", "none", "y correct"],
     ]
     right = replace(one, answers=answers[:1])
     tab = open_page(build_page([right]), "wrong")
@@ -475,7 +476,7 @@ def test_the_overview_leads_with_a_tree_and_its_proof(open_page: Open, summaries
         assert tab.locator("svg.tree .word").all_text_contents() == ["a", "b"]
 
 
-def test_what_has_one_value_is_not_drawn(open_page: Open, summaries: Any) -> None:
+def test_views_and_plots_of_single_values_are_omitted(open_page: Open, summaries: Any) -> None:
     """Show runs with one head and fixed alphas, and a sweep of two runs."""
     torch.manual_seed(0)
     model = transformer(heads=1, layers=1)

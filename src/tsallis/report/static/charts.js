@@ -1,4 +1,4 @@
-// Small figures: lines over updates, histograms, maps of heads, and the attention of one head.
+// Draw small figures: line charts, histograms, maps of heads, and the attention of one head.
 
 function ticks(low, high, count) {
   const raw = (high - low) / Math.max(count, 1) || 1;
@@ -38,12 +38,12 @@ function axes({ width = 340, height = 190, x, y, xName = "", yName = "", xTicks 
   return { svg, toX, toY, width, height, left, right, bottom, top };
 }
 
-// The minimum and the maximum. `Math.min(...values)` fails on long arrays: the number of arguments is limited.
+// Return the minimum and the maximum. `Math.min(...values)` fails on long arrays: the number of arguments is limited.
 function bounds(values) {
   return values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
 }
 
-// Bounds with some room around the values.
+// Return bounds with some room around the values.
 function padded(low, high) {
   const room = (high - low) * 0.08 || Math.abs(high) * 0.08 || 1;
   return [low - room, high + room];
@@ -72,7 +72,7 @@ function lineChart(steps, lines, options) {
   return chart.svg;
 }
 
-// Bars of counts between equally spaced edges.
+// Draw counts as bars between equally spaced edges.
 function barChart(edges, counts, options) {
   const chart = axes({ ...options, x: [edges[0], edges[edges.length - 1]], y: [0, Math.max(...counts, 1)] });
   counts.forEach((count, i) => {
@@ -87,14 +87,14 @@ function barChart(edges, counts, options) {
   return chart.svg;
 }
 
-// The colour of a value as a share of the accent colour, from 0 to 1. A missing value has share 0.
+// Return a value's share of the accent colour, from 0 to 1. A missing value has share 0.
 function tone(measure, value, high) {
   if (value === null || value === undefined) return 0;
   const top = measure.high ?? high ?? 1;
   return clamp((value - measure.low) / (top - measure.low || 1), 0, 1);
 }
 
-// The heads of a run, one block per kind: rows are layers, columns are heads. Each head links to its card.
+// Draw the heads of a run, one block per kind, with one row per layer. Each head links to its card.
 function headMap(run, measure) {
   const [size, gap, left, top] = [34, 44, 56, 38];
   const kinds = kindsOf(run);
@@ -139,8 +139,8 @@ function headCell(head, measure, high, x, y, size) {
     signOf(head) ? s("text", { x: x + size / 2, y: y + size / 2 + 4.5, "text-anchor": "middle" }, signOf(head)) : null);
 }
 
-// The sign on a cell has the colour with more contrast to the cell. The colour changes at a share of 0.75 in the light
-// theme, and of 0.62 in the dark theme.
+// Choose the colour of a sign that contrasts more with its cell. It changes at a share of 0.75 in the light theme, and
+// at 0.62 in the dark theme.
 function signShade(share) {
   return share > 0.75 ? "cell deep" : share > 0.62 ? "cell middling" : "cell";
 }
@@ -164,13 +164,13 @@ function scale(measure, heads) {
     h("span", null, measure.show(high)));
 }
 
-// The opacity of a weight: even the smallest weight above zero is visible. A zero is not drawn.
+// Return the opacity of a weight. Even the smallest weight above zero is visible; zeros are not drawn.
 function opacity(value) {
   return (0.14 + 0.86 * Math.sqrt(Math.min(value, 1))).toFixed(3);
 }
 
 const SHADES = 16; // a row has at most one path per shade, however many weights it has
-const LONG = 100; // words per side; larger drawings have no gaps between cells, and no lines, which would overlap
+const LONG = 100; // words per side; larger drawings have no gaps between cells and no lines (they would overlap)
 
 // Group the weights of a row by shade. Each group is [weight of the shade, keys].
 function byShade(cells) {
@@ -183,7 +183,7 @@ function isLong(weights) {
   return weights.queries * weights.keys > LONG * LONG;
 }
 
-// One path with a square per key. Without gaps, neighbouring squares are merged into one rectangle.
+// Return a path with a square per key. Without gaps, neighbouring squares become one rectangle.
 function squares(keys, cell, gap) {
   const parts = [];
   for (let i = 0; i < keys.length; i += 1) {
@@ -226,7 +226,7 @@ function chooseRows(drawing, count, chosen, choose) {
 let pen = null;
 const textWidths = new Map();
 
-// The width of a text in the font of the figures; the default is the bold font of highlighted words.
+// Return the width of a text in figures. The default is the bold font of highlighted words.
 function measureText(text, font = "600 12px") {
   if (!pen) {
     pen = document.createElement("canvas").getContext("2d");
@@ -248,7 +248,7 @@ function wordLabel(piece) {
   return short(spell(piece), 14);
 }
 
-// The weights of one head as cells: rows are queries, columns are keys. Exact zeros are blank.
+// Draw the weights of one head as cells: rows are queries, columns are keys. Exact zeros are blank.
 function matrix(weights, queries, keys, selected) {
   const cell = keys.length > 40 || queries.length > 40 ? 13 : 17;
   const gap = isLong(weights) ? 0 : 1;
@@ -278,7 +278,7 @@ function matrix(weights, queries, keys, selected) {
   return svg;
 }
 
-// The same weights as lines from each query on the left to its keys on the right.
+// Draw the same weights as lines from queries on the left to keys on the right.
 function lines(weights, queries, keys, selected) {
   const [step, gap] = [19, 120];
   const left = widest(queries) + 8;
@@ -319,7 +319,7 @@ function select(svg, query) {
   svg.classList.toggle("chosen", row !== null);
 }
 
-// The number of keys that a query can attend to, counted from the first key.
+// Return how many keys, from the first one, a query can attend to.
 function visibleKeys({ keys, causal }, query) {
   return causal ? Math.min(query + 1, keys) : keys;
 }

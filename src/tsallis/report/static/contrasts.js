@@ -1,25 +1,25 @@
-// One head on two sentences, one sparse and one dense; and the words on which two runs agree and differ.
+// Show one head on a sparse and on a dense sentence, and the words on which two runs agree or differ.
 
 function viewContrasts() {
   const pairs = RUNS.some((run) => run.contrasts.length);
   const several = RUNS.length > 1;
   return [
     h("h1", { tabindex: "-1" }, "Contrasts"),
-    h("p", { class: "lead" }, "Where attention depends on the example, and where it depends on the run: one head on two "
-      + "examples of the same length", several ? ", and words on which two runs agree and differ" : "", "."),
+    h("p", { class: "lead" }, "This tab compares the attention of one head on two examples of the same "
+      + "length", several ? ", and of two runs on the same words" : "", "."),
     ...(several ? DATA.comparisons.map(comparisonPart) : []),
     several && DATA.comparisons.length < RUNS.length - 1 ? h("p", { class: "hint" }, "Runs that tokenize the examples "
       + "differently from the first run, or have other kinds of attention, are not compared with it.") : null,
     ...(pairs ? RUNS.map(pairsPart) : [h("p", { class: "hint" },
-      "No head has two examples of the same length, of at least six tokens, with different densities.")]),
+      "No head has different densities on two examples of the same length (at least six tokens).")]),
   ];
 }
 
 function comparisonPart(comparison) {
   const { first, second } = comparison;
   return h("section", null, h("h2", null, `${first} and ${second}`),
-    h("p", { class: "hint" }, "Divergence (Jensen–Shannon): 0 where both runs give the same weights; the more weight they "
-      + "give to different positions, the higher. Long sources have lower values. The heads of each run are averaged first.", comparison.kinds.some((kind) => severalHeads(comparison, kind.kind))
+    h("p", { class: "hint" }, "The divergence (Jensen–Shannon) is 0 if both runs give the same weights. It grows with the weight that "
+      + "they give to different positions, and is lower for long sources. The heads of each run are averaged first.", comparison.kinds.some((kind) => severalHeads(comparison, kind.kind))
       ? " “Within” is the divergence among the heads of one run." : ""),
     comparison.kinds.map((kind) => h("div", null,
       h("h3", null, `${KIND_NAMES[kind.kind]}: mean divergence ${plain(kind.mean, 3)} over ${whole(kind.words)} words`),
@@ -33,7 +33,7 @@ function severalHeads({ first, second }, kind) {
 function wordTable(comparison, kind, list, title) {
   const { first, second } = comparison;
   const within = severalHeads(comparison, kind.kind);
-  const word = kind.kind === "cross" ? "Predicted after" : "Word";
+  const word = kind.kind === "cross" ? "Previous target word" : "Word";
   const columns = [word, "Example", "Divergence", `${first} attends to`, `${second} attends to`,
     ...(within ? [`Within ${first}`, `Within ${second}`] : [])];
   const rows = kind[list].map((row) => [spell(row.piece), sentenceLink(row.sentence, kind.kind), numeric(plain(row.between, 3)),
@@ -57,8 +57,8 @@ function pairsPart(run) {
   const place = h("div", { class: "pairs" });
   showPairs(run, place);
   return h("section", null, h("h2", null, titleOf(run, "one head, two examples")),
-    h("p", { class: "hint" }, "The same head on two examples of equal length: on the left the one on which it is "
-      + "sparsest, on the right the one on which it is densest."), place);
+    h("p", { class: "hint" }, "The same head on two examples of equal length. The head is sparsest on the left "
+      + "example, and densest on the right one."), place);
 }
 
 async function showPairs(run, place) {

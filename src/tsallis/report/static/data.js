@@ -1,11 +1,11 @@
-// The data of the report. The weights of a sentence are unpacked when they are first shown.
+// Read the data of the report. The weights of a sentence are unpacked when they are first shown.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs;
-const OUTPUT_RUNS = RUNS.filter((run) => run.outputs); // for the other runs only attention was analysed
+const OUTPUT_RUNS = RUNS.filter((run) => run.outputs); // the other runs have only an analysis of attention
 const TRAINED = RUNS.some((run) => run.step !== null); // false if all models come without a training run
 const TARGET_RUN = RUNS.length ? RUNS[0].corpus.target_run : null; // run whose answers are the targets, or null
-// The position of the example in the overview. Other views start with the same example.
+// Position of the example in the overview. Other views start with the same example.
 const FIRST_SHOWN = RUNS.length ? Math.max(0, RUNS[0].sentences.findIndex((sentence) => sentence.index === RUNS[0].example)) : 0;
 const KINDS = Object.keys(DATA.sides).filter((kind) => RUNS.some((run) => run.layers.some((l) => l.kind === kind)));
 const KIND_NAMES = { encoder: "Encoder", decoder: "Decoder", cross: "Cross-attention" };
@@ -30,15 +30,15 @@ function hasSide(side) {
   return RUNS[0].sentences.some((sentence) => sentence[side].length);
 }
 
-// The name of a side. A single side is called "text", neither source nor target.
+// Return the name of a side. If there is only one side, its name is "text".
 function sideName(side) {
   return hasSide("source") && hasSide("target") ? side : "text";
 }
 
-// The name of the target: a reference, or the answer of a run if the line has no reference.
+// Return the name of the target: a reference, or the answer of a run if the line has no reference.
 function targetName() {
   if (sideName("target") === "text") return "Text";
-  if (TARGET_RUN) return RUNS.length > 1 ? `Answer of ${TARGET_RUN}, taken as target` : "Answer, taken as target";
+  if (TARGET_RUN) return RUNS.length > 1 ? `Answer of ${TARGET_RUN} (used as target)` : "Answer (used as target)";
   return OUTPUT_RUNS.length ? "Reference" : "Target";
 }
 
@@ -52,29 +52,30 @@ function layersOf(run, kind) {
 
 // Describe what the heads of a kind attend from and to.
 function kindNote(run, kind) {
-  if (kind === "cross") return "each target word, as it is predicted, to the source";
+  if (kind === "cross") return "from each predicted target word to the source";
   const name = sideName(DATA.sides[kind][0]);
   const causal = layersOf(run, kind).every((layer) => layer.causal);
-  return causal ? `${name} to the ${name} so far` : `${name} to ${name}`;
+  return causal ? `from each position of the ${name} to itself and earlier positions`
+    : `from each position of the ${name} to all positions`;
 }
 
-// The words of queries and keys. Cross-attention belongs to the word that is predicted, not to the word that is read.
+// Return the words of queries and keys. A query of cross-attention is named after the word that it predicts.
 function sides(kind, text) {
   const [queries, keys] = DATA.sides[kind];
   return [kind === "cross" ? [...text.target.slice(1), "(end)"] : text[queries], text[keys]];
 }
 
-// The text that identifies a sentence: its source, or its target if there is no source.
+// Return the text that identifies a sentence: its source, or its target if there is no source.
 function titleText(sentence, letters) {
   return short(sentenceText(sentence.source.length ? sentence.source : sentence.target), letters);
 }
 
 function roleOf(head) {
   if (head.role) return DATA.roles[head.role].phrase;
-  return head.tendency ? `no role, nearest: ${DATA.roles[head.tendency].phrase}` : "no role";
+  return head.tendency ? `no role, closest: ${DATA.roles[head.tendency].phrase}` : "no role";
 }
 
-// The score of a head's closest role as a share of the role's threshold; 0 if no role is close.
+// Return the score of a head's closest role as a share of the role's threshold; 0 if no role is close.
 function nearness(head) {
   return head.tendency ? head.scores[head.tendency] / DATA.roles[head.tendency].threshold : 0;
 }
@@ -113,7 +114,7 @@ async function unpack(text, shapes) {
   }));
 }
 
-// A head with its rows of [key, weight], one per query. They are created on demand: the rows of all heads of a long
+// Return a head with a row of [key, weight] per query. Rows are created on demand: the rows of all heads of a long
 // sentence would fill the memory.
 function withRows({ queries, keys, support, gaps, units }, causal) {
   let cell = 0;
@@ -131,7 +132,7 @@ function withRows({ queries, keys, support, gaps, units }, causal) {
 
 const unpacked = new Map();
 
-// The weights of a head on one of the report's sentences: rows of [key, weight], one per query.
+// Return the weights of a head on a sentence of the report: a row of [key, weight] per query.
 async function weightsOf(head, position) {
   const name = `weights-${head.run.number}-${position}`;
   if (!unpacked.has(name)) {
@@ -149,7 +150,7 @@ async function exampleWeights(head, example) {
   return withRows((await unpack(example.weights, [shape]))[0][0], head.causal);
 }
 
-// The names of the validation scores, and a number in the format that the table of scores sets.
+// The names of the validation scores. showScore formats numbers as the table of scores requires.
 const DEV_SCORES = Object.keys(DATA.scores).filter((name) => name.startsWith("dev_"));
 
 function showScore(name, value) {
@@ -157,7 +158,7 @@ function showScore(name, value) {
   return (kind === "%" ? percent : plain)(value, Number(digits));
 }
 
-// The name of a score, by its name in a log or in an evaluation. A score that is missing from the table keeps its name.
+// Return the title of a score in a log or an evaluation, or its name if it has no title.
 function scoreTitle(name) {
   return (DATA.scores[name] || DATA.scores[`dev_${name}`] || { title: name }).title;
 }
@@ -168,7 +169,7 @@ const MEASURES = [
   { key: "alpha", name: "Alpha", value: (head) => head.alpha, show: (v) => plain(v), low: 1, high: 2 },
   { key: "confidence", name: "Confidence in the role", value: (head) => head.confidence, show: (v) => plain(v),
     low: 0, high: 1 },
-  { key: "increase", name: "Loss without it", value: (head) => head.increase, show: (v) => (v === null ? "–"
+  { key: "increase", name: "Loss increase when removed", value: (head) => head.increase, show: (v) => (v === null ? "–"
     : (v > -0.0005 ? "+" : "−") + Math.abs(v).toFixed(3)), low: 0, high: null },
   ...Object.keys(RUNS.length && RUNS[0].heads.length ? RUNS[0].heads[0].scores : {}).map((name) => ({
     key: name, name: { clusters: "Clusters", within_word: "Within words" }[name] || name[0].toUpperCase() + name.slice(1),

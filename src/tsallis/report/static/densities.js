@@ -1,4 +1,4 @@
-// Densities of continuous attention over words, images and time, with their supports.
+// Show the densities of continuous attention over words, images and time, with supports.
 
 let densityExample = 0;
 
@@ -10,10 +10,10 @@ function viewDensities() {
   const what = runs[0].shown[0].grid ? "regions" : "words";
   return [
     h("h1", { tabindex: "-1" }, "Densities"),
-    h("p", { class: "lead" }, `Where the model looks, on ${whole(runs[0].examples)} examples of ${runs[0].corpus}. `
-      + (what === "words" ? "A text of any length is the line from 0 to 1." : "An image is the unit square.")
-      + " Outside its support a density is exactly zero."),
-    h("section", null, h("h2", null, runs.length > 1 ? "Runs" : "The run"), densityFacts(runs, what)),
+    h("p", { class: "lead" }, `This tab shows where the model looks in ${whole(runs[0].examples)} examples of ${runs[0].corpus}. `
+      + (what === "words" ? "Each text, short or long, spans the line from 0 to 1." : "Each image is the unit square.")
+      + " A density is exactly zero outside its support."),
+    h("section", null, h("h2", null, runs.length > 1 ? "Runs" : "Run"), densityFacts(runs, what)),
     h("section", null, h("h2", null, "Examples"),
       h("div", { class: "controls" }, choice("Example", runs[0].shown.map((example, i) => [String(i),
         `${example.index + 1}: ${short(example.title, 60)}`]), String(densityExample), (value) => {
@@ -28,13 +28,13 @@ function densityFacts(runs, what) {
   const rows = [
     ["Task", (run) => run.task],
     ["Attention", (run) => run.arguments.attention],
-    ["Function of its weights", (run) => String(run.arguments.transform ?? "")],
-    ["Density", (run) => (run.size === null ? null : String(run.arguments.density ?? "that of the function"))],
+    ["Attention function", (run) => String(run.arguments.transform ?? "")],
+    ["Density", (run) => (run.size === null ? null : String(run.arguments.density ?? "with the alpha of the attention function"))],
     ["Accuracy", (run) => (run.accuracy === null ? null : percent(run.accuracy, 1))],
     [`Share of ${what} with a weight of exactly zero`, (run) => (run.zeros === null ? null : percent(run.zeros, 1))],
     [`Share of ${what} with no mass under the density`, (run) => (run.zero_masses === null ? null
       : percent(run.zero_masses, 1))],
-    [what === "words" ? "Part of the text in the support" : "Part of the image in the support", (run) => (run.size === null
+    [what === "words" ? "Share of the text in the support" : "Share of the image in the support", (run) => (run.size === null
       ? null : percent(run.size, 1))],
   ];
   return facts(runs, rows);
@@ -47,7 +47,7 @@ function densityHistograms(run) {
   const bars = (title, histogram, xName) => figure(name ? name + title : capital(title), barChart(histogram.edges, histogram.counts,
     { xName, yName: "examples", left: 56, height: 170 }));
   return [...run.centres.map((histogram, i) => bars("centres of densities", histogram, axis[i])),
-    run.sizes ? bars("sizes of supports", run.sizes, "part that the support covers") : null];
+    run.sizes ? bars("sizes of supports", run.sizes, "share covered by the support") : null];
 }
 
 function exampleFigure(run, example) {
@@ -143,7 +143,7 @@ function massTable(example) {
     example.words.map((word, i) => [spell(word), ...columns.map(([, values]) => numeric(weight(values[i])))]), "weights"));
 }
 
-// One row per channel: lines show the supports of its densities, and dots their centres.
+// Draw one row per channel: lines show the supports of its densities, and dots their centres.
 function viewSignals() {
   const channels = [...new Set(DATA.signals.map((one) => one.channel))];
   const heads = Math.max(...DATA.signals.map((one) => one.head)) + 1;
@@ -156,7 +156,7 @@ function viewSignals() {
       s("text", { class: "tick", x: toX(mark), y: height - 20, "text-anchor": "middle" }, label(mark)));
   }
   svg.append(s("text", { class: "name", x: (left + width) / 2, y: height - 4, "text-anchor": "middle" },
-    "time, 0 is the start and 1 the end"));
+    "time, from 0 (start) to 1 (end)"));
   channels.forEach((channel, i) => {
     svg.append(s("text", { class: "word", x: left - 8, y: i * row + row / 2 + 4, "text-anchor": "end" }, short(channel, 18)));
     for (const one of DATA.signals.filter((signal) => signal.channel === channel)) {
@@ -173,8 +173,8 @@ function viewSignals() {
   });
   return [
     h("h1", { tabindex: "-1" }, "Time"),
-    h("p", { class: "lead" }, "Where the densities of each channel look, the same for all series. A dot is a centre, "
-      + "a line the support. If a density is unbounded, a dashed line spans two standard deviations to each side."),
+    h("p", { class: "lead" }, "The densities of each channel over time. They are the same for all series. A dot marks a centre, and "
+      + "a line a support. If a density is unbounded, a dashed line spans two standard deviations to each side."),
     figure("Densities over time", svg),
     scroller("Densities over time as a table", table("Densities over time", ["Channel", "Head", "Centre", "Deviation", "Support"],
       DATA.signals.map(({ channel, head, density }) => [channel, numeric(head + 1), numeric(plain(density.mean[0])),

@@ -33,7 +33,7 @@ function clamp(value, low, high) {
   return Math.min(Math.max(value, low), high);
 }
 
-// Numbers, formatted for reading.
+// Format numbers for reading.
 
 function plain(value, digits = 2) {
   return value === null || value === undefined ? "–" : value.toFixed(digits);
@@ -69,12 +69,12 @@ function capital(text) {
   return text === "" ? "" : text[0].toUpperCase() + text.slice(1);
 }
 
-// The title of a figure about a run. With several runs it starts with the run's name.
+// Return the title of a run's figure. With several runs it starts with the run's name.
 function titleOf(run, text) {
   return RUNS.length > 1 ? `${run.name}: ${text}` : capital(text);
 }
 
-// Pieces of a sentence, without the word-start mark ▁ and the marks of tags. Invisible characters are shown by name.
+// Show pieces of a sentence without the word-start mark ▁ and the tag marks. Invisible characters are shown by name.
 
 const TAG = /^<(?:tag|lang):(.+)>$/;
 
@@ -125,7 +125,7 @@ function figure(title, drawing, options = {}) {
     options.after || null);
 }
 
-// The legend of colours, in a line above a figure.
+// Return the legend of colours, in a line above a figure.
 function legend(colours) {
   return h("p", { class: "legend" }, colours.map(([colour, name]) => h("span", null,
     h("i", { class: "swatch", style: { background: colour } }), ` ${name}`)));
@@ -163,7 +163,7 @@ function saveSvg(drawing, title) {
 
 // Tables.
 
-// A table in which the first cell of each row is the row's header.
+// Create a table whose rows start with a header cell.
 function table(name, columns, rows, kind = null, caption = "unseen") {
   return h("table", { class: kind }, h("caption", { class: caption }, name),
     h("thead", null, h("tr", null, columns.map((text) => h("th", { scope: "col" }, text)))),
@@ -180,7 +180,7 @@ function scroller(name, content) {
   return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": name }, content);
 }
 
-// A table that is created when it is first opened.
+// Return details that create their table when they are first opened.
 function tableDetails(summary, make) {
   const details = h("details", null, h("summary", null, summary));
   details.addEventListener("toggle", () => {

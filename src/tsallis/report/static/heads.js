@@ -1,4 +1,4 @@
-// The table of all heads, and the card of one head.
+// Show the table of heads, and the card of one head.
 
 let sortKey = MEASURES.some((measure) => measure.key === "confidence") ? "confidence" : "name";
 let sortUp = sortKey === "name";
@@ -44,8 +44,8 @@ function viewHeads() {
   const runs = [["all", "all runs"], ...RUNS.map((run) => [String(run.number), run.name])];
   return [
     h("h1", { tabindex: "-1" }, "Heads"),
-    h("p", { class: "lead" }, "Click a column to sort by it, or a head to open its card. Scores are mean weights "
-      + "from 0 to 1. A head’s role is the score that exceeds its threshold most."),
+    h("p", { class: "lead" }, "Click a column header to sort, or a head to open its card. Scores are mean weights "
+      + "from 0 to 1. A head’s role is the one whose score exceeds its threshold by the largest factor."),
     h("div", { class: "controls" },
       choice("Attention", kinds, kindFilter, (value) => { kindFilter = value; draw(); }),
       RUNS.length > 1 ? choice("Run", runs, runFilter, (value) => { runFilter = value; draw(); }) : null),
@@ -85,7 +85,7 @@ function valueCell(measure, value, high) {
 
 function viewHead(id) {
   const head = HEADS.get(id);
-  if (!head) return [h("h1", { tabindex: "-1" }, "There is no such head"), h("p", null, h("a", { href: "#heads" }, "All heads"))];
+  if (!head) return [h("h1", { tabindex: "-1" }, "Head not found"), h("p", null, h("a", { href: "#heads" }, "All heads"))];
   const heads = head.run.heads;
   const place = heads.indexOf(head);
   const near = (offset, text) => (heads[place + offset]
@@ -99,7 +99,7 @@ function viewHead(id) {
     h("p", { class: "lead" }, sentenceOf(head)),
     h("p", { class: "pager" }, near(-1, "← previous head"), near(1, "next head →")),
     h("div", { class: "columns" }, cardFacts(head), scoreFigure(head), densityFigure(head), historyFigure(head)),
-    h("section", null, h("h2", null, head.examples.length ? "Examples that show it best" : "On some examples"), examples),
+    h("section", null, h("h2", null, head.examples.length ? "Examples that show this head best" : "Some examples"), examples),
   ];
 }
 
@@ -133,7 +133,7 @@ function scoreFigure(head) {
         width: toX(head.scores[name]) - left, height: row - 9 }),
       s("line", { class: "threshold", x1: toX(threshold), x2: toX(threshold), y1: y, y2: y + row - 3 }),
       s("line", { class: "uniform", x1: toX(head.uniform[name]), x2: toX(head.uniform[name]), y1: y + 1, y2: y + row - 4 },
-        s("title", null, `${name}: equal weights would have ${plain(head.uniform[name])}`)),
+        s("title", null, `${name}: equal weights would score ${plain(head.uniform[name])}`)),
       s("text", { class: "value", x: toX(1) + 8, y: y + 12 }, plain(head.scores[name])));
   });
   svg.append(s("text", { class: "name", x: left, y: height - 6 }, "mean weight"));
@@ -145,7 +145,7 @@ function densityFigure(head) {
   const edges = Array.from({ length: count + 1 }, (_, i) => i / count);
   if (head.histogram.filter(Boolean).length < 2) return null;
   return figure("Density on each example", barChart(edges, head.histogram, { height: 200,
-    xName: "share of keys above zero", yName: "examples" }));
+    xName: "share of attended keys", yName: "examples" }));
 }
 
 function historyFigure(head) {

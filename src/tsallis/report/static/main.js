@@ -15,7 +15,7 @@ const VIEWS = [...(RUNS.length ? RUN_VIEWS : []),
   ...(DATA.signals.length ? [["signals", "Time", viewSignals]] : []),
   ...(DATA.sweep && (!RUNS.length || DATA.sweep.points.length > 2) ? [["sweep", "Sweep", viewSweep]] : [])];
 
-// The parts of the address. An address that can't be decoded is used as it is.
+// Return the parts of the address. An address that can't be decoded is used as it is.
 function addressParts() {
   const address = location.hash.slice(1);
   try {

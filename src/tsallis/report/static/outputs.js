@@ -1,4 +1,4 @@
-// The symbols that are possible in the output layer: over the corpus, at each step of a target, and in the beam.
+// Show the possible symbols of the output layer: over the corpus, at each step of a target, and in the beam.
 
 let outputSentence = FIRST_SHOWN;
 
@@ -11,8 +11,8 @@ function viewOutputs(number) {
   draw();
   return [
     h("h1", { tabindex: "-1" }, "Outputs"),
-    h("p", { class: "lead" }, `For each step of the ${TARGET_RUN ? "target" : "reference"}: which symbols are possible, `
-      + "the most probable first, and how many. All others are excluded: their probability is exactly zero."),
+    h("p", { class: "lead" }, `For each step of the ${TARGET_RUN ? "target" : "reference"}, this tab shows how many symbols are `
+      + "possible, and the most probable ones. Impossible symbols have a probability of exactly zero."),
     h("div", { class: "controls" }, sentenceChoice(outputSentence, (number) => {
       outputSentence = number;
       draw();
@@ -35,15 +35,15 @@ function outputsOf(run) {
   ];
 }
 
-// Describe how many steps exclude the target's symbol. A run never excludes symbols of its own answer, so its number is
-// left out.
+// Describe how many steps exclude the target's symbol. For its own answer a run excludes no symbol, so only the number
+// of steps is shown.
 function excludedSteps(run, steps) {
   const count = `${steps.length} ${steps.length === 1 ? "step" : "steps"}`;
   if (run.name === TARGET_RUN) return `${count}.`;
   const excluded = steps.filter(([, prob]) => prob === 0).length;
   const target = TARGET_RUN ? "target" : "reference";
   return excluded ? `${excluded} of ${count} ${excluded === 1 ? "excludes" : "exclude"} the ${target}’s symbol.`
-    : `The ${target}’s symbol is possible at every step. ${count}.`;
+    : `The ${target}’s symbol is possible at every step (${count}).`;
 }
 
 function stepTable(run, sentence) {
@@ -64,7 +64,7 @@ function treePart(run, sentence, title) {
   if (!tree.edges.length) return h("p", { class: "hint" }, "The search found no output.");
   return figure(titleOf(run, title), treeDrawing(tree.edges), {
     scroll: true,
-    note: `probability of each branch; all outputs together ${probability(tree.mass, 0)}`,
+    note: `probability of each branch; sum over the outputs: ${probability(tree.mass, 0)}`,
     after: h("p", { class: `certificate ${tree.certificate}` }, certificateText(tree.certificate, tree.bound)),
   });
 }
@@ -76,7 +76,7 @@ function outputFigures(run) {
     counts: outputs.support_counts,
   });
   const figures = [
-    figure(titleOf(run, "possible symbols per step"), barChart(counts.edges, counts.counts, { xName: "symbols above zero",
+    figure(titleOf(run, "possible symbols per step"), barChart(counts.edges, counts.counts, { xName: "possible symbols",
       yName: "steps", left: 56, height: 170 }), { note: `mean ${plain(outputs.support)}; ${percent(outputs.sparsity, 1)} zeros` }),
     ...[["total", "sum of the values"], ["norm", "norm of the scores"], ["threshold", "threshold τ(z)"]]
       .filter(([key]) => outputs[key] && outputs[key].histogram.counts.filter(Boolean).length > 1)
@@ -91,7 +91,7 @@ function outputFigures(run) {
 
 const MOST_BARS = 40;
 
-// Merge neighbouring bins of a histogram until there are at most MOST_BARS; the last bin holds the remainder.
+// Merge neighbouring bins of a histogram until there are at most MOST_BARS; the last one may merge fewer bins.
 function coarser({ edges, counts }) {
   const size = Math.ceil(counts.length / MOST_BARS);
   const bins = Math.ceil(counts.length / size);

@@ -1,4 +1,4 @@
-// The first view: one example with its proof, six numbers, and the heads if there are many.
+// Show the first view: one example with its proof, six numbers, and the heads if there are many.
 
 const FEW_HEADS = 4; // up to this number, a map of the heads shows nothing that the numbers don't
 const NUMBERS = 6;
@@ -13,7 +13,7 @@ function mean(values) {
   return numbers.length ? numbers.reduce((sum, value) => sum + value, 0) / numbers.length : null;
 }
 
-// Two sentences about the first run: what is exactly zero, and what is proved about the example.
+// Return two sentences about the first run: what is exactly zero, and what is proved about the example.
 function leadText() {
   const run = RUNS[0];
   const name = RUNS.length > 1 ? run.name + (mapOf(run) ? ` (${mapOf(run)})` : "") : "the model";
@@ -40,17 +40,17 @@ function leadText() {
 function attentionText(run) {
   const density = mean(run.heads.map((head) => head.density));
   const [heads, texts] = [run.heads.length, run.corpus.sentences];
-  return `${heads === 1 ? "One attention head" : `${whole(heads)} attention heads`} read ${
+  return `Measured: ${heads === 1 ? "one attention head" : `${whole(heads)} attention heads`} on ${
     texts === 1 ? "one text" : `${whole(texts)} texts`}. ${density > 0.9995 ? "Every head attends to every position: no weight is zero."
     : `On average a head attends to ${percent(density)} of the positions; all other weights are zero.`}`;
 }
 
-// The sentence of a run whose tree the overview shows.
+// Return the sentence of a run whose tree the overview shows.
 function exampleOf(run) {
   return run.sentences.find((sentence) => sentence.index === run.example && sentence.tree && sentence.tree.edges.length);
 }
 
-// The numbers that matter most, each with an explanation. Numbers that no run has are left out.
+// Return the most important numbers with explanations. Numbers that no run has are left out.
 function numberRows() {
   const best = DEV_SCORES.find((key) => key !== "dev_loss" && RUNS.some((run) => key in run.metrics));
   const ofDev = (key, text) => [[scoreTitle(key), text], (run) => (key in run.metrics ? showScore(key, run.metrics[key]) : null)];
@@ -59,8 +59,8 @@ function numberRows() {
   return [
     ...(best ? [ofDev(best, "on the development set")] : []),
     ofDev("dev_gold_in_support", "how often the next symbol of the reference is possible, on the development set"),
-    [[scoreTitle("output_support"), "the fewer, the less the model hesitates"], possibleSymbols],
-    [["Density", "share of the positions that get attention, mean of the heads"], (run) => percent(mean(run.heads.map((head) => head.density)))],
+    [[scoreTitle("output_support"), "fewer means that the model is more certain"], possibleSymbols],
+    [["Density", "share of the positions that get attention, averaged over heads"], (run) => percent(mean(run.heads.map((head) => head.density)))],
     [[scoreTitle("complete"), "the search found every possible output"], proved("complete")],
     [[scoreTitle("optimal"), "not complete, but no other output is more probable than the best one"], proved("optimal")],
     [["Heads with a role", "such as attending to the previous token"], headsWithRole],
@@ -161,7 +161,7 @@ function viewOverview() {
   ];
 }
 
-// The attention of some heads on one text, where no outputs were searched.
+// Draw the attention of some heads on one text, for runs without searched outputs.
 function firstFigures() {
   const place = h("div", { class: "examples" });
   firstHeads().forEach(async (head) => {
@@ -173,18 +173,18 @@ function firstFigures() {
   return place;
 }
 
-// What was measured, and where the proofs come from.
+// Describe what was measured, and where the proofs come from.
 function corpusText() {
   const { corpus, answers } = RUNS[0];
   const part = corpus.sentences === corpus.available ? "" : `the first ${whole(corpus.sentences)} of `;
   return [`Measured on ${corpus.name}: ${part}${whole(corpus.available)} ${corpus.available === 1 ? "example" : "examples"}`,
-    answers.length && answers.length !== corpus.sentences ? `; the proofs are from ${whole(answers.length)} of them` : "",
+    answers.length && answers.length !== corpus.sentences ? `; the search ran on ${whole(answers.length)} of them` : "",
     RUNS.every((run) => run.heads.every((head) => head.alpha === null))
-      ? ". Weights of softmax that float32 rounds to zero count as zero" : "",
+      ? ". Softmax weights that float32 rounds to zero count as zero" : "",
     corpus.unknown ? `. ${whole(corpus.unknown)} symbols are not in the vocabularies` : "", "."].join("");
 }
 
-// A table of facts. Each row is a name and a function that returns a run's value. Rows without any value are left out.
+// Return a table of facts. Each row is a name and a function of a run. Rows without values are left out.
 function facts(runs, rows, kind = "facts") {
   const known = rows.map(([name, value]) => [name, ...runs.map((run) => value(run) || "–")])
     .filter(([, ...values]) => values.some((value) => value !== "–"));

@@ -1,4 +1,4 @@
-// The sentence explorer: any heads of any runs on one sentence, side by side.
+// Show any heads of any runs on one sentence, side by side.
 
 let shownSentence = FIRST_SHOWN;
 let shownHeads = null;
@@ -166,12 +166,12 @@ async function drawPanel(head, body, row) {
 }
 
 function weightTable(name, weights, queries, keys) {
-  return tableDetails("Weights as a table", () => table(name, ["Word", "Keys above zero", "Weights"], queries.map((query, i) => [
+  return tableDetails("Weights as a table", () => table(name, ["Word", "Attended keys", "Weights"], queries.map((query, i) => [
     spell(query), numeric(`${weights.rows[i].length} of ${visibleKeys(weights, i)}`),
     weights.rows[i].map(([key, value]) => `${spell(keys[key])} ${weight(value)}`).join(", ")]), "weights"));
 }
 
-// All heads of one kind as small matrices. A click shows a head in the first panel.
+// Show all heads of one kind as small matrices. A click shows a head in the first panel.
 let thumbKind = null;
 let thumbRun = "0";
 

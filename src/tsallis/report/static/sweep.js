@@ -1,4 +1,4 @@
-// Scores of runs against the one setting in which they differ, with the spread over seeds.
+// Plot scores against the one setting in which the runs differ, with the spread over seeds.
 
 function settingName(setting) {
   const name = setting.replace(/model\./g, "");
@@ -20,7 +20,7 @@ function viewSweep() {
     /alpha/.test(sweep.setting)
       ? h("p", { class: "hint" }, "Each alpha has its own loss function: do not compare the losses.") : null,
     h("div", { class: "columns" }, order.filter((name) => varies(sweep, name)).map((name) => sweepFigure(sweep, name))),
-    h("section", null, h("h2", null, "Over the updates"),
+    h("section", null, h("h2", null, "During training"),
       legend(sweep.points.map((point, i) => [shade(i, sweep.points.length), label(point.value)])),
       h("div", { class: "columns" }, order.slice(0, 2).map((name) => sweepCurves(sweep, name)))),
     h("section", null, h("h2", null, "Means and deviations"), sweepTable(sweep, order)),

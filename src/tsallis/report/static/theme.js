@@ -1,4 +1,4 @@
-// Light or dark colours, and the link that skips the controls.
+// Set light or dark colours, and handle the link that skips the controls.
 
 function dark() {
   return document.documentElement.dataset.theme

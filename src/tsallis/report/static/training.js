@@ -1,4 +1,4 @@
-// How alphas and densities change during training, and how they are distributed at the end.
+// Show how alphas and densities change during training, and their distributions at the end.
 
 function viewTraining() {
   if (!TRAINED) return [h("h1", { tabindex: "-1" }, "Layers"), ...RUNS.map(histograms), spread()];
@@ -6,7 +6,7 @@ function viewTraining() {
   const parts = RUNS.flatMap((run) => {
     const figures = [history(run, run.alphas, "Alpha", { low: 1, high: 2 }), histograms(run),
       history(run, run.densities, "Density", { low: 0, high: 1 })].filter(Boolean);
-    return figures.length ? [h("h2", null, titleOf(run, "heads over the updates")), ...figures] : [];
+    return figures.length ? [h("h2", null, titleOf(run, "heads during training")), ...figures] : [];
   });
   return [
     h("h1", { tabindex: "-1" }, "Training"),
@@ -40,13 +40,13 @@ function curves() {
   const body = h("div");
   const draw = () => body.replaceChildren(...curveFigures(runs, timed && curvesOver === "time"));
   draw();
-  return h("section", null, h("h2", null, "Scores and outputs over the training"), runLegend(),
-    timed ? h("div", { class: "controls" }, segments("Over", [["updates", "updates"], ["time", "time"]], curvesOver, (value) => {
+  return h("section", null, h("h2", null, "Scores and outputs during training"), runLegend(),
+    timed ? h("div", { class: "controls" }, segments("X-axis", [["updates", "updates"], ["time", "time"]], curvesOver, (value) => {
       curvesOver = value;
       draw();
     })) : null,
-    missing.length ? h("p", { class: "hint" }, `No thresholds in the log of ${missing.map((run) => run.name).join(", ")}: `
-      + "its training did not log them.") : null,
+    missing.length ? h("p", { class: "hint" }, `Thresholds are missing for ${missing.map((run) => run.name).join(", ")}: `
+      + "they were not logged during training.") : null,
     body);
 }
 
@@ -118,7 +118,7 @@ function histograms(run) {
     })));
 }
 
-// Densities and diversity by layer, for all runs.
+// Show densities and diversity by layer, for all runs.
 function spread() {
   const dense = (run) => run.heads.every((head) => head.density === 1);
   const rows = RUNS.filter((run) => !dense(run)).flatMap((run) => kindsOf(run).map((kind) => [run, kind]));
@@ -133,7 +133,7 @@ function spread() {
       const heads = run.heads.filter((head) => head.kind === kind);
       const counts = heads[0].histogram.map((_, i) => heads.reduce((sum, head) => sum + head.histogram[i], 0));
       const edges = counts.map((_, i) => i / counts.length).concat(1);
-      return figure(title(run, kind, "densities"), barChart(edges, counts, { xName: "share of keys above zero",
+      return figure(title(run, kind, "densities"), barChart(edges, counts, { xName: "share of attended keys",
         yName: "heads × examples", left: 56, colour: `var(--${kind})`, height: 160 }));
     })),
     layered.length ? h("h3", null, "Density of each layer’s heads, sorted") : null,

@@ -1,4 +1,4 @@
-// The outputs of a search as a tree, and the symbols that are possible at a step.
+// Draw the outputs of a search as a tree, and list the possible symbols of a step.
 
 const CERTIFICATES = {
   complete: ["Proved complete:", "these are all possible outputs. Every other output has a probability of exactly zero."],
@@ -12,7 +12,7 @@ function certificateText(kind, bound) {
   return [h("strong", null, name), ` ${meaning}${kind === "bounded" ? ` ${probability(Math.exp(bound), bound)}.` : ""}`];
 }
 
-// The displayed name of an output's symbol; the last symbol marks the end.
+// Return the displayed name of an output's symbol; the last symbol marks the end.
 function symbolName(symbol) {
   return symbol === "</s>" ? "(end)" : symbol;
 }

@@ -1,4 +1,4 @@
-// The answers of a search that differ from their references.
+// List the answers that differ from their references.
 
 function viewWrong() {
   const runs = RUNS.filter((run) => run.answers.length);
@@ -25,7 +25,7 @@ function isWrong(answer) {
 function answerCell(answer) {
   if (answer.answer === null) return "none";
   return h("span", { class: isWrong(answer) ? "wrong" : null, dir: "auto" }, answer.answer || "(empty)", " ",
-    h("small", null, isWrong(answer) ? probability(answer.prob, 0) : "right"));
+    h("small", null, isWrong(answer) ? probability(answer.prob, 0) : "correct"));
 }
 
 function exampleLink(index) {

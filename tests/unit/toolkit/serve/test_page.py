@@ -39,7 +39,7 @@ def visit(browser: Any, serve: Serve) -> Iterator[Visit]:
         tab.close()
 
 
-def test_a_page_without_outputs_has_no_headings_for_them(visit: Visit) -> None:
+def test_result_headings_are_hidden_before_the_first_search(visit: Visit) -> None:
     tab = visit({"columns": ["word", "features"], "examples": ["scan\tV;PST"]})
     assert tab.locator("h2:visible").all_text_contents() == ["Outputs", "Write it yourself"]
     assert tab.locator(".field span").all_text_contents() == ["Word", "Features"]
@@ -62,7 +62,7 @@ def answer(tab: Any, **content: Any) -> None:
 
 
 @pytest.mark.parametrize("outputs", [1, 4])
-def test_the_page_asks_for_no_more_than_the_server_allows(visit: Visit, outputs: int) -> None:
+def test_the_page_requests_at_most_the_allowed_outputs(visit: Visit, outputs: int) -> None:
     tab = visit(outputs=outputs)
     with tab.expect_request("**/api/translate") as request:
         ask(tab)
@@ -73,7 +73,7 @@ def test_the_page_asks_for_no_more_than_the_server_allows(visit: Visit, outputs:
     assert "at most" not in tab.inner_text("main")
 
 
-def test_what_is_shown_goes_with_its_source(visit: Visit) -> None:
+def test_clearing_a_field_clears_the_results(visit: Visit) -> None:
     tab = visit()
     ask(tab)
     tab.wait_for_selector("svg.matrix")
@@ -86,13 +86,13 @@ def test_what_is_shown_goes_with_its_source(visit: Visit) -> None:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ({"status": 500, "json": {}}, "The server answers with status 500 and no message."),
-        ({"status": 502, "body": "<html>", "content_type": "text/html"}, "The server answers with status 502"),
-        ({"status": 200, "body": "<html>", "content_type": "text/html"}, "The server answers with status 200"),
+        ({"status": 500, "json": {}}, "The server returned status 500 without a message."),
+        ({"status": 502, "body": "<html>", "content_type": "text/html"}, "The server returned status 502"),
+        ({"status": 200, "body": "<html>", "content_type": "text/html"}, "The server returned status 200"),
         ({"status": 400, "json": {"error": "n_best: at most 4"}}, "n_best: at most 4."),
     ],
 )
-def test_a_search_that_fails_leaves_nothing_of_the_last_one(visit: Visit, content: dict[str, Any], text: str) -> None:
+def test_failed_searches_clear_earlier_results(visit: Visit, content: dict[str, Any], text: str) -> None:
     tab = visit()
     ask(tab)
     answer(tab, **content)
@@ -102,7 +102,7 @@ def test_a_search_that_fails_leaves_nothing_of_the_last_one(visit: Visit, conten
     assert tab.inner_text(STEPS) == "" and tab.locator("svg.matrix").count() == 0
 
 
-def test_a_search_that_finds_nothing_leaves_nothing_of_the_last_one(visit: Visit) -> None:
+def test_searches_without_outputs_clear_earlier_results(visit: Visit) -> None:
     tab = visit()
     ask(tab)
     nothing = {"certificate": "none", "bound": None, "mass": 0.0, "hypotheses": [], "tree": None}
@@ -112,7 +112,7 @@ def test_a_search_that_finds_nothing_leaves_nothing_of_the_last_one(visit: Visit
     assert tab.inner_text(STEPS) == "" and tab.locator("svg.matrix").count() == 0
 
 
-def test_an_output_is_looked_at_with_the_source_that_was_searched(visit: Visit) -> None:
+def test_selected_outputs_keep_the_searched_source(visit: Visit) -> None:
     tab = visit()
     ask(tab)
     tab.wait_for_selector("svg.matrix")
@@ -125,7 +125,7 @@ def test_an_output_is_looked_at_with_the_source_that_was_searched(visit: Visit) 
 
 def test_a_prompt_may_be_empty(visit: Visit) -> None:
     tab = visit({"task": "language", "columns": ["prompt"], "attention": []})
-    assert "It may be empty." in tab.inner_text("main")
+    assert "The field may be empty." in tab.inner_text("main")
     with tab.expect_request("**/api/translate") as request:
         tab.click("text=Search >> nth=0")
     assert request.value.post_data_json["sources"] == [""]
@@ -134,7 +134,7 @@ def test_a_prompt_may_be_empty(visit: Visit) -> None:
     tab.wait_for_selector("text=Please fill in source and features.")
 
 
-def test_outputs_that_are_possible_are_not_shown_as_impossible(visit: Visit) -> None:
+def test_tiny_probabilities_are_not_shown_as_zero(visit: Visit) -> None:
     tab = visit()
     draws = [
         {"text": text, "prob": 0.0, "log_prob": log, "support": [2], "num_attended": [1], "tokens": [4], "ended": True}

@@ -23,8 +23,8 @@ constexpr int STATS = 5;
 
 // The statistics of a loss may be wider, [rows, width]. They then also hold the support, so that
 // the gradient does not read the scores. After the STATS numbers come the number of entries, or -1
-// if they don't fit (the size above may then be too large); the entries' masses [room]; and their
-// classes [room] as int32.
+// if they don't fit (the size of the support may then be too large); the entries' masses [room];
+// and their classes [room] as int32.
 template <class T> struct Support {
     T* count;
     T* mass;
@@ -107,8 +107,8 @@ struct GatherCall {
 };
 
 // Dropout of n numbers in rows of d; the last row may be shorter. Each number is kept with
-// probability `keep_prob` and divided by it, or set to zero. The choice is a function of the seed,
-// the row and the column alone, so that no mask is stored. `out` may equal `in`.
+// probability `keep_prob` and divided by it, or set to zero. The choice depends only on the seed,
+// the row and the column, so no mask is stored. `out` may equal `in`.
 struct DropCall {
     int32_t storage;  // float or double
     int64_t n, d;
@@ -157,7 +157,7 @@ struct AttentionCall {
     int64_t slope_strides[2];
     const void* key_norms;  // [batch, key_heads]: bounds of the key norms; null: unknown
     double* block_norms;    // [batch, key_heads, norm_blocks(keys)]; or null, see norm_of_block
-    int64_t offset;         // query i is at key i + offset, for the causal order and the slopes
+    int64_t offset;         // causal order and slopes: query i has the position of key i + offset
     int32_t* support;       // [batch, key_heads * group, queries]: how many keys a query attends to
     void* stats;            // [batch, key_heads * group, queries, STATS]
     int32_t* columns;  // [batch, key_heads * group, queries, capacity], or null: no lists are saved
@@ -179,7 +179,7 @@ struct RankCall {
     int64_t count, end;  // end: the end symbol, negative if there is none
     int64_t relu;        // whether the output is alpha-ReLU with threshold tau
     double alpha, tau;
-    double distinct;      // scores of at least this size can't be told apart
+    double distinct;      // scores of at least this magnitude can't be distinguished
     const int64_t* only;  // [rows] or null: the only symbol to rank, or negative for all
     const void* scores;
     void* best;         // double [rows, count], the largest first, padded with -inf
@@ -190,19 +190,19 @@ struct RankCall {
 };
 
 // One step of a decoder in float, including the ranking of its scores for a search. Weights of
-// matrix products are in panels of PANEL_COLUMNS columns [panel][input][column]. What a row keeps
-// from a step is read where it was written, in `cache`: a Transformer the keys and values
-// [layers][2][d] of a symbol, and a recurrent decoder its states, see recurrent_step.h.
+// matrix products are in panels of PANEL_COLUMNS columns [panel][input][column]. Later steps read
+// what a step has written to `cache`: for each row, a Transformer's keys and values [layers][2][d]
+// of a symbol, or a recurrent decoder's states, see recurrent_step.h.
 struct DecoderCall {
     RankCall rank;  // its scores are null; with a count of 0 nothing is ranked
     int64_t kind;   // DecoderKind
     int64_t rows, layers, d;
     int64_t hidden;  // units of a feed-forward network, or gates of a recurrent layer
-    // Of a Transformer.
+    // The next five: for a Transformer.
     int64_t heads, pre_norm;
     double embedding_scale, epsilon;  // epsilon: added to variances in layer norms
     const void* positions;            // [at least the number of symbols read, d]
-    // Of a recurrent decoder.
+    // The next two: for a recurrent decoder.
     int64_t d_embedding, feeding;  // feeding: whether it reads its last output
     const void* weights;           // pointers in the order of `LayerWeights`, `ModelWeights` in
                                    // transformer_rows.h or `RecurrentWeights` in recurrent_step.h
@@ -221,7 +221,7 @@ struct DecoderCall {
 enum DecoderKind { TRANSFORMER, LSTM, GRU };
 // Columns of a row's state: the address of the first symbol of its source (the others follow it),
 // the length of the source, the number of symbols that the row has read, and the first of their
-// addresses. A recurrent decoder only has the address of its last symbol, and does not count.
+// addresses. A recurrent decoder stores only the address of its last symbol, and does not count.
 enum StateColumns { SOURCE, SOURCE_LENGTH, READ, FIRST_ADDRESS };
 // A Transformer's encoder with weights in the same layout, over sources [batch, width]. `lengths`
 // holds the number of symbols of each source.
@@ -240,7 +240,7 @@ struct EncoderCall {
 // Projects the encoder's states of sources to the keys and values that the decoder's layers read.
 // Also sets the decoder's states before the first symbol.
 struct ProjectCall {
-    int64_t batch, width, d, columns;  // columns: of all layers, rounded up to panels
+    int64_t batch, width, d, columns;  // columns: of all layers, in whole panels
     const void *weights, *bias;        // in panels
     const void* states;                // [batch, width, d]
     const int64_t* lengths;            // [batch]
@@ -264,25 +264,25 @@ struct BeamCall {
     int64_t length, rows, capacity;  // current prefixes: length, number, maximum number
     int64_t* prefixes;               // [PREFIX_COLUMNS, capacity]: the current prefixes
     double* log_prob;                // [capacity]
-    int64_t base, used, room;        // earlier rows: before this memory, in it, its capacity
+    int64_t base, used, room;        // base: earlier rows elsewhere; used: here; room: capacity
     int64_t* history;                // [HISTORY_COLUMNS, room]
     double* history_value;           // [HISTORY_VALUES, room]
     int64_t nan_source;              // the first source whose probabilities are NaN, or -1
     RankCall rank;                   // the results of a step
     const int64_t* attended;         // [rows]: results of the step
 };
-// Columns of a source: the number of steps of its longest output, and the length from which outputs
-// may end. Then the number of its current prefixes, the number of its outputs' scores, whether a
-// prefix was dropped, and whether scores were too large. Forced symbols start at FORCED.
+// Columns of a source: the maximum number of steps of an output, the length from which outputs may
+// end, the number of current prefixes, the number of scores of outputs, whether a prefix was
+// dropped, and whether scores were too large. Forced symbols start at FORCED.
 enum BeamSource { STEPS, FREE_FROM, ROWS, COSTS, GAVE_UP, UNCLEAR, FORCED };
 enum PrefixColumns { TOKEN, PARENT, OWNER, PREFIX_COLUMNS };
 // Columns of a row of an earlier step: those of a prefix, then these.
 enum HistoryColumns { SUPPORT = PREFIX_COLUMNS, ATTENDED, HISTORY_COLUMNS };
 enum HistoryValues { LOG_PROB, END, HISTORY_VALUES };  // END: -inf where no output is recorded
 
-// A model of a search. Its decoder is that of the first step. Results have room for `capacity`
-// rows, but attention and a Transformer's cache for `room` rows, and next_state for all steps. A
-// recurrent decoder's cache has room for 2 * `capacity` rows, which are used in turn.
+// A model of a search. `decoder` is the call of the first step. Results have room for `capacity`
+// rows, and a row of next_state for the last step. Attention and a Transformer's cache have room
+// for `room` rows, and a recurrent decoder's cache for 2 * `capacity` rows, which are used in turn.
 struct SearchModel {
     DecoderCall decoder;
     int64_t* states;  // [capacity, columns of the last step], scratch for the next states
@@ -316,7 +316,7 @@ struct ScreenCall {
     float* longest;               // [batch, key_heads]: the largest norm of an encoded key
     int32_t* pauses;  // [batch, heads]: steps to compute without a scan; or null: always scan
     int64_t begin;    // encoding: the first key
-    double bound;     // factor of the error bounds; below 1 only in tests, which must notice
+    double bound;     // factor of the error bounds; below 1 only in tests that must detect it
 };
 
 // The kernels for one instruction set and one storage.

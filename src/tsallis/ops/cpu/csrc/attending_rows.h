@@ -54,8 +54,8 @@ INLINE void mix_vectors(const float* const* keys, int64_t n, int64_t value, cons
     for (int w = 0; w < W; w++) store(out + (first + w) * N, total[w]);
 }
 
-// Return the distance between rows of n numbers: whole panels, and more if the rows of a tile would
-// otherwise share few sets of a first-level cache.
+// Return the distance between rows of n numbers: whole panels, plus a cache line if the rows of a
+// tile would otherwise share few sets of a first-level cache.
 INLINE int64_t row_stride(int64_t n) {
     constexpr int64_t LINE = 16, SETS = 64;
     const int64_t whole = whole_panels(n);
@@ -74,7 +74,7 @@ INLINE void additive_scores(const float* query, const float* const* keys, int64_
     }
 }
 
-// Rows [rows, row] of a thread that attend, and their buffers, which subclasses allocate.
+// Rows [rows, row] of a thread that attend to keys, and buffers that subclasses allocate.
 class AttendingRows {
   protected:
     static constexpr int64_t GROUP = 16;  // rows whose attention is computed at once

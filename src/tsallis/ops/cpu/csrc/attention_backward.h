@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr int MARKS = 16;  // keys whose marks share one number, a bit each
+constexpr int MARKS = 16;  // keys whose marks share one integer, one bit per key
 // From this many entries per key on, gradients of keys and values are summed key by key.
 constexpr double BY_COLUMNS = 3;
 constexpr int64_t ENTRIES_PER_STEP = 4096;  // with more entries, N rows are computed at a time

@@ -65,12 +65,12 @@ class Arena {
     int64_t used = 0;
 };
 
-// The range of rows of a table that are computed. It grows to the rows that tiles need.
+// The range of a table's rows that are already computed. It grows to the rows that tiles need.
 struct ReadyRows {
     int64_t begin = 0, end = 0;
 
-    // Call compute(first, last) for the rows of [from, to) that are not ready. If there is a gap
-    // between them and the range, the range starts anew: windows move on.
+    // Call compute(first, last) for the rows of [from, to) that are not ready. The range starts
+    // anew if a window has moved so far that these rows are not adjacent to it.
     template <class Compute> void extend(int64_t from, int64_t to, Compute&& compute) {
         if (from > end || to < begin) begin = end = from;
         if (from < begin) compute(from, begin), begin = from;
@@ -268,9 +268,9 @@ template <class T> class AttentionTile {
         return largest_key;
     }
 
-    // Bounds of the window of a tile. The score of a key is at most |q| |k| minus what the slope
-    // takes. A weight is zero if its score is `cutoff` below the row's largest. So a row does not
-    // see a key with norm |k| that is farther away than |q| |k| / slope + rest.
+    // Bounds of the window of a tile. The score of a key is at most |q| |k| - slope * distance. A
+    // weight is zero if its score is `cutoff` below the row's largest. So a row does not see a key
+    // with norm |k| that is farther away than |q| |k| / slope + rest.
     struct Reach {
         double length[MAX_TILE_ROWS], rest[MAX_TILE_ROWS];  // length: |q| / slope
         double first, last;  // beyond these positions, not even keys of the largest norm are seen
@@ -336,7 +336,7 @@ template <class T> class AttentionTile {
         compute_scores();
         return true;
     }
-    // The window begins with a whole panel.
+    // Set the window. It begins at the start of a panel.
     void set_window(int64_t begin, int64_t end) {
         tile.begin = begin / PANEL<T> * PANEL<T>;
         tile.span = min(end, tile.keys) - tile.begin;

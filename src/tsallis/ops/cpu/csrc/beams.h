@@ -120,11 +120,11 @@ class Beams {
         std::memcpy(value(END), step.ends, bytes);
     }
 
-    // Return whether a prefix with one more token could not even end.
+    // Return whether a prefix with one more token would have no step left to end.
     bool at_limit(int64_t source) const { return call.length + 2 > source_of(source)[STEPS]; }
 
-    // Drop endings that are not among the best continuations of the step, which include endings. At
-    // the length limit none is dropped, because nothing else is left.
+    // Drop endings that are not among the `size` best continuations of the step, endings included.
+    // At the length limit all are kept, because prefixes can't continue.
     void compete(int64_t source, int64_t row, int64_t end) {
         if (call.length < source_of(source)[FREE_FROM] || at_limit(source)) return;
         double *ends = value(END), *before = value(LOG_PROB);
@@ -191,7 +191,7 @@ class Beams {
         return next + chosen;
     }
 
-    // Collect the best candidates in order, one more than a source may have prefixes.
+    // Collect the best `size` + 1 candidates in order: `choose` needs the best one that is dropped.
     void find_best(const RankCall& step, int64_t row, int64_t end) {
         const size_t most = (size_t)call.size + 1;
         const double* before = value(LOG_PROB);
@@ -218,8 +218,8 @@ class Beams {
     }
 
     // Drop candidates that can change neither the best outputs nor the certificate of a normalised
-    // model. This function is called only after a prefix was dropped, when the list can no longer
-    // be the whole distribution.
+    // model. This function is called only after a prefix was dropped: the outputs are then no
+    // longer complete.
     int64_t shrink(int64_t source, int64_t chosen) const {
         if (source_of(source)[COSTS] < call.n_best) return chosen;
         const double worst = -costs(source)[call.n_best - 1];

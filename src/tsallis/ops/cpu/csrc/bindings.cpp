@@ -183,7 +183,7 @@ template <class Call> void run_rows(Work<Call> work, const Call* call, int threa
              threads);
 }
 
-// Page by page, the first access to fresh memory costs more than the computation. Huge pages of two
+// The first access to each page of fresh memory costs more than the computation. Huge pages of two
 // megabytes, if the system has them, make that cost small.
 void request_huge_pages(void* memory, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -373,8 +373,8 @@ EXPORT void tsallis_search(SearchCall* call, int threads) {
     }
 }
 
-// Return the call with memory for the blocks' bounds of key norms, if its slopes may limit windows.
-// The bounds are not known yet (-1).
+// Return the call. If its slopes may limit windows, it gets memory for the blocks' bounds of key
+// norms, set to -1 (not computed yet).
 static AttentionCall with_block_norms(const AttentionCall& from, std::vector<double>& norms) {
     AttentionCall call = from;
     if (call.slopes && !call.key_norms && call.queries >= MIN_PANEL_QUERIES &&

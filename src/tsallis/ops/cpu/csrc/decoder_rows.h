@@ -31,7 +31,7 @@ class DecoderRange {
     const int64_t* state(int64_t r) const { return call.state + (begin + r) * call.state_row; }
     float* cache(int64_t r) const { return (float*)call.cache + (begin + r) * call.cache_row; }
 
-    // Add the address in the cache to the state, or replace the address of the last symbol.
+    // Add each row's address in the cache to its state; without growth, replace the last address.
     void advance_state(int64_t rows) const {
         for (int64_t r = 0; r < rows; r++) {
             int64_t* next = call.next_state + (begin + r) * (call.state_row + call.growth);
@@ -63,7 +63,7 @@ class DecoderRange {
         }
     }
 
-    // Compute and rank the scores of rows; buffers are of the sizes below.
+    // Compute and rank the scores of rows. The functions below return buffer sizes.
     void output(const Linear& projection, const float* last, int64_t row, int64_t rows,
                 float* scores, float* ranking) const {
         const int64_t scores_row = whole_panels(call.rank.d);

@@ -12,7 +12,7 @@ namespace {
 
 class Ensemble {
   public:
-    // The steps of all models, with all log-probabilities. Results replace those of the first.
+    // `steps`: one per model, with all log-probabilities. Results replace those of the first.
     Ensemble(const DecoderCall* steps, int64_t models) : steps(steps), models(models) {}
 
     void average() const {
@@ -67,7 +67,7 @@ class Ensemble {
         call.support[r] = support;
     }
 
-    // Average the attention, and count the symbols of the source with a weight.
+    // Average the attention, and count the source symbols with a weight above zero.
     void attend(int64_t r) const {
         float* weights = (float*)steps->attention + r * steps->attention_row;
         int64_t attended = 0;

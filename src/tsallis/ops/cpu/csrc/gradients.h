@@ -1,4 +1,4 @@
-// Gradients of the mappings, computed from the probabilities alone.
+// Gradients of the mappings, computed from the probabilities without the scores.
 
 #pragma once
 

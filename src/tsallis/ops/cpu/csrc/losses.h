@@ -81,8 +81,8 @@ RowLoss<T> loss_of(Rows<T>& s, int row, const T* z, T gold, bool need_alpha,
                 compress_indices(list.index + list_size, where + i, m, (T)0);
             }
             list_size += __builtin_popcount(m);
-            // A last small step may have added entries whose values are still missing here; their
-            // base u shows them.
+            // A last small step may have added entries whose values are still missing here. They
+            // are counted by their base u.
             if (K == GENERAL)
                 count += __builtin_popcount(bits(at.base(v) >= f.least * COUNT_MARGIN<T>));
             part += u * (m ? max(v, fill(OUTSIDE<T>)) : Vec<T>{});

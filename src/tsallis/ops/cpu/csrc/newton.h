@@ -15,7 +15,7 @@
 namespace {
 
 template <class T> constexpr T TINY = 1e-30;
-constexpr int MAX_PLAIN_POWER = 8;  // in higher powers the rounding error of u near 1 would show
+constexpr int MAX_PLAIN_POWER = 8;  // higher powers amplify the rounding error of u near 1
 
 // The purpose of a computation: losses may round tiny probabilities to zero, and the u of
 // alpha-ReLU may exceed 1.
@@ -225,8 +225,8 @@ template <class T, class V = T> struct Threshold {  // of one row, or of one row
         return u > (T)0.5 ? x - t - fine : u - (T)1;
     }
 };
-// Return u^b for GENERAL and u > 0; undefined for a NaN. With a small b the rounding error of u
-// does not show.
+// Return u^b for GENERAL and u > 0; undefined for a NaN. With a small b the rounding error of u is
+// negligible.
 template <class T, class At>
 INLINE Vec<T> general_power(Vec<T> x, Vec<T> u, Vec<T> inside, At at, const AlphaParams<T>& f,
                             Vec<T> b) {
@@ -408,8 +408,8 @@ INLINE Vec<T> newton_step(const State<T>& s, Vec<T> eps, Vec<T> b) {
         if (BOUND) return (s.mass - square_root(s.mass)) / s.q;
         Vec<T> inside = s.q * s.q - s.r * s.excess;
         Vec<T> exact = s.excess / (s.q + square_root(positive_part(inside)));
-        // Too far away, the quadratic has no root. A little more than Newton's step saves steps;
-        // the next ones correct it.
+        // Too far from the solution, the quadratic has no root. A little more than Newton's step
+        // saves steps; later steps correct it.
         return inside >= 0 ? exact : (s.mass - square_root(s.mass)) / s.q * (T)1.15;
     }
     // F (1 - F^-eps) / G, by series if F is near 1

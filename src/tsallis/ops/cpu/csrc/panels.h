@@ -34,9 +34,8 @@ constexpr int FEW_ROWS = 3;
 template <int M>
 constexpr int FEW_ROWS_VECTORS = VECTOR_BYTES == 64 || M == 1 ? 8 : 4;  // vectors of columns
 
-// Multiply M rows by W vectors of columns. With many rows, the places of the results and the
-// columns at `next` are prefetched meanwhile. With few rows, loading the weights takes most of the
-// time.
+// Multiply M rows by W vectors of columns. With many rows, also prefetch the places of the results
+// and the columns at `next`. With few rows, loading the weights takes most of the time.
 template <int M, int W, Finish FINISH>
 INLINE void multiply_tile(const float* a, int64_t a_row, const float* b, int64_t inputs,
                           const float* bias, const float* next, float* c, int64_t c_row) {
@@ -44,7 +43,7 @@ INLINE void multiply_tile(const float* a, int64_t a_row, const float* b, int64_t
     F sum[M][W];
     UNROLL for (int m = 0; m < M; m++) UNROLL for (int w = 0; w < W; w++) sum[m][w] =
         load(bias + w * N);
-    constexpr int FETCHED = M > FEW_ROWS && VECTOR_BYTES == 64 ? M : 0;  // no gain if shorter
+    constexpr int FETCHED = M > FEW_ROWS && VECTOR_BYTES == 64 ? M : 0;  // shorter vectors: no gain
     UNROLL for (int m = 0; m < FETCHED; m++) for (int n = 0; n < W * N; n += 16)
         __builtin_prefetch(c + m * c_row + n, 1);
     for (int64_t k = 0; k < inputs; k++) {
@@ -113,7 +112,7 @@ template <Finish FINISH>
 void multiply_linear(const Linear& w, const float* a, int64_t a_row, int64_t rows, float* c,
                      int64_t c_row) {
     constexpr int SIDE = 2 * LANES<float>;
-    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;  // of even size: 13 rows as 6 and 7
+    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;  // of similar size: 13 = 6 + 7 rows
     int64_t n = 0;
     if (rows == 1) n = multiply_few_rows<1, FINISH>(w, a, a_row, c, c_row);
     if (rows == 2) n = multiply_few_rows<2, FINISH>(w, a, a_row, c, c_row);

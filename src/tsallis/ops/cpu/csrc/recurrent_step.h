@@ -1,8 +1,7 @@
 // One step of an LSTM's or a GRU's decoder over a range of rows: layers, attention to the source
-// with bilinear or additive scores, output, and ranking. What a row keeps in the cache are its last
-// output, if the next step reads it, and the states of all layers, [d] each. Those of an LSTM
-// follow in a second list for its cells. A source's symbol is a key and a value, each of whole
-// vectors.
+// with bilinear or additive scores, output, and ranking. The cache of a row contains its last
+// output, if the next step reads it; the states of all layers, [d] each; and the cells of all
+// layers of an LSTM. A symbol of a source is stored as a key and a value, each of whole vectors.
 
 #pragma once
 
@@ -25,7 +24,7 @@ struct RecurrentWeights {
 
 class RecurrentRows : AttendingRows, DecoderRange {
   public:
-    static constexpr int64_t VECTOR = 16;  // keys and values are multiples of it
+    static constexpr int64_t VECTOR = 16;  // sizes of keys and values are multiples of it
 
     RecurrentRows(const DecoderCall& call, const Kernels& table, int64_t first, int64_t last)
         : AttendingRows(last - first, (call.d + VECTOR - 1) / VECTOR * VECTOR, 1,
@@ -65,7 +64,7 @@ class RecurrentRows : AttendingRows, DecoderRange {
     int64_t units, input_row, gates_row;
     float *x, *gates, *own_gates, *mixed, *ranking;
 
-    // Where the states of a layer are in a row's memory, and before them the last output.
+    // Return where a layer's states start in a row's cache, after the last output if it is kept.
     int64_t place(int64_t n) const { return (call.feeding + n) * units; }
     const float* before(int64_t r) const { return (const float*)state(r)[FIRST_ADDRESS]; }
     void copy(float* to, const float* from, int64_t n) const {

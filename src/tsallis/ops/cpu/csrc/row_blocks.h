@@ -20,7 +20,7 @@ template <class T> struct Block {
     Rows<T> rows;
     AlphaParams<T> params[MAX_ROWS];
     int64_t stride;
-    T *tile[3], *spare;  // tiles; one more row
+    T *tile[3], *spare;  // spare: one more row
 
     Block(const Layout& layout, int tiles) {
         const int64_t together = block_rows(layout.d), d = layout.d;

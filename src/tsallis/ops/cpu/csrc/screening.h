@@ -26,7 +26,7 @@ constexpr int64_t AHEAD = 8704;      // distance of the prefetch in bytes
 constexpr int64_t CANDIDATES = 128;  // number of new candidates after which the cut is raised
 constexpr int64_t FEW = 256;         // up to this number of candidates a scan always continues
 constexpr int PAUSE = 16;            // number of dense steps after a scan that was given up
-constexpr double UNIT = 1.0 / (1 << 24), SPARE = 1 + 1e-6;  // SPARE: 16 roundings of float
+constexpr double UNIT = 1.0 / (1 << 24), SPARE = 1 + 1e-6;  // SPARE: room for 16 float roundings
 
 // The bytes of a block: [groups of four numbers][keys][4], then scales and errors in bfloat16.
 INLINE int64_t num_groups(int64_t size) { return (size + 3) / 4; }
@@ -109,7 +109,8 @@ INLINE FU pair_products(FH a, FH b) {
     return sums;
 #endif
 }
-// Four numbers of a query as two operands of `accumulate`, and what they add for bytes of 128.
+// Four numbers of a query as two operands of `accumulate`, and their sums, which
+// correct for the 128 that is added to the bytes of keys.
 struct Operands {
     uint32_t first, second;
     int32_t first_sum, second_sum;
@@ -154,7 +155,7 @@ class Screening : AttentionTile<float> {
           kernels(kernels),
           groups(num_groups(screen.attention.size)) {}
 
-    // Compute a query. Return false if that is left to a dense product: most keys may have a
+    // Compute a query. Return false if a dense product must compute it: many keys may have a
     // weight, or numbers are not finite.
     bool run(int64_t number) { return prepare(number) && finish(); }
 
@@ -197,10 +198,10 @@ class Screening : AttentionTile<float> {
     const Kernels& kernels;
     const int64_t groups;
     uint32_t *first, *second, first_sum, second_sum;  // operands of the query
-    float step, norm, rounding;  // |x| and the rest of the error per unit of a key's scale
+    float step, norm, rounding;  // norm: |x|; rounding: other errors per unit of a key's scale
     float *gathered, *mask;
-    float *low, *high, *weight;  // of the candidates: bounds of their scores
-    int32_t* index;              // of the candidates, descending
+    float *low, *high, *weight;  // bounds of the candidates' scores, and weights
+    int32_t* index;              // the candidates' keys, descending
     int64_t count;
     float cut;  // keys with an upper bound below it have weight zero
 

@@ -87,7 +87,7 @@ INLINE void transpose_rows(const S* const* z, int rows, int64_t d, Vec<T> shift,
         Vec<T> in[N], out[N] = {};
         for (int r = 0; r < N; r++) in[r] = load_row(z[r < rows ? r : 0], c, d, (T)-INFINITY);
         transpose<T>(in, out);
-        // Keeps NaN.
+        // This max keeps NaN.
         for (int k = 0; k < N; k++) x[c + k] = max(fill(OUTSIDE<T>), (out[k] - shift) * eps);
     }
 }

@@ -1,4 +1,4 @@
-// Requests to this server. A new request cancels the pending one of the same kind, and the server stops its work.
+// Send requests to this server. A new request cancels the pending one of its kind, and the server stops working on it.
 
 const pending = new Map();
 
@@ -10,13 +10,13 @@ async function ask(kind, content) {
     const response = await fetch(`api/${kind}`, content === undefined ? { signal: control.signal } : {
       method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(content),
       signal: control.signal,
-    }).catch((error) => { throw error.name === "AbortError" ? error : new Error("The server does not answer"); });
+    }).catch((error) => { throw error.name === "AbortError" ? error : new Error("The server does not respond"); });
     const answer = await response.json().catch((error) => {
       if (error.name === "AbortError") throw error;
       return null; // not JSON, for example the error page of a proxy
     });
     if (!response.ok || answer === null) {
-      throw new Error((answer && answer.error) || `The server answers with status ${response.status} and no message`);
+      throw new Error((answer && answer.error) || `The server returned status ${response.status} without a message`);
     }
     return answer;
   } finally {
@@ -29,7 +29,7 @@ function cancel(...kinds) {
   for (const kind of kinds) if (pending.has(kind)) pending.get(kind).abort();
 }
 
-// Show in `place` what `work` makes of the response, or the error.
+// Show in `place` what `work` returns for the response, or the error.
 // Return true on success, false after an error, and null if the request was cancelled.
 async function show(place, request, work) {
   place.setAttribute("aria-busy", "true");

@@ -1,4 +1,4 @@
-// Completion while typing: a text field, with the possible continuations below it.
+// Complete the typed text: a text field, with the possible continuations below it.
 
 function completionField(noun, ask_, chosen) {
   const list = h("ul", { id: "choices", role: "listbox", "aria-label": "Possible continuations" });
@@ -78,7 +78,7 @@ function completionField(noun, ask_, chosen) {
     },
     node: h("div", { class: "completion" },
       h("label", { for: "typed" }, `Start of the ${noun}`), field,
-      h("p", { class: "hint" }, "Use the arrow keys and Enter to choose. "
-        + "Enter without a choice shows the steps of the text."), state, list),
+      h("p", { class: "hint" }, "Use the arrow keys and Enter to choose a continuation. "
+        + "Press Enter without choosing to see the steps of your text."), state, list),
   };
 }

@@ -1,10 +1,10 @@
-// The page: a source, and everything that the selected run predicts for it.
+// Build the page: a source, and everything that the selected run predicts for it.
 
 const DELAY = 300; // milliseconds after the last key press
 const MODES = [["beam", "Fast"], ["exact", "Proved best"], ["all", "Everything"], ["sample", "Random"]];
 const MODE_NOTES = {
-  beam: "Finds the most likely outputs and says whether they are proved best.",
-  exact: "Finds the most probable outputs and proves that they are.",
+  beam: "Finds the most probable outputs and shows whether they are proved to be the best.",
+  exact: "Finds the most probable outputs and proves that there are no better ones.",
   all: "Lists all outputs with a probability above zero, within the search limits.",
   sample: "Draws random outputs from the model’s distribution.",
 };
@@ -182,7 +182,7 @@ async function start() {
     document.title = `${run.name} – tsallis`;
     view.replaceChildren(...runPage(run, limits).filter(Boolean));
     const empty = h("p", { class: "hint" }, `Type ${run.columns.join(" and ")} above`, run.examples.length ? ", or click an example." : ".",
-      mayBeEmpty(run) ? " It may be empty." : "");
+      mayBeEmpty(run) ? " The field may be empty." : "");
     view.querySelector(".pair section div").replaceChildren(empty);
   };
   await show(view, ask("runs"), ({ runs, limits, version }) => {

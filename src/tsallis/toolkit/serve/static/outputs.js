@@ -1,4 +1,4 @@
-// The outputs for a source: certificate, list and tree; then the steps and the attention of the selected output.
+// Show the outputs for a source (certificate, list and tree), and the steps and attention of the selected output.
 
 function certificateOf(answer) {
   const { certificate, bound, mass, hypotheses } = answer;
@@ -9,7 +9,7 @@ function certificateOf(answer) {
       answer.stopped_by ? ` The search ended early (${answer.stopped_by}), after ${whole(answer.expanded)} prefixes.` : null));
 }
 
-// A list of outputs, one of them selected. Log-probabilities tell outputs apart whose probabilities underflow to 0.
+// List outputs and select the first one. Log-probabilities distinguish outputs whose probabilities underflow to 0.
 function outputList(outputs, name, choose) {
   const most = outputs.reduce((high, output) => Math.max(high, output.log_prob), -Infinity);
   return h("fieldset", { class: "outputs" }, h("legend", { class: "unseen" }, name),
@@ -20,7 +20,7 @@ function outputList(outputs, name, choose) {
         h("span", { class: "share", "aria-hidden": "true", style: { width: `${100 * Math.exp(output.log_prob - most)}%` } })))));
 }
 
-// Spell out a text that is only white space, so that it can be seen.
+// Make a text of only white space visible.
 function outputText(text) {
   return text.trim() === "" && text !== "" ? [...text].map(spell).join("") : text || "(empty)";
 }
@@ -38,7 +38,7 @@ function drawsOf(draws) {
 function searchResult(answer, choose) {
   if (answer.draws) {
     const outputs = drawsOf(answer.draws);
-    if (!outputs.length) return h("p", { class: "hint" }, "No sample came to an end.");
+    if (!outputs.length) return h("p", { class: "hint" }, "No sample was completed: each reached a dead end or the length limit.");
     choose(outputs[0]);
     return [h("p", { class: "hint" }, `${whole(answer.draws.length)} samples, ${whole(outputs.length)} different `
       + "outputs, the most frequent first, each with its probability."), outputList(outputs, "Samples", choose)];
