@@ -1,55 +1,55 @@
-# Every target makes the virtual environment it needs, once. On another Python: make test PYTHON=python3.12
-# Without a GPU: make test TORCH_INDEX=URL, the index of CPU builds that PyTorch's page "Get Started" shows
+# Each target creates the virtual environment that it needs, once. For another Python: make test PYTHON=python3.12
+# Without a GPU: make test TORCH_INDEX=URL. PyTorch's page "Get Started" shows the URL of the CPU builds.
 
 PYTHON ?= python3
 VENV ?= .venv
-# An index for torch alone, beside the usual one, which has what torch depends on in the tested versions.
+# An additional index, only for torch. The usual index has the tested versions of torch's dependencies.
 TORCH_INDEX ?=
 BIN = $(VENV)/bin
 THREADS ?= 1
 WORKERS ?= 2
 MINUTES ?= 120
 PYTEST_FLAGS ?= -n $(WORKERS) --durations=15 -q
-# Build requirements are held to the tested versions too.
+# Builds use the tested versions of their requirements, too.
 export PIP_CONSTRAINT = $(abspath constraints.txt)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 PIP = $(BIN)/python -m pip install --quiet
 KERNEL = src/tsallis/ops/cpu
 CSRC = $(wildcard $(KERNEL)/csrc/*.cpp $(KERNEL)/csrc/*.h)
-# What an installation compiles, and what with.
+# The kernel's sources, and the scripts that compile them.
 BUILD = hatch_build.py $(CSRC) $(wildcard $(KERNEL)/*.py)
 RUNTIME = $(shell $(CXX) -print-file-name=$(1))
 
 .PHONY: help results demo test test-slow test-fast test-eager test-oldest test-wheel test-mutants coverage soak kernel sanitize lint format tools bench test-gpu bench-gpu docs clean
 
 help:
-	@echo "make demo        train on embedded English verbs and show answers with their proof (some two minutes)"
-	@echo "make test        the tests, but for the slow ones (some 7 minutes on two cores)"
-	@echo "make test-slow   the slow ones (some 45 minutes; TSALLIS_PART=1/3: the first third of them)"
-	@echo "make test-fast   what to run while one works: no kernels for GPUs, no commands, no other processes (2 minutes)"
-	@echo "make test-eager  those of the maps and models, with PyTorch's operations instead of the compiled kernel"
-	@echo "make kernel      compile the CPU kernel in place (installing does so too, where a C++ compiler is)"
-	@echo "make test-oldest those of models of Hugging Face, with the oldest Transformers that is supported"
-	@echo "make test-wheel  those of the core, against a wheel, with a Python of its own (PYTHON=.../bin/python)"
-	@echo "make test-mutants the share of faults put into the code on purpose that tests notice"
-	@echo "make coverage    the lines of the core that its tests run, and those that they don't"
-	@echo "make soak        trainings with kills at random: nothing is lost, memory stays flat (MINUTES=120)"
-	@echo "make sanitize    the kernel's tests, with GCC's address and undefined behaviour sanitizers"
-	@echo "make lint        ruff, clang-format and mypy"
-	@echo "make format      let ruff and clang-format correct what they can"
-	@echo "make bench       maps, losses, attention and a whole output layer beside PyTorch's and those of PyPI entmax"
-	@echo "make test-gpu    the tests of the kernels for GPUs, with a Python that has one (PYTHON=python3)"
-	@echo "make bench-gpu   maps, losses, output layer and attention on a GPU beside PyTorch's and their peers'"
-	@echo "make results     the tables and figures of README and docs, from the committed rows of benchmarks/results"
-	@echo "make docs        the documentation, in docs/_build/html"
-	@echo "make clean       remove what these targets made"
-	@echo "On Linux torch brings gigabytes of CUDA packages. Without a GPU add TORCH_INDEX=URL: PyTorch's page"
+	@echo "make demo         train on embedded English verbs and print answers with proofs (about 2 minutes)"
+	@echo "make test         run all tests except the slow ones (about 7 minutes on two cores)"
+	@echo "make test-slow    run the slow tests (about 45 minutes; TSALLIS_PART=1/5: only the first fifth)"
+	@echo "make test-fast    run the quick tests: no GPU kernels, commands or new processes (2 minutes)"
+	@echo "make test-eager   run the tests of maps and models without the compiled kernel"
+	@echo "make test-oldest  run the tests of Hugging Face models with the oldest supported Transformers"
+	@echo "make test-wheel   build a wheel and test the library in it (PYTHON=.../bin/python)"
+	@echo "make test-mutants insert faults into the code and print the share that tests detect"
+	@echo "make coverage     print the lines of the library that its tests run or miss"
+	@echo "make soak         kill training runs at random, and check that nothing is lost (MINUTES=120)"
+	@echo "make kernel       compile the CPU kernel in place"
+	@echo "make sanitize     run the kernel's tests with GCC's address and undefined behaviour sanitizers"
+	@echo "make lint         run ruff, clang-format and mypy"
+	@echo "make format       format the code with ruff and clang-format"
+	@echo "make bench        compare maps, losses, attention and output layer with PyTorch and PyPI entmax"
+	@echo "make test-gpu     run the tests of the GPU kernels, with a Python that has a GPU (PYTHON=python3)"
+	@echo "make bench-gpu    run the benchmarks on a GPU"
+	@echo "make results      write the tables and figures of README and docs from benchmarks/results"
+	@echo "make docs         build the documentation in docs/_build/html"
+	@echo "make clean        remove the files that these targets created"
+	@echo "On Linux torch downloads gigabytes of CUDA packages. Without a GPU add TORCH_INDEX=URL: PyTorch's page"
 	@echo "'Get Started' shows the URL if you choose 'CPU' there"
 
 demo: $(VENV)/.toolkit
 	$(BIN)/tsallis demo
 
-# A file's tests run in one process, which prepares what they share once.
+# All tests of a file run in one process, so their shared fixtures run once.
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS) --dist loadfile -m "not slow"
 
@@ -63,14 +63,14 @@ test-fast: $(VENV)/.dev
 test-eager: $(VENV)/.dev
 	TSALLIS_BACKEND=eager OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/contract tests/unit
 
-# It asks for older versions of what constraints.txt pins, so these lie in a folder of their own, ahead of the others.
+# Transformers 5.4 needs older versions than constraints.txt pins. PYTHONPATH puts their folder before the others.
 test-oldest: $(VENV)/.dev
 	PIP_CONSTRAINT= $(PIP) --upgrade --no-deps --target build/transformers-5.4 transformers==5.4.0 \
 		huggingface-hub==1.5.0 tokenizers==0.22.2 httpx==0.28.1 httpcore==1.0.9
 	PYTHONPATH=build/transformers-5.4 OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow or sampled" \
 		tests/contract/test_huggingface.py tests/unit/huggingface
 
-# A wheel of this platform, tried by a Python that has torch, numpy, pytest and hypothesis: PYTHON=.../bin/python.
+# Test a wheel for this platform with a Python that has torch, numpy, pytest and hypothesis: PYTHON=.../bin/python.
 test-wheel: $(VENV)/.dev
 	rm -rf build/wheel && $(BIN)/python -m hatchling build -t wheel -d build/wheel
 	$(PYTHON) -m pip install -q --no-deps --target build/wheel/installed build/wheel/*.whl
@@ -79,7 +79,7 @@ test-wheel: $(VENV)/.dev
 		$(PYTHON) tests/wheel.py && $(PYTHON) -m pytest -q -p no:cacheprovider -m "not slow and not process" \
 		tests/unit/functional tests/unit/nn $(addprefix tests/contract/test_,maps.py losses.py attention.py)
 
-# 130 faults in PyTorch's operations and 70 in the searches: each as many as its part has of all that there are.
+# 130 faults in ops/eager and 70 in search, in proportion to the number of possible faults in each.
 test-mutants: $(VENV)/.dev
 	PYTHONPATH=tests OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m mutation.score --count 130 --seconds 20 --workers $(WORKERS) ops/eager
 	PYTHONPATH=tests OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m mutation.score --count 70 --seconds 20 --workers $(WORKERS) search
@@ -97,8 +97,8 @@ soak: $(VENV)/.dev
 kernel:
 	$(PYTHON) $(KERNEL)/build.py
 
-# Python is not built with the sanitizer, so its runtime is preloaded, with the C++ runtime it must find at its start;
-# what Python itself never frees would be reported as leaks. pytest leaves file 2 alone: a report ends the process.
+# Preload the sanitizer's runtime, because Python is built without it, and the C++ runtime, which it needs at start.
+# Don't detect leaks: Python never frees some memory. A report ends the process, so pytest must not capture file 2.
 SANITIZED = $(addprefix tests/unit/,$(addprefix ops/test_cpu_,kernel.py attention.py ranking.py beams.py screening.py) $(addprefix models/test_compiled_,transformer.py recurrence.py))
 sanitize: $(VENV)/.dev
 	CXX="$(CXX)" $(PYTHON) $(KERNEL)/build.py --sanitize --out build/sanitize/_kernel.so
@@ -113,7 +113,7 @@ lint: $(VENV)/.dev
 	$(BIN)/clang-format --dry-run --Werror $(CSRC)
 	$(BIN)/mypy
 
-# What the hooks of .pre-commit-config.yaml need.
+# The tools of the hooks in .pre-commit-config.yaml.
 tools: $(if $(and $(wildcard $(BIN)/ruff),$(wildcard $(BIN)/clang-format)),,$(VENV)/.dev)
 
 format: $(VENV)/.dev
@@ -133,7 +133,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/continuous.py --out benchmarks/results/continuous-cpu.csv
 	$(BIN)/python benchmarks/decoding.py --out benchmarks/results/decoding-cpu.csv
 
-# In the environment whose PyTorch and Triton use the GPU: nothing is installed.
+# Use an environment with PyTorch and Triton for the GPU; nothing is installed.
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -v --tb=short --durations=10 -p no:cacheprovider tests/unit/ops/triton
 
@@ -152,7 +152,7 @@ results: $(VENV)/.dev
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
-# torch first: the other packages then find the pinned one and choose no build of their own.
+# Install torch first, so that pip does not install another build for the other packages.
 $(VENV)/.torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) )torch

@@ -98,6 +98,6 @@ def _describe_role(role: HeadRole, density: float) -> str:
         return f"{ROLES[role.role].phrase} with confidence {role.scores[role.role]:.2f}"
     if role.tendency:
         phrase, threshold = ROLES[role.tendency].phrase, ROLES[role.tendency].threshold
-        return f"has no role, is nearest to one that {phrase} ({role.scores[role.tendency]:.2f} of {threshold:.2f})"
+        return f"has no role; the closest is a head that {phrase} ({role.scores[role.tendency]:.2f} of {threshold:.2f})"
     manner = "sparsely" if density <= SPARSE else "to nearly everything" if density >= DENSE else "to some tokens"
     return f"attends {manner}, without a role"

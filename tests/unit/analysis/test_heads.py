@@ -68,7 +68,7 @@ def dense(recording: Recording) -> Any:
 # Density
 
 
-def test_density_beside_loops(model_recording: Recording) -> None:
+def test_density_matches_loops(model_recording: Recording) -> None:
     sums: dict[Any, list[float]] = {}
     for _, layer, weights in dense(model_recording):
         for head in range(layer.heads):
@@ -99,7 +99,7 @@ def test_density_beside_loops(model_recording: Recording) -> None:
 
 
 @pytest.mark.parametrize("heads", [2, 3, 4])
-def test_divergence_of_equal_and_of_disjoint_heads(heads: int) -> None:
+def test_divergence_matches_closed_form_for_equal_and_disjoint(heads: int) -> None:
     equal = np.stack([uniform(4)] * heads)
     assert diversity(encoder(equal)).layers[0].divergence == pytest.approx(0, abs=1e-12)
     disjoint = np.zeros((heads, 4, 4))
@@ -114,7 +114,7 @@ def test_divergence_is_at_most_one() -> None:
     assert diversity(encoder(many)).layers[0].divergence == pytest.approx(1, abs=1e-12)
 
 
-def test_queries_that_see_one_key_do_not_count() -> None:
+def test_diversity_ignores_queries_with_one_key() -> None:
     assert diversity(encoder([[[1.0]], [[1.0]]])).layers[0].divergence is None
     layer = AttentionLayer("encoder", 0, (1.5, 1.5), causal=True)
     sentence = Sentence.of([[[1, 0], [1, 0]], [[1, 0], [0, 1]]])
@@ -122,7 +122,7 @@ def test_queries_that_see_one_key_do_not_count() -> None:
     assert result.queries == 1 and result.divergence == pytest.approx(1)
 
 
-def test_divergence_beside_loops(model_recording: Recording) -> None:
+def test_divergence_matches_loops(model_recording: Recording) -> None:
     def entropy(probs: Array, base: int) -> float:
         return -sum(p * math.log(p) / math.log(base) for p in probs if p > 0)
 
@@ -157,7 +157,7 @@ def test_divergence_beside_loops(model_recording: Recording) -> None:
         ("", []),
     ],
 )
-def test_words(pieces: str, clusters: list[list[int]]) -> None:
+def test_pieces_are_grouped_into_words(pieces: str, clusters: list[list[int]]) -> None:
     assert [list(cluster) for cluster in word_clusters(pieces.split())] == clusters
 
 
@@ -191,9 +191,7 @@ def test_a_uniform_head_has_no_role() -> None:
         (4, 0.51, "previous"),
     ],
 )
-def test_a_head_tends_to_a_role_near_its_threshold_and_far_from_equal_weights(
-    size: int, weight: float, tendency: str | None
-) -> None:
+def test_tendency_is_near_threshold_and_far_above_uniform(size: int, weight: float, tendency: str | None) -> None:
     weights = np.full((size, size), (1 - weight) / (size - 1))
     weights[np.eye(size, k=-1, dtype=bool)] = weight
     (head,) = head_roles(encoder([weights])).heads
@@ -202,7 +200,7 @@ def test_a_head_tends_to_a_role_near_its_threshold_and_far_from_equal_weights(
     assert len(head.examples) == (weight >= 0.7 or tendency is not None)
 
 
-def test_of_two_roles_a_head_tends_to_the_one_farther_above_equal_weights() -> None:
+def test_tendency_prefers_role_farther_above_uniform() -> None:
     """Half of the weight goes to the previous piece; in words of three pieces, merging is nearer to its threshold."""
     weights = np.full((9, 9), 0.5 / 8)
     weights[np.eye(9, k=-1, dtype=bool)] = 0.5
@@ -212,13 +210,13 @@ def test_of_two_roles_a_head_tends_to_the_one_farther_above_equal_weights() -> N
     assert merging is not None and previous is not None and merging > previous and head.tendency == "previous"
 
 
-def test_scores_of_equal_weights_are_those_of_a_uniform_head() -> None:
+def test_uniform_scores_match_a_uniform_head() -> None:
     heads = head_roles(encoder([uniform(6), shifted(6, -1)], pieces=[WORDS])).heads
     for head in heads:
         assert head.uniform == pytest.approx({name: score for name, score in heads[0].scores.items()})
 
 
-def test_no_causal_head_attends_to_the_next_token() -> None:
+def test_causal_heads_have_no_next_score() -> None:
     layer = AttentionLayer("encoder", 0, (1.5,), causal=True)
     (head,) = head_roles(Recording([layer], [Sentence.of([shifted(4, -1)])])).heads
     assert head.scores["next"] is None
@@ -237,7 +235,7 @@ def within_words(merge: bool) -> Array:
     return weights
 
 
-def test_merging_heads_by_hand() -> None:
+def test_merging_scores_match_known_values() -> None:
     halves = np.eye(6)
     for i, j in ((1, 2), (3, 4)):
         halves[np.ix_([i, j], [i, j])] = 0.5
@@ -253,7 +251,7 @@ def test_merging_heads_by_hand() -> None:
     assert even.scores["within_word"] == pytest.approx((2 * 1 + 4 * 2) / 36)
 
 
-def test_a_head_of_the_previous_token_that_merges_is_one_of_a_position() -> None:
+def test_positional_role_takes_precedence_over_merging() -> None:
     """All words have two pieces, so the other piece is the previous one or its continuation."""
     weights = shifted(4, -1)
     weights[0] = [0, 1, 0, 0]
@@ -263,14 +261,14 @@ def test_a_head_of_the_previous_token_that_merges_is_one_of_a_position() -> None
     assert merging is not None and previous is not None and merging > previous >= 0.7 and head.role == "previous"
 
 
-def test_the_merging_score_is_the_largest_of_a_word() -> None:
+def test_merging_score_is_the_maximum_within_a_word() -> None:
     weights = np.eye(4)
     weights[0] = [0.1, 0.6, 0.3, 0]  # .9 to the other pieces of the word; the other pieces attend to themselves
     (head,) = head_roles(encoder([weights], pieces=[["▁a", "b", "c", "▁d"]])).heads
     assert head.scores["merging"] == pytest.approx(0.9)
 
 
-def test_a_role_that_equal_weights_have_is_none() -> None:
+def test_roles_met_by_uniform_weights_are_not_assigned() -> None:
     """A text without spaces is one long word and a punctuation mark, so every head merges pieces."""
     pieces = ["▁", *"今日は良い天気です", "▁."]
     cyclic = shifted(11, -1)
@@ -281,7 +279,7 @@ def test_a_role_that_equal_weights_have_is_none() -> None:
     assert head_roles(encoder([uniform(11)], pieces=[short])).heads[0].role is None
 
 
-def test_interrogation_heads_by_hand() -> None:
+def test_question_score_matches_known_value() -> None:
     pieces = ["▁What", "▁do", "▁you", "▁wh", "en", "?"]
     weights = np.eye(6)
     weights[[0, 3, 4]] = [[0, 0, 0, 0, 0, 1], [0.2, 0, 0, 0, 0, 0.8], [0.1, 0, 0, 0, 0, 0.9]]
@@ -292,7 +290,7 @@ def test_interrogation_heads_by_hand() -> None:
     assert [example.text.source[-1] for example in head.examples] == ["?"]
 
 
-def test_heads_on_punctuation_ends_and_rare_tokens_by_hand() -> None:
+def test_start_punctuation_rare_and_end_roles_are_detected() -> None:
     pieces = ["<s>", "▁the", ",", "▁quixotic", "</s>"]
     counts = {"source": {"▁the": 3, ",": 3, "▁quixotic": 1}}
     to = {name: np.eye(5)[np.full(5, i)] for name, i in (("start", 0), ("punctuation", 2), ("rare", 3), ("end", 4))}
@@ -304,7 +302,7 @@ def test_heads_on_punctuation_ends_and_rare_tokens_by_hand() -> None:
     assert head_roles(encoder(list(to.values()), pieces=[pieces])).heads[2].scores["rare"] is None
 
 
-def test_rare_tokens_are_those_of_the_side_that_is_looked_at() -> None:
+def test_rare_tokens_are_counted_on_the_attended_side() -> None:
     layers = [AttentionLayer("decoder", 0, (1.5,)), AttentionLayer("cross", 0, (1.5,))]
     text = Text(0, ("▁a", "▁b"), ("<s>", "▁a", "▁b"))
     to_last = [np.eye(3)[[2, 2, 2]][None], np.eye(2)[[1, 1, 1]][None]]
@@ -314,7 +312,7 @@ def test_rare_tokens_are_those_of_the_side_that_is_looked_at() -> None:
     assert (decoder.scores["rare"], context.scores["rare"]) == (1, 0)  # in the source, the other piece is rare
 
 
-def test_at_least_one_example_is_wanted() -> None:
+def test_example_counts_below_1_raise() -> None:
     recording = encoder([uniform(2)])
     for call in (
         lambda: head_roles(recording, examples=0),
@@ -325,14 +323,14 @@ def test_at_least_one_example_is_wanted() -> None:
             call()
 
 
-def test_queries_without_a_choice_do_not_count() -> None:
+def test_roles_ignore_queries_without_a_choice() -> None:
     (head,) = head_roles(encoder([[[1.0]]], pieces=[["."]])).heads
     assert set(head.scores.values()) == {None}
     (head,) = head_roles(encoder([shifted(2, 0)], pieces=[["▁.", "!"]])).heads
     assert head.scores["punctuation"] is None and head.scores["self"] == 1
 
 
-def test_role_scores_beside_loops(model_recording: Recording) -> None:
+def test_role_scores_match_loops(model_recording: Recording) -> None:
     sums: dict[Any, list[float]] = {}
     for text, layer, weights in dense(model_recording):
         queries, keys = text.sides(layer.kind)
@@ -356,7 +354,7 @@ def test_role_scores_beside_loops(model_recording: Recording) -> None:
             assert result.scores[name] == expected
 
 
-def test_examples_are_the_best_of_the_corpus() -> None:
+def test_examples_have_the_highest_scores() -> None:
     def to_previous(weight: float, size: int) -> list[Array]:
         return [weight * shifted(size, -1) + (1 - weight) * np.eye(size)]
 
@@ -376,7 +374,7 @@ def test_contrasts_pair_the_sparsest_and_the_densest_of_one_length() -> None:
     assert (pair.sparse.score, pair.dense.score, pair.difference) == (0.25, 1, 0.75)
 
 
-def test_of_equal_sentences_the_first_is_shown_in_whatever_order_they_come() -> None:
+def test_contrasts_break_ties_by_sentence_index() -> None:
     sentences = [[uniform(3)], [shifted(3, 0)], [uniform(3)], [shifted(3, 1)]]
     recording = encoder(*sentences)
     for order in ((0, 1, 2, 3), (3, 2, 1, 0)):
@@ -402,7 +400,7 @@ def test_models_are_compared_word_by_word() -> None:
     assert all(word.between == 0 for word in same.differ) and same.mean == 0
 
 
-def test_comparison_beside_loops() -> None:
+def test_model_comparison_matches_loops() -> None:
     """Compare the extreme divergences of mean heads with a loop over words, on dense weights of two models."""
     torch.manual_seed(0)
     data = corpus(12)
@@ -424,7 +422,7 @@ def test_comparison_beside_loops() -> None:
     assert [word.between for word in contrast.agree] == pytest.approx(sorted(divergences)[:5], abs=1e-6)
 
 
-def test_contrasts_have_one_pair_a_head_and_leave_short_sentences_out() -> None:
+def test_contrasts_skip_short_sentences_and_keep_best_pair() -> None:
     lengths = [4, 4, 7, 7]
     sentences = [[uniform(n) if i % 2 else shifted(n, 0), shifted(n, 0)] for i, n in enumerate(lengths)]
     (pair,) = density_contrasts(encoder(*sentences), shortest=4)
@@ -432,7 +430,7 @@ def test_contrasts_have_one_pair_a_head_and_leave_short_sentences_out() -> None:
     assert density_contrasts(encoder(*sentences[:2])) == ()
 
 
-def test_models_that_read_other_sentences_are_not_compared(model_recording: Recording) -> None:
+def test_compare_models_rejects_mismatched_recordings(model_recording: Recording) -> None:
     with pytest.raises(InputError, match=r"kind must be one of encoder .*, got 'decoder'"):
         compare_models(encoder([uniform(2)]), model_recording, "decoder")
     with pytest.raises(InputError, match=r"same sentences .* sentence 1 differs"):
@@ -460,12 +458,12 @@ def test_cards_say_what_heads_do() -> None:
     assert cards[0].confidence == 1 and cards[3].confidence is None
 
 
-def test_a_card_names_the_nearest_role_and_comes_before_heads_without_one() -> None:
+def test_cards_of_tendencies_precede_cards_without_a_role() -> None:
     near = 0.41 * shifted(8, -1) + 0.59 * uniform(8)
     cards = head_cards(encoder([np.eye(8)[np.arange(8) // 4], near, shifted(8, -1)]))
     assert [card.head for card in cards] == [2, 1, 0]
     assert cards[1].title == (
-        "encoder layer 1 head 2 has no role, is nearest to one that attends to the previous token (0.48 of 0.70), "
+        "encoder layer 1 head 2 has no role; the closest is a head that attends to the previous token (0.48 of 0.70), "
         "alpha 1.50, density 100 %"
     )
 
@@ -473,7 +471,7 @@ def test_a_card_names_the_nearest_role_and_comes_before_heads_without_one() -> N
 # Records
 
 
-def test_results_are_plain(model_recording: Recording) -> None:
+def test_results_round_trip_through_json(model_recording: Recording) -> None:
     for compute in (density, diversity, head_roles, lambda recording: density_contrasts(recording)[0]):
         as_dict = compute(model_recording).to_dict()  # type: ignore[operator]
         assert json.loads(json.dumps(as_dict)) == as_dict
@@ -504,7 +502,7 @@ def test_histograms_count_everything() -> None:
 
 
 @pytest.mark.parametrize("bins", [1, 3, 7, 50, 100, 200])
-def test_coarser_histograms_count_the_same_between_the_same_ends(bins: int) -> None:
+def test_coarser_histograms_preserve_counts_and_range(bins: int) -> None:
     fine = Histogram.of(np.linspace(0, 1, 101) ** 2, 100)
     coarse = fine.coarser(bins)
     assert len(coarse.counts) <= bins and sum(coarse.counts) == 101
