@@ -235,7 +235,7 @@ def answers(
 
 
 @every_pair(indirect=["way", "computed_by"], case=CASES, way=WAYS, computed_by=BACKENDS["test_attention"])
-def test_output_and_gradients_are_the_formulas(case: Case, way: Way) -> None:
+def test_output_and_gradients_match_formula(case: Case, way: Way) -> None:
     way(case.queries, case.keys)
     inputs, of, expected = answers(case)
     assert_near(derivatives(entmax_attention, inputs, *of, **case.options()), expected, 1e-12, 1e-10)
@@ -246,7 +246,7 @@ def test_output_and_gradients_are_the_formulas(case: Case, way: Way) -> None:
 
 
 @some_cases
-def test_weights_are_the_formulas(case: Case) -> None:
+def test_weights_match_formula(case: Case) -> None:
     inputs, of, expected = answers(case, of_weights=True)
     result = derivatives(entmax_attention, inputs, *of, return_weights=True, **case.options())
     assert_near(result, expected, 1e-12, 1e-10)
@@ -275,7 +275,7 @@ def test_half_precision_is_computed_in_float32(case: Case, dtype: torch.dtype, e
     assert weights.dtype == dtype
 
 
-def test_several_dtypes_become_autocasts(either: None) -> None:
+def test_mixed_dtypes_work_only_under_autocast(either: None) -> None:
     """Mixed dtypes follow `scaled_dot_product_attention`; they raise without autocast, and with float64 among them."""
     query, key, value = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4).bfloat16(), torch.randn(1, 2, 5, 4).half()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -291,7 +291,7 @@ def test_several_dtypes_become_autocasts(either: None) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5])
-def test_features_of_size_zero_have_weights_all_the_same(alpha: float, either: None) -> None:
+def test_zero_size_features_give_uniform_weights(alpha: float, either: None) -> None:
     """All scores are 0, so the keys that a query sees share the weight equally."""
     query, key = torch.randn(2, 4, 3, 0, requires_grad=True), torch.randn(2, 2, 5, 0, requires_grad=True)
     value = torch.randn(2, 2, 5, 3, requires_grad=True)
@@ -353,7 +353,7 @@ def test_alpha_one_is_scaled_dot_product_attention(case: Case, either: None) -> 
     way=WAYS,
     computed_by=BACKENDS["test_attention"],
 )
-def test_queries_that_see_no_key_give_zeros(alpha: Tensor, boolean: bool, way: Way) -> None:
+def test_fully_masked_queries_give_zeros(alpha: Tensor, boolean: bool, way: Way) -> None:
     way(9, 9)
     inputs = Case("", 9, 9, alpha, (HEADS, 9, 9), boolean).tensors()
     of = torch.randn(BATCH, HEADS, 9, VALUE_SIZE, dtype=torch.float64)
@@ -372,7 +372,7 @@ def test_queries_that_see_no_key_give_zeros(alpha: Tensor, boolean: bool, way: W
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_nan_stays_with_its_query(causal: bool, way: Way) -> None:
+def test_nan_query_does_not_affect_other_queries(causal: bool, way: Way) -> None:
     way(7, 7)
     inputs = NAMED["an alpha for each head of each element"].tensors()
     expected = entmax_attention(**inputs, is_causal=causal)
@@ -392,7 +392,7 @@ def test_a_nan_stays_with_its_query(causal: bool, way: Way) -> None:
     way=WAYS,
     computed_by=BACKENDS["test_attention"],
 )
-def test_what_lies_behind_the_key_lengths_is_not_read(filler: float, case: Case, way: Way) -> None:
+def test_keys_beyond_key_lengths_are_ignored(filler: float, case: Case, way: Way) -> None:
     way(case.queries, case.keys)
     inputs, of, expected = answers(case)
     padding = (torch.arange(9) >= torch.tensor(case.lengths).unsqueeze(-1)).view(BATCH, 1, 9, 1)
@@ -404,7 +404,7 @@ def test_what_lies_behind_the_key_lengths_is_not_read(filler: float, case: Case,
 
 
 @pytest.mark.parametrize("queries", [1, 3, 9])
-def test_norms_of_keys_change_nothing(queries: int) -> None:
+def test_key_norms_do_not_change_the_output(queries: int) -> None:
     inputs = Case("", queries, 600, OF_HEADS, slopes=SLOPES, key_heads=2).tensors()
     norms = inputs["key"].norm(dim=-1).amax(-1)
     options: dict[str, Any] = {"query_offset": 600 - queries, "enable_gqa": True}
@@ -414,7 +414,7 @@ def test_norms_of_keys_change_nothing(queries: int) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 500])
-def test_a_window_reaches_a_far_key_of_a_large_norm(offset: int) -> None:
+def test_windows_include_far_keys_with_large_norms(offset: int) -> None:
     inputs = Case("", 12, 700, OF_HEADS, slopes=SLOPES, key_heads=2).tensors()
     inputs["key"][:, :, 100::250] *= 300
     options: dict[str, Any] = {"query_offset": offset, "enable_gqa": True}
@@ -440,7 +440,7 @@ def test_the_kernels_do_not_read_keys_outside_a_window() -> None:
     assert entmax_attention(query[:, :, -1:], key, value, **options).isnan().all()
 
 
-def test_any_number_of_dimensions(either: None) -> None:
+def test_extra_batch_dimensions_match_single_calls(either: None) -> None:
     query, key, value = (torch.randn(2, 3, 4, n, 5, dtype=torch.float64) for n in (7, 9, 9))
     alpha = 1 + torch.rand(2, 3, 4, dtype=torch.float64)
     lengths = torch.tensor([[9, 3, 1], [5, 9, 8]])
@@ -465,7 +465,7 @@ def test_any_number_of_dimensions(either: None) -> None:
 @pytest.mark.parametrize(
     ("batch", "queries", "keys"), [(BATCH, 0, 5), (BATCH, 5, 0), (0, 5, 6), (BATCH, 0, 0)], ids=str
 )
-def test_nothing_to_attend_with_or_to(batch: int, queries: int, keys: int) -> None:
+def test_empty_inputs_give_zero_outputs_and_gradients(batch: int, queries: int, keys: int) -> None:
     shapes = ((queries, SIZE), (keys, SIZE), (keys, VALUE_SIZE))
     inputs = [torch.randn(batch, HEADS, *shape, requires_grad=True) for shape in shapes]
     output, weights = entmax_attention(*inputs, is_causal=True, return_weights=True)
@@ -477,7 +477,7 @@ def test_nothing_to_attend_with_or_to(batch: int, queries: int, keys: int) -> No
     assert all(x.grad is not None and x.grad.shape == x.shape and (x.grad == 0).all() for x in inputs)
 
 
-def test_inputs_are_left_alone_and_backward_runs_twice(way: Way) -> None:
+def test_inputs_are_not_modified_and_backward_runs_twice(way: Way) -> None:
     case = NAMED["everything"]
     way(case.queries, case.keys)
     inputs, of, _ = answers(case)
@@ -492,7 +492,7 @@ def test_inputs_are_left_alone_and_backward_runs_twice(way: Way) -> None:
 
 
 @pytest.mark.parametrize("variable", ["query", "key", "value", "alpha", "attn_mask"])
-def test_one_gradient_is_found_without_the_others(variable: str, either: None) -> None:
+def test_gradients_of_single_inputs_match_formula(variable: str, either: None) -> None:
     case = NAMED["everything"]
     inputs, of, expected = answers(case)
     x = inputs[variable].clone().requires_grad_()
@@ -502,7 +502,7 @@ def test_one_gradient_is_found_without_the_others(variable: str, either: None) -
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize(("forward", "backward"), [(3, 3), (1, 3), (3, 1)])
-def test_threads_may_change_before_backward(
+def test_thread_count_may_change_before_backward(
     forward: int, backward: int, dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut(monkeypatch, 1)
@@ -523,7 +523,7 @@ def test_threads_may_change_before_backward(
 @pytest.mark.parametrize(
     "case", [NAMED[name] for name in ("everything", "one head of keys", "two heads of keys, causal")], ids=str
 )
-def test_one_seed_drops_the_same_weights_in_tiles_and_at_once(case: Case, way: Way) -> None:
+def test_tiled_and_full_dropout_agree_for_one_seed(case: Case, way: Way) -> None:
     way(case.queries, case.keys)
     inputs, of, _ = answers(case)
     results = []
@@ -541,7 +541,7 @@ def test_one_seed_drops_the_same_weights_in_tiles_and_at_once(case: Case, way: W
 
 @pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("tile", [3 * 33 * 33, 1 << 40])
-def test_dropout_takes_a_share_of_the_weights_and_makes_up_for_it(
+def test_dropout_drops_independently_and_rescales_weights(
     dropout: float, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut(monkeypatch, tile)
@@ -560,7 +560,7 @@ def test_dropout_takes_a_share_of_the_weights_and_makes_up_for_it(
     assert not torch.equal(dropped, entmax_attention(query, key, value, 1.0, dropout_p=dropout))
 
 
-def test_dropout_of_everything_gives_zeros(way: Way) -> None:
+def test_dropout_p_1_gives_zeros(way: Way) -> None:
     way(33, 33)
     inputs, of, _ = answers(NAMED["causal and added"])
     for result in (
@@ -587,7 +587,7 @@ def masked_and_grouped(*x: Tensor, **options: Any) -> Any:
 
 
 @pytest.mark.usefixtures("tiled")
-def test_derivatives_with_dropout() -> None:
+def test_dropout_passes_gradcheck_and_gradgradcheck() -> None:
     def seeded(*x: Tensor) -> Any:
         torch.manual_seed(5)
         return masked_and_grouped(*x, dropout_p=0.3)
@@ -597,7 +597,7 @@ def test_derivatives_with_dropout() -> None:
 
 
 @pytest.mark.usefixtures("tiled")
-def test_dropout_under_vmap() -> None:
+def test_vmap_dropout_drops_the_given_share() -> None:
     query, key = torch.randn(50, HEADS, 7, SIZE), torch.randn(50, HEADS, 9, SIZE)
 
     def dropped(query: Tensor, key: Tensor) -> Any:
@@ -621,7 +621,7 @@ def test_dropout_under_vmap() -> None:
     ids=lambda options: ",".join(options),
 )
 @pytest.mark.usefixtures("tiled")
-def test_compiled_in_one_graph(options: dict[str, Any]) -> None:
+def test_compiled_attention_matches_eager_in_one_graph(options: dict[str, Any]) -> None:
     torch._dynamo.reset()
     inputs = to(Case("", 7, 9, OF_HEADS, key_heads=2 if "enable_gqa" in options else HEADS).tensors(), torch.float32)
     compiled = torch.compile(entmax_attention, fullgraph=True, backend="aot_eager")
@@ -644,7 +644,7 @@ class Allocated(TorchDispatchMode):
 
 @pytest.mark.parametrize("alpha", [1.5, torch.tensor([1.3, 2.0])], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
-def test_memory_grows_with_the_length_and_not_with_its_square(
+def test_memory_grows_linearly_with_length(
     alpha: float | Tensor, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut(monkeypatch, 256)
@@ -726,14 +726,14 @@ def given_instead(**changes: Any) -> dict[str, Any]:
     ],
     ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
 )
-def test_bad_input_gets_an_error_that_shows_it(changes: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_invalid_arguments_raise(changes: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         entmax_attention(**given_instead(**changes))
 
 
 @pytest.mark.parametrize("name", ["auto", "eager"])
 @pytest.mark.parametrize("shape", [(6, 8), (4, 6, 8), (2, 4, 200, 8)], ids=str)
-def test_supports_are_those_of_the_weights(shape: tuple[int, ...], name: str) -> None:
+def test_support_counts_nonzero_weights(shape: tuple[int, ...], name: str) -> None:
     q, k, v = torch.randn(3, *shape).unbind()
     with backend(name):
         output, weights, dense = entmax_attention(q, k, v, is_causal=True, return_weights=True, return_support=True)

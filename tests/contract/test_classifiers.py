@@ -46,7 +46,7 @@ def inputs(kind: str) -> tuple[Tensor, ...]:
 
 
 @every_kind
-def test_padding_changes_nothing(kind: str, attention: str, transform: Any, density: Any) -> None:
+def test_padding_does_not_change_scores(kind: str, attention: str, transform: Any, density: Any) -> None:
     model = make(kind, attention, transform, density, layers=2).eval()
     *images, src, lengths = inputs(kind)
     scores = model(*images, src, lengths)
@@ -61,7 +61,7 @@ def test_padding_changes_nothing(kind: str, attention: str, transform: Any, dens
 
 
 @every_kind
-def test_gradients_reach_everything(kind: str, attention: str, transform: Any, density: Any) -> None:
+def test_gradients_reach_every_parameter(kind: str, attention: str, transform: Any, density: Any) -> None:
     model, given = make(kind, attention, transform, density, layers=2), inputs(kind)
     labels = torch.tensor([0, -100, 1])
     loss, scores = model.loss(*given, labels), model(*given)
@@ -78,7 +78,7 @@ def test_gradients_reach_everything(kind: str, attention: str, transform: Any, d
 
 
 @every_kind
-def test_arguments_and_state_make_the_same_model(kind: str, attention: str, transform: Any, density: Any) -> None:
+def test_arguments_and_state_dict_rebuild_the_model(kind: str, attention: str, transform: Any, density: Any) -> None:
     sizes = {"layers": 2} if kind == "documents" else {"d_flat": 5, "d_fused": 12, "d_ff": 9}
     model = make(kind, attention, transform, density, d_embedding=6, output="entmax", **sizes).eval()
     torch.manual_seed(99)
@@ -89,7 +89,7 @@ def test_arguments_and_state_make_the_same_model(kind: str, attention: str, tran
 
 
 @pytest.mark.parametrize("kind", ["documents", "questions"])
-def test_dropout_is_for_training(kind: str) -> None:
+def test_dropout_is_disabled_in_eval_mode(kind: str) -> None:
     model, given = make(kind, "continuous", "softmax", dropout=0.5), inputs(kind)
     assert not torch.allclose(model(*given), model(*given))
     model.eval()
@@ -97,7 +97,7 @@ def test_dropout_is_for_training(kind: str) -> None:
 
 
 @every_kind
-def test_half_precision(kind: str, attention: str, transform: Any, density: Any) -> None:
+def test_autocast_scores_match_float32(kind: str, attention: str, transform: Any, density: Any) -> None:
     cell = {"cell": "gru" if attention == "discrete" else "lstm"} if kind == "documents" else {}
     model, given = make(kind, attention, transform, density, **cell).eval(), inputs(kind)
     scores = model(*given)

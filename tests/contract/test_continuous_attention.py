@@ -84,7 +84,7 @@ def test_the_context_is_the_expectation_of_the_signal(dims: int, density: Any, m
 
 
 @every_kind
-def test_gradients_reach_everything(dims: int, density: Any, moments: str) -> None:
+def test_gradients_reach_all_inputs_and_parameters(dims: int, density: Any, moments: str) -> None:
     module = make(dims, density, moments)
     query, values = inputs(moments, batch=1)
     leaves = [values.requires_grad_(), *([] if query is None else [query[:, :1].clone().requires_grad_()])]
@@ -105,7 +105,7 @@ def test_gradients_reach_everything(dims: int, density: Any, moments: str) -> No
 
 
 @some_kinds
-def test_padding_changes_nothing(dims: int, density: Any, moments: str) -> None:
+def test_padding_does_not_change_the_context(dims: int, density: Any, moments: str) -> None:
     module = make(dims, density, moments).float()
     lengths = torch.tensor([LENGTH, 4, 1])
     query, values = inputs(moments, dtype=torch.float32)
@@ -136,7 +136,7 @@ def test_padding_changes_nothing(dims: int, density: Any, moments: str) -> None:
 
 
 @both
-def test_padding_gets_no_gradient_and_spoils_none(dims: int) -> None:
+def test_nan_padding_does_not_affect_gradients(dims: int) -> None:
     for moments in MOMENTS:
         module = make(dims, "gaussian", moments)
         query, values = inputs(moments)
@@ -149,7 +149,7 @@ def test_padding_gets_no_gradient_and_spoils_none(dims: int) -> None:
 
 
 @both
-def test_a_row_with_nothing_to_see_gives_the_bias(dims: int) -> None:
+def test_fully_masked_rows_give_the_output_bias(dims: int) -> None:
     mask = torch.ones(3, LENGTH, dtype=torch.bool)
     mask[1] = False
     for moments in MOMENTS:
@@ -164,7 +164,7 @@ def test_a_row_with_nothing_to_see_gives_the_bias(dims: int) -> None:
 
 
 @some_kinds
-def test_rows_and_queries_know_nothing_of_each_other(dims: int, density: Any, moments: str) -> None:
+def test_rows_and_queries_are_independent(dims: int, density: Any, moments: str) -> None:
     module = make(dims, density, moments)
     query, values = inputs(moments)
     context = module(query, values, **where(dims))[0]
@@ -202,7 +202,7 @@ def test_float32_is_near_float64(dims: int, density: Any, moments: str) -> None:
 
 
 @some_kinds
-def test_half_precision(dims: int, density: Any, moments: str) -> None:
+def test_half_precision_computes_moments_in_float32(dims: int, density: Any, moments: str) -> None:
     """Means and variances are computed in float32, regardless of the dtype of the module."""
     half = make(dims, density, moments).bfloat16()
     module = make(dims, density, moments).bfloat16().float()  # the same parameter values
@@ -223,7 +223,7 @@ def test_half_precision(dims: int, density: Any, moments: str) -> None:
 
 @both
 @pytest.mark.parametrize("moments", MOMENTS)
-def test_it_compiles(dims: int, moments: str) -> None:
+def test_compiled_module_matches_eager(dims: int, moments: str) -> None:
     density = "truncated_parabola" if dims == 1 else "truncated_paraboloid"
     module = make(dims, density, moments).float()
     query, values = inputs(moments, dtype=torch.float32)
@@ -238,7 +238,7 @@ def test_it_compiles(dims: int, moments: str) -> None:
 @pytest.mark.slow
 @both
 @pytest.mark.parametrize("moments", MOMENTS)
-def test_one_graph_with_points(dims: int, moments: str) -> None:
+def test_modules_with_points_compile_in_one_graph(dims: int, moments: str) -> None:
     """No regression is in the cache before tracing, and tracing adds none."""
     module = make(dims, "learned", moments, points=24 if dims == 1 else (8, 16)).float()
     torch._dynamo.reset()
@@ -261,7 +261,7 @@ def test_one_graph_with_points(dims: int, moments: str) -> None:
 
 
 @both
-def test_it_is_exported_for_any_batch(dims: int) -> None:
+def test_exported_module_supports_any_batch_size(dims: int) -> None:
     """Export creates quadrature rules without concrete numbers; such rules must not stay in the cache."""
     points = 25 if dims == 1 else (9, 18)
     module = make(dims, 1.37, "query", points=points).float()
@@ -281,7 +281,7 @@ def test_it_is_exported_for_any_batch(dims: int) -> None:
 
 
 @every_kind
-def test_a_batch_of_nothing(dims: int, density: Any, moments: str) -> None:
+def test_empty_batches_give_empty_contexts(dims: int, density: Any, moments: str) -> None:
     module = make(dims, density, moments)
     query, values = inputs(moments, batch=3)
     query, values = None if query is None else query[:0], values[:0]
@@ -297,7 +297,7 @@ def test_a_batch_of_nothing(dims: int, density: Any, moments: str) -> None:
 
 @both
 @pytest.mark.parametrize("moments", ["query", "discrete", "pooled"])
-def test_mixtures(dims: int, moments: str) -> None:
+def test_mixture_context_is_the_weighted_mean(dims: int, moments: str) -> None:
     """The context of a mixture is the weighted mean of its components' contexts."""
     module = make(dims, 1.4, moments, components=2, combine=False, project=False)
     query, values = inputs(moments)

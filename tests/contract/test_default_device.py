@@ -33,7 +33,7 @@ CALLS: dict[str, tuple[Callable[[Tensor], Any], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 @pytest.mark.parametrize("call", CALLS)
-def test_functions_compute_where_their_inputs_are(call: str, backend: str) -> None:
+def test_functions_compute_on_the_device_of_their_inputs(call: str, backend: str) -> None:
     function, shape = CALLS[call]
     x = torch.randn(shape, requires_grad=True)
 
@@ -50,7 +50,7 @@ def test_functions_compute_where_their_inputs_are(call: str, backend: str) -> No
 
 
 @pytest.mark.parametrize("build", [TransformerSeq2Seq, RNNSeq2Seq, LanguageModel])
-def test_searches_compute_where_the_model_is(build: Any) -> None:
+def test_searches_compute_on_the_device_of_the_model(build: Any) -> None:
     torch.manual_seed(0)
     sizes = (12,) if build is LanguageModel else (12, 12)
     model = build(*sizes, d_model=8).eval()

@@ -128,7 +128,7 @@ def on_meta(cls: type[nn.Module], variant: Mapping[str, Any]) -> nn.Module:
 
 
 @pytest.mark.parametrize(("cls", "variant"), CASES)
-def test_modules_with_memory_and_weights_of_later(cls: type[nn.Module], variant: Mapping[str, Any]) -> None:
+def test_meta_modules_equal_saved_modules_after_to_empty(cls: type[nn.Module], variant: Mapping[str, Any]) -> None:
     expected = make(cls, variant)
     with garbage():
         model = on_meta(cls, variant).to_empty(device="cpu")
@@ -137,7 +137,7 @@ def test_modules_with_memory_and_weights_of_later(cls: type[nn.Module], variant:
 
 
 @pytest.mark.parametrize(("cls", "variant"), [case for case in CASES if make(*case.values).state_dict()])
-def test_modules_with_assigned_weights(cls: type[nn.Module], variant: Mapping[str, Any]) -> None:
+def test_meta_modules_equal_saved_modules_after_assign(cls: type[nn.Module], variant: Mapping[str, Any]) -> None:
     expected = make(cls, variant)
     model = on_meta(cls, variant)
     model.load_state_dict(expected.state_dict(), assign=True)
@@ -145,7 +145,7 @@ def test_modules_with_assigned_weights(cls: type[nn.Module], variant: Mapping[st
 
 
 @pytest.mark.parametrize(("cls", "variant"), CASES)
-def test_copies_of_modules(cls: type[nn.Module], variant: Mapping[str, Any]) -> None:
+def test_copied_and_pickled_modules_equal_the_original(cls: type[nn.Module], variant: Mapping[str, Any]) -> None:
     expected = make(cls, variant)
     assert_equal(copy.deepcopy(expected), expected)
     assert_equal(pickle.loads(pickle.dumps(expected)), expected)
@@ -167,7 +167,7 @@ def plain_transformer() -> nn.Module:
 
 
 @pytest.mark.parametrize("alpha", [1.3, "learned"])
-def test_plain_models_made_sparse(alpha: Any) -> None:
+def test_sparsified_meta_transformer_equals_the_saved_model(alpha: Any) -> None:
     expected = tsallis.nn.sparsify_module(plain_transformer(), alpha=alpha).eval()
     with torch.device("meta"):
         first = tsallis.nn.sparsify_module(plain_transformer(), alpha=alpha)
@@ -184,7 +184,7 @@ def test_plain_models_made_sparse(alpha: Any) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.3, [1.1, 1.9], "learned"])
-def test_models_of_transformers_made_sparse(alpha: Any) -> None:
+def test_sparsified_meta_bert_equals_the_saved_model(alpha: Any) -> None:
     transformers = pytest.importorskip("transformers")
     from tsallis.huggingface import sparsify
 
@@ -208,7 +208,7 @@ def test_models_of_transformers_made_sparse(alpha: Any) -> None:
     assert torch.equal(model(ids)[0], expected(ids)[0])
 
 
-def test_constants_survive_other_dtypes_and_modes() -> None:
+def test_slopes_survive_dtype_conversions() -> None:
     attention = tsallis.nn.MultiheadAttention(6, 3, positions="alibi", batch_first=True)
     slopes = attention.slopes
     assert slopes is not None
@@ -219,12 +219,12 @@ def test_constants_survive_other_dtypes_and_modes() -> None:
     assert x.grad is not None and x.grad.isfinite().all()
 
 
-def test_an_alpha_without_numbers_is_an_error() -> None:
+def test_meta_alphas_raise() -> None:
     with pytest.raises(ValueError, match="alpha must not be on the device 'meta'"):
         compat.EntmaxBisect(torch.tensor([1.2, 1.7], device="meta"))
 
 
-def test_data_parallel_models_have_the_first_ones_constants() -> None:
+def test_data_parallel_modules_keep_their_constants() -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 

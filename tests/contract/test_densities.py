@@ -98,7 +98,7 @@ def _validation() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_it_integrates_to_one_with_its_mean_and_covariance(name: str) -> None:
+def test_density_integrates_to_one_with_the_given_moments(name: str) -> None:
     d = build(name)
     torch.testing.assert_close(over(d, d.pdf), torch.ones(2, 3, dtype=torch.float64), atol=1e-9, rtol=0)
     event = d.dims > 1
@@ -142,7 +142,7 @@ def test_the_density_is_positive_inside_the_support_and_zero_outside(name: str) 
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_entropies(name: str) -> None:
+def test_entropies_match_numerical_integrals(name: str) -> None:
     d = build(name)
 
     def shannon(t: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ def test_entropies(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_expectations_of_every_basis(name: str) -> None:
+def test_expectations_match_numerical_integrals(name: str) -> None:
     d = build(name)
     bases = [scattered_basis(d.dims), scattered_basis(d.dims, variance=0.002)]
     if d.dims == 2:
@@ -182,7 +182,7 @@ def test_expectations_of_every_basis(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_derivatives_of_expectations(name: str) -> None:
+def test_expectations_pass_gradcheck_and_gradgradcheck(name: str) -> None:
     """Check derivatives also at a circular covariance."""
     mean, cov = moments_for(name)
     mean, cov = mean[0].clone(), cov[0].clone()
@@ -200,7 +200,7 @@ def test_derivatives_of_expectations(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_derivatives_of_the_density(name: str) -> None:
+def test_density_passes_gradcheck_and_gradgradcheck(name: str) -> None:
     mean, cov = (x[0].clone().requires_grad_() for x in moments_for(name))
     d = (LINE | PLANE)[name](mean.detach(), cov.detach())
     t = (d.mean + 0.4 * torch.sqrt(d.variance)).requires_grad_()
@@ -218,7 +218,7 @@ def test_derivatives_of_the_density(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_samples(name: str) -> None:
+def test_samples_match_support_and_moments(name: str) -> None:
     d = build(name)
     torch.manual_seed(1)
     n = 40_000
@@ -252,7 +252,7 @@ def test_samples_carry_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_batches_and_their_expansions(name: str) -> None:
+def test_expand_keeps_values_and_batch_shapes(name: str) -> None:
     d = build(name)
     basis = scattered_basis(d.dims)
     points = 48 if d.dims == 1 else (16, 32)
@@ -266,7 +266,7 @@ def test_batches_and_their_expansions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_bad_row_spoils_no_other(name: str) -> None:
+def test_nan_rows_do_not_affect_other_rows(name: str) -> None:
     mean, cov = moments_for(name)
     expected = (LINE | PLANE)[name](mean, cov).expect(scattered_basis(dims_of(name)))
     cov[1, 1] = torch.nan
@@ -283,7 +283,7 @@ def test_a_bad_row_spoils_no_other(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_spread_that_is_none_is_refused(name: str) -> None:
+def test_invalid_moments_raise(name: str) -> None:
     mean, cov = moments_for(name)
     with pytest.raises(ValueError, match=r"variance must be positive|covariance must be positive definite"):
         (LINE | PLANE)[name](mean, -cov)
@@ -332,7 +332,7 @@ def _outside_autocast(d: Density, basis: GaussianBasis) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_it_compiles_in_one_graph(name: str) -> None:
+def test_expectations_compile_in_one_graph(name: str) -> None:
     basis = scattered_basis(dims_of(name))
     points = 40 if dims_of(name) == 1 else (16, 32)
 
@@ -372,7 +372,7 @@ def mixtures() -> dict[str, Mixture]:
 
 
 @pytest.mark.parametrize("name", ["stacked", "several", "nested", "stacked-2d", "several-2d"])
-def test_mixtures(name: str) -> None:
+def test_mixtures_match_numerical_integrals(name: str) -> None:
     d = mixtures()[name]
     assert d.batch_shape == (2,)
 
@@ -412,7 +412,7 @@ def test_mixtures(name: str) -> None:
     assert not d.has_rsample
 
 
-def test_mixtures_that_fit_nowhere_are_refused() -> None:
+def test_invalid_mixtures_raise() -> None:
     pair = TruncatedParabola(torch.zeros(2), torch.ones(2))
     with pytest.raises(ValueError, match="for components of batch shape"):
         Mixture(torch.ones(3) / 3, pair)
@@ -448,7 +448,7 @@ def test_a_mixture_takes_and_returns_half_precision(dtype: torch.dtype) -> None:
     assert mixed.pdf(t).dtype == torch.float32
 
 
-def test_nothing_to_draw_and_nothing_to_expect() -> None:
+def test_empty_samples_and_batches_have_the_right_shapes() -> None:
     pair = Mixture(torch.ones(2) / 2, Gaussian(torch.zeros(2), 1.0))
     assert pair.sample((0,)).shape == (0,) and pair.sample((3, 0)).shape == (3, 0)
     none = Mixture(torch.ones(0, 2) / 2, TruncatedParaboloid(torch.zeros(0, 2, 2), torch.eye(2)))
@@ -459,7 +459,7 @@ def test_nothing_to_draw_and_nothing_to_expect() -> None:
         assert d.expect(basis, (4, 8)).shape == (0, 9)
 
 
-def test_batch_shapes_that_do_not_fit_are_named() -> None:
+def test_mismatched_batch_shapes_raise() -> None:
     with pytest.raises(ValueError, match=r"\(2,\) of mean, \(3,\) of spread"):
         Gaussian(torch.zeros(2), torch.ones(3))
     with pytest.raises(ValueError, match=r"\(2,\) of mean, .* \(3,\) of alpha"):
@@ -471,7 +471,7 @@ def test_batch_shapes_that_do_not_fit_are_named() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_torch_func(name: str) -> None:
+def test_torch_func_transforms_match_autograd(name: str) -> None:
     """Compare vmap with the batched density, and Jacobians with those of autograd."""
     mean, cov = moments_for(name)
     dims = 2 if name in PLANE else 1
@@ -513,7 +513,7 @@ def test_arguments_are_checked_under_vmap() -> None:
 
 
 @pytest.mark.parametrize("name", [*ALL, "stacked", "several", "nested", "stacked-2d", "several-2d"])
-def test_nan_in_gives_nan_out(name: str) -> None:
+def test_only_nan_points_give_nan_densities(name: str) -> None:
     """Only the point with a NaN gives NaN; points at infinity are outside the support."""
     d = build(name) if name in LINE | PLANE else mixtures()[name]
     first = (0,) * len(d.batch_shape)
@@ -528,7 +528,7 @@ def test_nan_in_gives_nan_out(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_outside_the_support_there_is_no_gradient(name: str) -> None:
+def test_gradients_are_zero_outside_the_support(name: str) -> None:
     """The density and its logarithm have no gradient there, even infinitely far away."""
     mean, cov = (x.requires_grad_() for x in moments_for(name))
     d = (LINE | PLANE)[name](mean, cov)
@@ -544,7 +544,7 @@ def test_outside_the_support_there_is_no_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gaussian", "beta-4", "triangular"])
-def test_the_logarithm_of_a_mixture_has_gradients_in_weights_of_zero(name: str) -> None:
+def test_mixture_log_prob_has_gradients_at_zero_weights(name: str) -> None:
     mean, variance = torch.tensor([0.5, 0.6], dtype=torch.float64), torch.tensor([0.02, 0.01], dtype=torch.float64)
     t = torch.tensor(0.55, dtype=torch.float64)
     parts = [LINE[name](m, v).pdf(t) for m, v in zip(mean, variance, strict=True)]
@@ -562,7 +562,7 @@ def test_the_logarithm_of_a_mixture_has_gradients_in_weights_of_zero(name: str) 
 
 
 @pytest.mark.parametrize("function", ["pdf", "log_prob"])
-def test_points_that_do_not_fit_are_refused(function: str) -> None:
+def test_points_of_wrong_shape_raise(function: str) -> None:
     """Shapes are checked as in torch.distributions; points outside the support are valid and have density 0."""
     line = Gaussian(torch.zeros(2), torch.ones(2))
     plane = TruncatedParaboloid(torch.zeros(3, 2), torch.eye(2))

@@ -226,7 +226,7 @@ VIEWS = ("transposed", "expanded", "negative", "strided", "offset")
 
 
 @every_way
-def test_values_and_both_orders(operation: Operation, way: str) -> None:
+def test_values_and_two_derivative_orders_match_reference(operation: Operation, way: str) -> None:
     inputs = operation.inputs()
     assert_near([operation.ours(*inputs)], [operation.exact(*inputs)], 1e-9)
     first, second = right(operation)
@@ -237,13 +237,13 @@ def test_values_and_both_orders(operation: Operation, way: str) -> None:
 
 
 @table(TRACED, TILES)
-def test_third_order(operation: Operation, way: str) -> None:
+def test_third_derivatives_match_reference(operation: Operation, way: str) -> None:
     third = right(operation, orders=3)[2]
     assert_near(derivatives(operation.ours, operation.inputs(), 3)[2], third, 1e-4)
 
 
 @in_pairs(SEVERAL, "relation", ["shared", "derived", "derived backwards"])
-def test_inputs_that_depend_on_each_other(operation: Operation, relation: str, way: str) -> None:
+def test_derivatives_of_dependent_inputs_match_reference(operation: Operation, relation: str, way: str) -> None:
     function, leaves = RELATIONS[relation](operation, operation.ours)
     first, second = right(operation, relation)
     assert_near(gradients(function, leaves), first)
@@ -259,7 +259,7 @@ def test_inputs_that_depend_on_each_other(operation: Operation, relation: str, w
 
 
 @in_pairs(DISTINCT, "relation", VIEWS)
-def test_inputs_of_any_layout(operation: Operation, relation: str, way: str) -> None:
+def test_inputs_of_any_layout_match_reference(operation: Operation, relation: str, way: str) -> None:
     function, leaves = RELATIONS[relation](operation, operation.ours)
     exact, _ = RELATIONS[relation](operation, operation.exact)
     assert_near([function(*leaves)], [exact(*leaves)], 1e-9)
@@ -269,7 +269,7 @@ def test_inputs_of_any_layout(operation: Operation, relation: str, way: str) -> 
 
 
 @table(DISTINCT, TILES)
-def test_gradients_of_any_layout(operation: Operation, way: str) -> None:
+def test_upstream_gradients_of_any_layout_are_supported(operation: Operation, way: str) -> None:
     leaves = [x.requires_grad_() for x in operation.inputs()]
     out = operation.ours(*leaves)
     dual = torch.randn(out.shape, dtype=out.dtype)
@@ -284,7 +284,7 @@ def test_gradients_of_any_layout(operation: Operation, way: str) -> None:
 
 
 @every
-def test_forward_mode(operation: Operation, way: str) -> None:
+def test_forward_mode_matches_reference(operation: Operation, way: str) -> None:
     inputs = operation.inputs()
     directions = tangents(inputs)
     expected = right_along(operation)
@@ -296,7 +296,7 @@ def test_forward_mode(operation: Operation, way: str) -> None:
 
 
 @every
-def test_forward_over_reverse(operation: Operation, way: str) -> None:
+def test_forward_over_reverse_matches_reference(operation: Operation, way: str) -> None:
     """Check tangents through the gradient, with and without a graph of it."""
 
     def along(function: Compute, create_graph: bool) -> list[Tensor]:
@@ -314,7 +314,7 @@ def test_forward_over_reverse(operation: Operation, way: str) -> None:
 
 
 @every
-def test_vmap(operation: Operation, way: str) -> None:
+def test_vmap_matches_single_calls(operation: Operation, way: str) -> None:
     inputs = operation.inputs()
     other = operation.inputs(1)
     for batched in ({0}, {len(inputs) - 1}, set(range(len(inputs)))):
@@ -331,7 +331,7 @@ def test_vmap(operation: Operation, way: str) -> None:
 
 
 @distinct
-def test_func_hessian(operation: Operation, way: str) -> None:
+def test_func_hessian_matches_reference(operation: Operation, way: str) -> None:
     """Forward over reverse over vmap, in the first input, equals the reference's double backward."""
     first, *rest = operation.inputs()
     hessian = torch.func.hessian(lambda x: weighted(operation.ours(x, *rest)))(first)
@@ -342,7 +342,7 @@ def test_func_hessian(operation: Operation, way: str) -> None:
 
 
 @distinct
-def test_make_fx(operation: Operation, way: str) -> None:
+def test_make_fx_graphs_match_reference_for_new_inputs(operation: Operation, way: str) -> None:
     """Check that traced graphs of the operation and of its gradients are right for other inputs."""
 
     def slopes(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -369,7 +369,7 @@ class Watched(TorchDispatchMode):
 
 
 @every
-def test_under_a_mode_of_a_user(operation: Operation, way: str) -> None:
+def test_derivatives_under_a_dispatch_mode_match_reference(operation: Operation, way: str) -> None:
     inputs = operation.inputs()
     first, second = right(operation)
     with Watched():
@@ -381,7 +381,7 @@ def test_under_a_mode_of_a_user(operation: Operation, way: str) -> None:
 
 
 @every
-def test_meta_tensors_have_the_shapes(operation: Operation, way: str) -> None:
+def test_meta_outputs_have_the_right_shapes_and_dtypes(operation: Operation, way: str) -> None:
     inputs = operation.inputs()
     of_meta = [x.to("meta").requires_grad_() for x in inputs]
     with torch.device("meta"):
@@ -393,7 +393,7 @@ def test_meta_tensors_have_the_shapes(operation: Operation, way: str) -> None:
 
 
 @in_pairs(OPERATIONS, "reentrant", [False, True])
-def test_checkpointing(operation: Operation, reentrant: bool, way: str) -> None:
+def test_checkpointed_derivatives_match_reference(operation: Operation, reentrant: bool, way: str) -> None:
     def function(*inputs: Tensor) -> Tensor:
         result: Tensor = checkpoint(operation.ours, *inputs, use_reentrant=reentrant)
         return result
@@ -414,7 +414,7 @@ def compiler() -> Iterator[None]:
 
 @one_of_each_kind
 @pytest.mark.usefixtures("compiler")
-def test_compiled_with_gradients(operation: Operation) -> None:
+def test_compiled_values_and_gradients_match_reference(operation: Operation) -> None:
     inputs = operation.inputs()
     compiled = torch.compile(operation.ours, backend="aot_eager", fullgraph=True)
     assert_near([compiled(*inputs)], [operation.exact(*inputs)], 1e-9)
@@ -425,7 +425,7 @@ def test_compiled_with_gradients(operation: Operation) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.filterwarnings("ignore")  # warnings of the compiler about code outside its graph
-def test_compiled_around_torch_func(operation: Operation) -> None:
+def test_compiled_torch_func_derivatives_match_reference(operation: Operation) -> None:
     """Derivatives by torch.func run outside the graph, and are right; with `fullgraph=True` they raise."""
     inputs = operation.inputs()
 

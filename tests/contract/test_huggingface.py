@@ -33,7 +33,7 @@ def vary_alphas(model: Any) -> None:
 
 
 @every_family
-def test_alpha_one_is_the_model_itself(family: Family) -> None:
+def test_alpha_one_matches_the_original_model(family: Family) -> None:
     batch, model = inputs(family), build(family)
     model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -46,7 +46,7 @@ def test_alpha_one_is_the_model_itself(family: Family) -> None:
 
 
 @every_family
-def test_densify_undoes_it(family: Family) -> None:
+def test_densify_undoes_sparsify(family: Family) -> None:
     batch, model = inputs(family), build(family)
     with torch.no_grad():
         before, names = logits(model, batch), list(model.state_dict())
@@ -59,7 +59,7 @@ def test_densify_undoes_it(family: Family) -> None:
 
 @every_family
 @pytest.mark.parametrize("alpha", [1.5, "learned"])
-def test_kernels_agree_with_plain_operations(family: Family, alpha: float | str) -> None:
+def test_kernels_match_eager_outputs_and_gradients(family: Family, alpha: float | str) -> None:
     """Compare outputs and all gradients, including those of alpha."""
     batch, model = inputs(family), sparsify(build(family), alpha)
     vary_alphas(model)
@@ -84,7 +84,7 @@ def test_kernels_agree_with_plain_operations(family: Family, alpha: float | str)
 
 
 @every_family
-def test_padding_makes_no_difference(family: Family) -> None:
+def test_padding_does_not_change_logits(family: Family) -> None:
     batch, model = inputs(family), sparsify(build(family), 1.5)
     alone = {name: x[1:, :4] if name != "decoder_input_ids" else x[1:] for name, x in batch.items()}
     with torch.no_grad():
@@ -93,7 +93,7 @@ def test_padding_makes_no_difference(family: Family) -> None:
 
 
 @every_family
-def test_weights_come_with_exact_zeros(family: Family) -> None:
+def test_output_attentions_contain_exact_zeros(family: Family) -> None:
     batch, model = inputs(family), sparsify(build(family), 1.5)
     with torch.no_grad():
         output = model(**batch, output_attentions=True)
@@ -145,7 +145,7 @@ def test_a_saved_model_loads_with_one_call(family: Family, tmp_path: Path) -> No
 
 
 @every_family
-def test_half_precision_leaves_alphas_alone(family: Family, tmp_path: Path) -> None:
+def test_half_precision_keeps_alphas_in_float32(family: Family, tmp_path: Path) -> None:
     batch, model = inputs(family), sparsify(build(family), "learned", initial=1.3)
     exact = alphas(model)
     model.bfloat16()

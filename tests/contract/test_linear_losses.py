@@ -70,7 +70,7 @@ def gradients(loss: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
     biased=[True, False],
     reduction=["none", "mean", "sum"],
 )
-def test_losses_and_gradients_are_those_of_the_scores(
+def test_losses_and_gradients_match_reference(
     alpha: float, scale: float, dtype: torch.dtype, biased: bool, reduction: str, small_chunks: None
 ) -> None:
     hidden, weight, bias, target = layer(dtype, scale)
@@ -89,7 +89,7 @@ def test_losses_and_gradients_are_those_of_the_scores(
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("share", [0.0, 1 / 32, 1.0])
-def test_lists_and_dense_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+def test_lists_and_dense_chunks_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     resize(monkeypatch, share=share)
     hidden, weight, bias, target = (x.requires_grad_() if x.is_floating_point() else x for x in layer())
     hidden.data[0, :7] *= 10  # peaked rows in addition to flat ones
@@ -107,7 +107,7 @@ def test_lists_and_dense_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch, s
     tau=[-0.2, 0.5, 2.0],
     share=[0.0, 1.0],
 )
-def test_alpha_relu_is_that_of_the_scores(
+def test_alpha_relu_loss_matches_reference(
     monkeypatch: pytest.MonkeyPatch, alpha: float, tau: float, share: float, small_chunks: None
 ) -> None:
     resize(monkeypatch, share=share)
@@ -120,7 +120,7 @@ def test_alpha_relu_is_that_of_the_scores(
     torch.testing.assert_close(gradients(loss, *leaves), gradients(expected, *leaves), atol=1e-9, rtol=1e-9)
 
 
-def test_reductions_and_dtypes() -> None:
+def test_reductions_and_dtypes_follow_entmax_loss() -> None:
     hidden, weight, bias, target = layer(torch.float32)
     each = tsallis.linear_entmax_loss(hidden, weight, target, bias=bias, reduction="none")
     assert each.shape == target.shape and each.dtype == torch.float32
@@ -141,7 +141,7 @@ def test_reductions_and_dtypes() -> None:
         assert tsallis.linear_entmax_loss(hidden, weight, target).dtype == torch.float32
 
 
-def test_rows_that_are_broken_or_empty_stay_alone() -> None:
+def test_nan_rows_stay_isolated_and_empty_losses_are_zero() -> None:
     hidden, weight, bias, target = layer()
     hidden[0, 0, 0] = torch.nan
     hidden.requires_grad_()
@@ -156,7 +156,7 @@ def test_rows_that_are_broken_or_empty_stay_alone() -> None:
     assert torch.autograd.grad(everything_ignored, hidden)[0].abs().sum() == 0
 
 
-def test_bad_input_is_named() -> None:
+def test_invalid_arguments_raise() -> None:
     h, w, b, y = layer()
     loss, relu = tsallis.linear_entmax_loss, tsallis.linear_alpha_relu_loss
     for error, words, call in (
@@ -174,14 +174,14 @@ def test_bad_input_is_named() -> None:
 
 
 @pytest.mark.parametrize("wrong", [5, 10**6])
-def test_compiled_it_refuses_a_class_out_of_range(wrong: int) -> None:
+def test_compiled_loss_rejects_out_of_range_classes(wrong: int) -> None:
     compiled = torch.compile(tsallis.linear_entmax_loss, backend="aot_eager")
     hidden, weight = torch.randn(3, 4), torch.randn(5, 4, requires_grad=True)
     with pytest.raises(ValueError, match=f"classes from 0 to 4, got {wrong}"):
         compiled(hidden, weight, torch.tensor([0, wrong, 1]))
 
 
-def test_no_matrix_of_scores_is_kept() -> None:
+def test_score_matrix_is_not_saved_for_backward() -> None:
     hidden = torch.randn(600, 8, requires_grad=True)
     weight = torch.randn(20_000, 8, requires_grad=True)
     saved = 0
@@ -200,7 +200,7 @@ def test_no_matrix_of_scores_is_kept() -> None:
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("alpha", [1.0, 1.5])
 @pytest.mark.parametrize("scale", [0.1, 20.0])
-def test_gradients_can_be_asked_for_twice(alpha: float, scale: float) -> None:
+def test_second_backward_gives_the_same_gradients(alpha: float, scale: float) -> None:
     """The second pass must not read kept scores that the first pass has overwritten."""
     hidden, weight, bias, target = layer(torch.float64, scale)
     leaves = [x.requires_grad_() for x in (hidden, weight, bias)]

@@ -25,7 +25,7 @@ def problem(rows: int = 6, d: int = 7, dtype: torch.dtype = torch.float64, scale
 
 
 @every_pair(indirect=["computed_by"], alpha=ALPHAS, d=[1, 2, 9, 1025, 9001], computed_by=backends_for("losses"))
-def test_values_and_gradients_are_the_references(alpha: float, d: int) -> None:
+def test_values_and_gradients_match_reference(alpha: float, d: int) -> None:
     z, y = problem(d=d)
     exact = z.clone().requires_grad_()
     expected = reference.entmax_loss(exact, y, alpha)
@@ -38,7 +38,7 @@ def test_values_and_gradients_are_the_references(alpha: float, d: int) -> None:
         torch.testing.assert_close(grad.double(), slope, atol=max(tolerance, 1e-7), rtol=0)
 
 
-def test_the_gradient_in_alpha_at_one() -> None:
+def test_alpha_gradient_at_one_matches_finite_differences() -> None:
     z, y = problem(4, 6)
     one = torch.ones(4, 1, dtype=torch.float64)
 
@@ -60,7 +60,7 @@ def test_the_gradient_in_alpha_at_one() -> None:
     weighted=[False, True],
     computed_by=ALL_BACKENDS,
 )
-def test_alpha_one_is_cross_entropy_with_all_its_options(reduction: str, smoothing: float, weighted: bool) -> None:
+def test_alpha_one_matches_cross_entropy_with_all_options(reduction: str, smoothing: float, weighted: bool) -> None:
     z, y = problem(8, 5)
     y[3] = -100
     weight = torch.rand(5, dtype=torch.float64) + 0.1 if weighted else None
@@ -69,7 +69,7 @@ def test_alpha_one_is_cross_entropy_with_all_its_options(reduction: str, smoothi
 
 
 @pytest.mark.parametrize("alpha", [0.4, 1.0, 1.5, 2.0])
-def test_soft_targets(alpha: float) -> None:
+def test_soft_target_losses_match_reference(alpha: float) -> None:
     z, y = problem()
     soft = torch.rand(6, 7, dtype=torch.float64) ** 4
     soft = soft / soft.sum(-1, keepdim=True)
@@ -83,7 +83,7 @@ def test_soft_targets(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0, 3.0])
-def test_soft_targets_never_make_it_negative(alpha: float) -> None:
+def test_soft_target_losses_are_never_negative(alpha: float) -> None:
     z, _ = problem(300, 50, torch.float32)
     own = tsallis.entmax(z, alpha)
     loss = tsallis.entmax_loss(z.requires_grad_(), own, alpha, reduction="none")
@@ -97,7 +97,7 @@ def test_soft_targets_never_make_it_negative(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
-def test_the_margin_makes_it_exactly_zero(alpha: float) -> None:
+def test_loss_is_exactly_zero_beyond_the_margin(alpha: float) -> None:
     z = torch.zeros(1, 5)
     z[0, 2] = 1 / (alpha - 1) + 1e-3
     assert tsallis.entmax_loss(z, torch.tensor([2]), alpha).item() == 0
@@ -105,7 +105,7 @@ def test_the_margin_makes_it_exactly_zero(alpha: float) -> None:
 
 
 @every_pair(indirect=["computed_by"], broken=[torch.nan, torch.inf], alpha=ALPHAS, computed_by=ALL_BACKENDS)
-def test_a_broken_row_has_a_broken_gradient_in_alpha(broken: float, alpha: float) -> None:
+def test_non_finite_rows_get_nan_alpha_gradients(broken: float, alpha: float) -> None:
     z, y = problem(3, 5)
     z[1, 2] = broken
     alphas = torch.full((3, 1), alpha, dtype=z.dtype, requires_grad=True)
@@ -113,7 +113,7 @@ def test_a_broken_row_has_a_broken_gradient_in_alpha(broken: float, alpha: float
     assert result[1].isnan() and result[[0, 2]].isfinite().all()
 
 
-def test_alpha_one_among_others_is_exactly_cross_entropy() -> None:
+def test_alpha_one_rows_match_cross_entropy() -> None:
     z, y = problem(4, 400)
     alpha = torch.tensor([[1.0], [1.0], [2.5], [1.0]], dtype=z.dtype)
     with tsallis.backend("eager"):
@@ -125,7 +125,7 @@ def test_alpha_one_among_others_is_exactly_cross_entropy() -> None:
 @every_pair(
     indirect=["computed_by"], alpha=[1.0, 1.1, 1.5, 2.0, 3.0], offset=[1e6, -1e6, 1e20], computed_by=ALL_BACKENDS
 )
-def test_offsets_never_make_it_negative(alpha: float, offset: float) -> None:
+def test_losses_with_large_offsets_are_never_negative(alpha: float, offset: float) -> None:
     z, y = problem(64, 300, torch.float32)
     shifted = z + offset
     loss = tsallis.entmax_loss(shifted, y, alpha, reduction="none")
@@ -136,7 +136,7 @@ def test_offsets_never_make_it_negative(alpha: float, offset: float) -> None:
 
 @pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0, 2.5])
 @pytest.mark.parametrize("d", [6, 2048])
-def test_ignored_empty_and_broken_rows(alpha: float, d: int) -> None:
+def test_ignored_and_empty_rows_have_zero_loss_and_gradient(alpha: float, d: int) -> None:
     z = torch.randn(6, d)
     z[0] = -torch.inf
     z[1, 2] = torch.nan
@@ -157,7 +157,7 @@ def test_ignored_empty_and_broken_rows(alpha: float, d: int) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0, 2.5])
-def test_second_derivatives_do_not_look_at_ignored_rows(alpha: float) -> None:
+def test_ignored_rows_do_not_affect_second_derivatives(alpha: float) -> None:
     z, y = problem(4, 5)
     y[1] = -100
 
@@ -173,7 +173,7 @@ def test_second_derivatives_do_not_look_at_ignored_rows(alpha: float) -> None:
     torch.testing.assert_close(derivatives(z), expected, rtol=0, atol=0)
 
 
-def test_targets_of_any_shape() -> None:
+def test_targets_of_any_shape_match_flat_targets() -> None:
     z, y = problem(12, 5)
     loss = tsallis.entmax_loss(z.view(3, 4, 5), y.view(3, 4), reduction="none")
     torch.testing.assert_close(loss.flatten(), tsallis.entmax_loss(z, y, reduction="none"))
@@ -183,7 +183,7 @@ def test_targets_of_any_shape() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision(dtype: torch.dtype) -> None:
+def test_half_precision_losses_are_computed_in_float32(dtype: torch.dtype) -> None:
     z, y = problem(16, 500, torch.float32)
     z = z.to(dtype).requires_grad_()
     loss = tsallis.entmax_loss(z, y, reduction="none")
@@ -198,7 +198,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
 @pytest.mark.by_reference(False)
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
 @pytest.mark.parametrize("tau", [-0.3, 0.0, 0.2])
-def test_alpha_relu_is_the_reference(alpha: float, tau: float) -> None:
+def test_alpha_relu_matches_reference(alpha: float, tau: float) -> None:
     z, y = problem(6, 9)
     z[0, 3] = -torch.inf
     exact = z.clone().requires_grad_()
@@ -223,7 +223,7 @@ def test_alpha_relu_is_the_reference(alpha: float, tau: float) -> None:
 @pytest.mark.parametrize("alpha", [1.3, 1.5, 2.0, 3.0])
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("kind", ["number", "tensor", "compiled"])
-def test_alpha_relu_does_not_look_at_ignored_rows(alpha: float, broken: float, kind: str) -> None:
+def test_ignored_rows_do_not_affect_alpha_relu_loss(alpha: float, broken: float, kind: str) -> None:
     z, y = problem(4, 5)
     y[1] = -100
     tau = torch.tensor(0.1, dtype=torch.float64, requires_grad=kind == "tensor")
@@ -247,7 +247,7 @@ def test_alpha_relu_does_not_look_at_ignored_rows(alpha: float, broken: float, k
 
 @pytest.mark.any_backend
 @pytest.mark.parametrize(("d_vocab", "tau"), [(10_000, 0.3258), (40_000, 0.1683), (60_000, 0.1379)])
-def test_tau_without_data(d_vocab: int, tau: float) -> None:
+def test_estimate_tau_returns_known_values(d_vocab: int, tau: float) -> None:
     assert tsallis.estimate_tau(512, d_vocab) == pytest.approx(tau, abs=5e-5)
 
 
@@ -289,7 +289,7 @@ def test_tau_from_scores_is_the_mean_threshold() -> None:
         (lambda z, y: tsallis.estimate_tau_from_scores(z * torch.nan), ValueError, "finite"),
     ],
 )
-def test_bad_input_gets_an_error_that_shows_it(call, error: type[Exception], words: str) -> None:
+def test_invalid_arguments_raise(call, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call(torch.randn(4, 5), torch.tensor([0, 1, 2, 2]))
 

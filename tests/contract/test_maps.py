@@ -26,7 +26,7 @@ COMPUTED = backends_for("maps")  # in addition to the reference
 @every_pair(
     indirect=["computed_by"], m=DISTINCT, kind=KINDS, dtype=[torch.float32, torch.float64], computed_by=COMPUTED
 )
-def test_values_are_the_references(m: Map, kind: str, dtype: torch.dtype) -> None:
+def test_values_match_reference(m: Map, kind: str, dtype: torch.dtype) -> None:
     z = rows(kind, dtype)
     p = m.ours(z)
     assert p.dtype == dtype and p.shape == z.shape
@@ -46,14 +46,14 @@ SIZES = (1, 2, 3, 31, 257, 1023, 1025, 3001, 9001)
 
 
 @every_pair(indirect=["computed_by"], valid=lambda m, d, _: m.total <= d, m=DISTINCT, d=SIZES, computed_by=COMPUTED)
-def test_sizes_that_are_no_powers_of_two(m: Map, d: int) -> None:
+def test_non_power_of_two_sizes_match_reference(m: Map, d: int) -> None:
     for scale in (1.0, 5.0):
         for z, expected, tolerance in answers(m, d, scale):
             torch.testing.assert_close(m.ours(z).double(), expected, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("d", [1025, 9001])
-def test_an_entry_just_above_the_threshold_counts(d: int) -> None:
+def test_entries_just_above_the_threshold_get_probability(d: int) -> None:
     """A bound on the threshold preselects entries; it must leave room for rounding."""
     for above in (1e-12, 4e-6, 1e-3):
         z = torch.full((2, d), -5.0, dtype=torch.float64)
@@ -77,7 +77,7 @@ def slopes(m: Map, d: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @every_map
-def test_gradients_are_the_references(m: Map, computed_by: str) -> None:
+def test_gradients_match_reference(m: Map, computed_by: str) -> None:
     for d in (7, 257 if computed_by == "reference" else 2049):
         z, weights, expected = slopes(m, d)
         for dtype, tolerance in ((torch.float64, 1e-7), (torch.float32, 1e-4)):
@@ -89,7 +89,7 @@ def test_gradients_are_the_references(m: Map, computed_by: str) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.99, 0.9999, 1.0, 1.00001, 1.001, 1.01, 1.2, 1.5, 2.0])
-def test_the_alpha_gradient_is_right_near_one_in_float32(alpha: float) -> None:
+def test_float32_alpha_gradient_near_one_matches_reference(alpha: float) -> None:
     z, weights = torch.randn(6, 33), torch.randn(6, 33)
     ours = torch.full((6, 1), alpha, requires_grad=True)
     exact = ours.detach().double().requires_grad_()
@@ -99,7 +99,7 @@ def test_the_alpha_gradient_is_right_near_one_in_float32(alpha: float) -> None:
     assert ((result - expected).abs() / scale).max() < (1e-3 if abs(alpha - 1) > 1e-4 else 5e-3)
 
 
-def test_alpha_one_is_softmax_exactly_in_numbers_and_in_tensors() -> None:
+def test_alpha_one_equals_softmax_as_number_or_tensor() -> None:
     z = torch.randn(4, 7)
     mixed = torch.tensor([[1.0], [1.5], [1.0], [2.0]])
     p = tsallis.entmax(z, mixed)
@@ -111,7 +111,7 @@ def test_alpha_one_is_softmax_exactly_in_numbers_and_in_tensors() -> None:
     torch.testing.assert_close(p[3], tsallis.sparsemax(z[3]), atol=1e-6, rtol=0)
 
 
-def test_alpha_per_row_is_alpha_row_by_row() -> None:
+def test_per_row_alphas_match_reference() -> None:
     z = torch.randn(len(ALPHAS), 3, 40, dtype=torch.float64)
     alpha = torch.tensor(ALPHAS, dtype=torch.float64).view(-1, 1, 1)
     p = tsallis.entmax(z, alpha)
@@ -122,7 +122,7 @@ def test_alpha_per_row_is_alpha_row_by_row() -> None:
 
 
 @every_map
-def test_any_dim_and_any_layout(m: Map) -> None:
+def test_any_dim_and_memory_layout_give_the_same_result(m: Map) -> None:
     z = torch.randn(4, 5, 6, dtype=torch.float64)
     expected = m.ours(z)
     torch.testing.assert_close(m.ours(z.transpose(0, 2), 0).transpose(0, 2), expected)
@@ -134,7 +134,7 @@ def test_any_dim_and_any_layout(m: Map) -> None:
 
 
 @every_map
-def test_input_is_left_alone(m: Map) -> None:
+def test_input_is_not_modified(m: Map) -> None:
     z = torch.randn(3, 2000)
     saved = z.clone()
     p = m.ours(z.requires_grad_())
@@ -143,7 +143,7 @@ def test_input_is_left_alone(m: Map) -> None:
 
 
 @every_map
-def test_minus_infinity_takes_no_part(m: Map) -> None:
+def test_minus_infinity_scores_are_excluded(m: Map) -> None:
     z = torch.randn(6, 9, dtype=torch.float64)
     out = torch.zeros(6, 9, dtype=torch.bool)
     out[:, [1, 4, 5]] = True
@@ -160,7 +160,7 @@ def test_minus_infinity_takes_no_part(m: Map) -> None:
 
 
 @every_pair(indirect=["computed_by"], m=MAPS, d=[6, 2048], computed_by=ALL_BACKENDS)
-def test_rows_that_are_empty_or_broken_stay_by_themselves(m: Map, d: int) -> None:
+def test_empty_and_nan_rows_do_not_affect_other_rows(m: Map, d: int) -> None:
     z = torch.randn(5, d) * 3
     expected = m.ours(z[3:])
     z[0] = -torch.inf
@@ -201,7 +201,7 @@ def test_autocast_gives_float32(m: Map) -> None:
 @every_pair(
     indirect=["computed_by"], m=MAPS, shape=[(), (1,), (0,), (3, 0), (0, 4), (2, 0, 3)], computed_by=ALL_BACKENDS
 )
-def test_empty_tensors_and_single_numbers(m: Map, shape: tuple[int, ...]) -> None:
+def test_empty_and_single_entry_tensors_keep_their_shape(m: Map, shape: tuple[int, ...]) -> None:
     z = torch.randn(shape, requires_grad=True)
     p = m.ours(z)
     assert p.shape == z.shape
@@ -211,7 +211,7 @@ def test_empty_tensors_and_single_numbers(m: Map, shape: tuple[int, ...]) -> Non
     assert z.grad is not None and z.grad.shape == z.shape
 
 
-def test_mask_is_minus_infinity() -> None:
+def test_mask_equals_minus_infinity_scores() -> None:
     z = torch.randn(3, 8, requires_grad=True)
     mask = torch.rand(3, 8) > 0.4
     mask[1] = False
@@ -258,13 +258,13 @@ def test_mask_is_minus_infinity() -> None:
         (lambda z: tsallis.escort(z, float("nan")), ValueError, "nan"),
     ],
 )
-def test_bad_input_gets_an_error_that_shows_it(call, error: type[Exception], words: str) -> None:
+def test_invalid_arguments_raise(call, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call(torch.randn(2, 3))
 
 
 @pytest.mark.any_backend
-def test_every_public_map_is_in_the_contract() -> None:
+def test_contract_tests_cover_every_public_map() -> None:
     public = [function for name in tsallis.functional.__all__ if is_map(function := getattr(tsallis, name))]
     assert {function.__name__ for function in public} == {*FUNCTIONS}
 
@@ -277,7 +277,7 @@ def is_map(function: object) -> bool:
 
 @pytest.mark.any_backend
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_module_of_a_map_calls_it(name: str) -> None:
+def test_modules_match_functional_maps(name: str) -> None:
     module = getattr(tsallis.nn, "".join(word.capitalize() for word in name.split("_")), None)
     if module is not None:
         z = torch.randn(3, 5)

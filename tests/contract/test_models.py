@@ -137,7 +137,7 @@ def walk(model: Any, src: Tensor, lengths: Tensor, tgt: Tensor) -> tuple[Tensor,
 
 
 @every_pair_of_parts
-def test_all_steps_at_once_are_the_steps_one_by_one(build: Build, attention: Any, output: Any) -> None:
+def test_forward_matches_single_steps(build: Build, attention: Any, output: Any) -> None:
     model = sharp(build, attention, output)
     decoded = model(IDS, LENGTHS, TARGETS, need_attention=True)
     scores, weights = walk(model, IDS, LENGTHS, TARGETS)
@@ -171,7 +171,7 @@ def test_gradients_reach_every_parameter(build: Build) -> None:
 
 
 @every_model
-def test_gradients_are_those_of_the_steps(build: Build) -> None:
+def test_forward_gradients_match_single_steps(build: Build) -> None:
     model = sharp(build)
     parameters = [p for _, p in model.named_parameters()]
     decoded = model(IDS, LENGTHS, TARGETS, need_attention=True)
@@ -186,7 +186,7 @@ def test_gradients_are_those_of_the_steps(build: Build) -> None:
 
 
 @every_model
-def test_padding_changes_nothing(build: Build) -> None:
+def test_padding_does_not_change_hidden_states(build: Build) -> None:
     model = sharp(build)
     decoded = model(IDS, LENGTHS, TARGETS, need_attention=True)
     wider = model(torch.cat([IDS, torch.zeros(4, 3, dtype=torch.long)], 1), LENGTHS, TARGETS, need_attention=True)
@@ -202,7 +202,7 @@ def test_padding_changes_nothing(build: Build) -> None:
 
 
 @every_model
-def test_later_target_symbols_have_no_say(build: Build) -> None:
+def test_later_target_symbols_do_not_affect_earlier_steps(build: Build) -> None:
     model = sharp(build)
     changed = TARGETS.clone()
     changed[:, 3:] = 9
@@ -212,7 +212,7 @@ def test_later_target_symbols_have_no_say(build: Build) -> None:
 
 @every_model
 @every_attention
-def test_attention_stays_on_the_source(build: Build, attention: Any) -> None:
+def test_attention_is_zero_on_padding(build: Build, attention: Any) -> None:
     weights = sharp(build, attention, ("softmax", 1.0))(IDS, LENGTHS, TARGETS, need_attention=True).attention
     inside = torch.arange(6) < LENGTHS.unsqueeze(1)
     assert (weights.movedim(1, 0)[:, ~inside] == 0).all()
@@ -236,7 +236,7 @@ def test_forbidden_symbols_are_never_in_the_support(build: Build, output: Any) -
 
 
 @every_model
-def test_states_are_rows(build: Build) -> None:
+def test_states_can_be_selected_and_joined(build: Build) -> None:
     model = sharp(build)
     token = torch.tensor([1, 1, 1, 1])
     state = model.step(model.start(model.encode(IDS, LENGTHS)), token).state
@@ -251,7 +251,7 @@ def test_states_are_rows(build: Build) -> None:
 
 
 @every_model
-def test_rows_that_have_read_differently_many_tokens_go_on_together(build: Build) -> None:
+def test_states_of_different_lengths_can_be_joined(build: Build) -> None:
     model = sharp(build)
     states = [model.start(model.encode(IDS, LENGTHS))]
     for token in TARGETS.unbind(1):
@@ -282,7 +282,7 @@ def test_rows_that_have_read_differently_many_tokens_go_on_together(build: Build
 
 @every_model
 @torch.no_grad()
-def test_a_state_that_goes_on_in_two_ways_keeps_them_apart(build: Build) -> None:
+def test_two_continuations_of_a_state_are_independent(build: Build) -> None:
     model = sharp(build)
     state = model.start(model.encode(IDS, LENGTHS))
     for token in TARGETS[:, :3].unbind(1):
@@ -297,7 +297,7 @@ def test_a_state_that_goes_on_in_two_ways_keeps_them_apart(build: Build) -> None
 
 @every_model
 @every_output
-def test_a_wide_beam_finds_what_exhaustive_search_finds(build: Build, output: Any) -> None:
+def test_wide_beam_search_matches_exhaustive_search(build: Build, output: Any) -> None:
     model = sharp(build, output=output)
     with torch.no_grad():
         model.output.projection.weight.mul_(2)
@@ -312,7 +312,7 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds(build: Build, output: An
 
 
 @every_model
-def test_attended_positions_are_counted(build: Build) -> None:
+def test_num_attended_counts_attended_positions(build: Build) -> None:
     model = sharp(build)
     decoded = model(IDS, LENGTHS, TARGETS, need_attention=True)
     num_attended = model.num_attended(decoded)
@@ -323,7 +323,7 @@ def test_attended_positions_are_counted(build: Build) -> None:
 
 
 @every_model
-def test_shared_parameters_can_be_left_out_of_a_file(build: Build) -> None:
+def test_shared_parameters_can_be_saved_once(build: Build) -> None:
     model, again = build(), build()
     shared = model.shared_parameters()
     state = model.state_dict()
@@ -336,7 +336,7 @@ def test_shared_parameters_can_be_left_out_of_a_file(build: Build) -> None:
 
 
 @every_model
-def test_memories_are_rows(build: Build) -> None:
+def test_memories_can_be_selected_by_row(build: Build) -> None:
     model = sharp(build)
     index, token = torch.tensor([1, 1, 2]), torch.tensor([1, 1, 1])
     memory = model.encode(IDS, LENGTHS)
@@ -358,7 +358,7 @@ def test_arguments_rebuild_the_model(build: Build) -> None:
 
 
 @every_model
-def test_dropout_works_in_training_alone_and_repeats_with_its_seed(build: Build) -> None:
+def test_dropout_is_seeded_and_disabled_in_eval_mode(build: Build) -> None:
     model = build()
     runs = []
     for seed in (1, 1, 2):
@@ -383,6 +383,6 @@ def test_padding_embeddings_stay_zero(build: Build) -> None:
 
 @every_model
 @pytest.mark.parametrize("lengths", [[4, 7, 1, 5], [4, 6, 0, 5]], ids=str)
-def test_lengths_that_cannot_be(build: Build, lengths: list[int]) -> None:
+def test_invalid_source_lengths_raise(build: Build, lengths: list[int]) -> None:
     with pytest.raises(ValueError, match=r"src_lengths must be from 1 to 6.*" + str(lengths)[1:-1]):
         build().encode(IDS, torch.tensor(lengths))

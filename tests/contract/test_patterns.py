@@ -130,12 +130,12 @@ def run_case(kind: str, transform: str, alpha: float, seed: int, budgets: tuple[
 
 @pytest.mark.parametrize(("transform", "alpha"), MAPS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_enumeration_refutes_nothing(kind: str, transform: str, alpha: float) -> None:
+def test_match_agrees_with_enumeration(kind: str, transform: str, alpha: float) -> None:
     run_case(kind, transform, alpha, KINDS.index(kind) % 2, (4, 60))
 
 
 @pytest.mark.slow
-def test_enumeration_refutes_nothing_of_400_models() -> None:
+def test_match_agrees_with_enumeration_for_400_models() -> None:
     found = [
         one
         for number in range(400)
@@ -144,7 +144,7 @@ def test_enumeration_refutes_nothing_of_400_models() -> None:
     assert {one.verdict for one in found} == {"never", "always", "possible", "unknown"}
 
 
-def test_several_patterns_share_a_search_and_sources_their_batch() -> None:
+def test_joint_matches_equal_separate_matches() -> None:
     model, (src, lengths) = random_model("entmax", 1.5, 3), sources(3)
     patterns = [Pattern(regex, CHARACTERS) for regex in REGEXES]
     together = match(model, src, lengths, patterns, max_length=LONGEST)
@@ -158,7 +158,7 @@ def test_several_patterns_share_a_search_and_sources_their_batch() -> None:
             assert (alone.lower, alone.upper) == pytest.approx((one.lower, one.upper), abs=TOLERANCE)
 
 
-def test_a_model_of_transformers() -> None:
+def test_match_agrees_with_enumeration_for_gpt2() -> None:
     transformers = pytest.importorskip("transformers")
     from tsallis.huggingface import TransformersDecoder
 

@@ -103,7 +103,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 @holds_for(rows())
-def test_maps(backend: str, case: Rows) -> None:
+def test_maps_match_reference(backend: str, case: Rows) -> None:
     scores, mask, alpha, dim, _ = case
     order = torch.randperm(scores.shape[dim])
     with tsallis.backend(backend):
@@ -118,7 +118,7 @@ def test_maps(backend: str, case: Rows) -> None:
 
 
 @holds_for(rows())
-def test_losses_and_their_gradients(backend: str, case: Rows) -> None:
+def test_losses_and_gradients_match_reference(backend: str, case: Rows) -> None:
     scores, alpha = case.last(case.scores), case.row_alphas()
     target = torch.randint(scores.shape[-1], scores.shape[:1], generator=torch.Generator().manual_seed(case.seed))
     leaf, exact = scores.clone().requires_grad_(), scores.double().requires_grad_()
@@ -157,7 +157,7 @@ def layers(draw: st.DrawFn) -> Layer:
 
 
 @holds_for(layers())
-def test_losses_of_a_layer_and_their_gradients(backend: str, case: Layer) -> None:
+def test_layer_losses_and_gradients_match_reference(backend: str, case: Layer) -> None:
     leaves = [x.clone().requires_grad_() for x in case[:3] if x is not None]
     doubles = [x.detach().double().requires_grad_() for x in leaves]
     factors = torch.linspace(0.5, 1.5, len(case.target), dtype=torch.float64)
@@ -215,7 +215,7 @@ def attentions(draw: st.DrawFn) -> Attention:
 
 
 @holds_for(attentions())
-def test_attention_and_its_gradients(backend: str, case: Attention) -> None:
+def test_attention_and_gradients_match_reference(backend: str, case: Attention) -> None:
     leaves = {name: x.clone().requires_grad_() for name, x in case.tensors.items()}
     doubles = {name: x.detach().double().requires_grad_() for name, x in leaves.items()}
     with tsallis.backend(backend):

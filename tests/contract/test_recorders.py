@@ -297,7 +297,7 @@ def check(name: str, options: dict[str, Any], recorder: Any, folder: Path) -> No
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "options", "recorder"), rows(QUICK))
-def test_a_record_computes_with_its_inputs(name: str, options: Any, recorder: Any, tmp_path: Path) -> None:
+def test_quick_recorders_match_eager_for_new_inputs(name: str, options: Any, recorder: Any, tmp_path: Path) -> None:
     check(name, options, recorder, tmp_path)
 
 
@@ -375,7 +375,7 @@ def test_export_raises_for_derivatives(transform: str) -> None:
         torch.export.export(Applied(TRANSFORMS[transform](tsallis.entmax)), (torch.randn(3, 3),), strict=False)
 
 
-def test_a_batch_by_vmap_is_compiled() -> None:
+def test_compiled_vmap_matches_eager() -> None:
     x, alphas = torch.randn(3, 4), torch.tensor([1.0, 1.5, 2.0])
     batched = torch.func.vmap(lambda row, alpha: tsallis.entmax(row, alpha))
     torch._dynamo.reset()
@@ -387,5 +387,5 @@ def test_a_batch_by_vmap_is_compiled() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "options", "recorder"), rows(SLOW))
-def test_a_slow_record_computes_with_its_inputs(name: str, options: Any, recorder: Any, tmp_path: Path) -> None:
+def test_slow_recorders_match_eager_for_new_inputs(name: str, options: Any, recorder: Any, tmp_path: Path) -> None:
     check(name, options, recorder, tmp_path)

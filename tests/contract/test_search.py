@@ -118,7 +118,7 @@ def check_searches(model: Any, src: torch.Tensor, lengths: torch.Tensor) -> list
 
 @pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
 @pytest.mark.parametrize("seed", range(3))
-def test_no_certificate_is_refuted_by_enumeration(transform: str, alpha: float, seed: int) -> None:
+def test_certificates_agree_with_enumeration(transform: str, alpha: float, seed: int) -> None:
     check_searches(random_model(transform, alpha, seed), *sources(seed))
 
 
@@ -148,7 +148,7 @@ def copied_sources(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
 @pytest.mark.parametrize("kind", ["rnn", "transformer"])
-def test_no_certificate_of_a_model_that_copies_is_refuted(kind: str, transform: str, alpha: float) -> None:
+def test_certificates_of_copying_models_agree_with_enumeration(kind: str, transform: str, alpha: float) -> None:
     copied = False
     for seed in range(3):
         model, (src, lengths) = random_copying_model(kind, transform, alpha, seed), copied_sources(seed)
@@ -169,7 +169,7 @@ STRING_MODELS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
 @pytest.mark.parametrize("kind", STRING_MODELS)
-def test_no_certificate_of_a_model_for_strings_is_refuted(kind: str, transform: str, alpha: float) -> None:
+def test_certificates_of_string_models_agree_with_enumeration(kind: str, transform: str, alpha: float) -> None:
     for seed in range(3):
         torch.manual_seed(seed)
         options = {
@@ -212,7 +212,7 @@ def random_transformer(transform: str, alpha: float, seed: int) -> TransformerSe
 
 @pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
 @pytest.mark.parametrize("seed", range(6))
-def test_no_certificate_of_float32_steps_is_refuted_by_float64(transform: str, alpha: float, seed: int) -> None:
+def test_float32_certificates_agree_with_float64_enumeration(transform: str, alpha: float, seed: int) -> None:
     model = random_transformer(transform, alpha, seed)
     src, lengths = sources(seed, 6)
     truth = enumerate_all(copy.deepcopy(model).double(), src, lengths)
@@ -229,7 +229,7 @@ def test_no_certificate_of_float32_steps_is_refuted_by_float64(transform: str, a
 
 @pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
 @pytest.mark.parametrize("seed", range(8))
-def test_no_certificate_is_refuted_by_a_written_table(transform: str, alpha: float, seed: int) -> None:
+def test_certificates_of_table_models_agree_with_enumeration(transform: str, alpha: float, seed: int) -> None:
     """The enumeration shares no code with the searches: no model, no steps and no scoring."""
     src, lengths = table_sources(0, 1, 2)
     for limit in (1, 2, 5):
@@ -289,7 +289,7 @@ class Case:
 
 
 @pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
-def test_no_certificate_within_limits_is_refuted(transform: str, alpha: float) -> None:
+def test_certificates_with_random_limits_agree_with_enumeration(transform: str, alpha: float) -> None:
     """Compare random prefixes, lengths, penalties, ensembles and budgets with the enumeration."""
     src, lengths = table_sources(0, 1)
     reasons = set()
@@ -373,7 +373,7 @@ def textbook_beam(table: TableModel, size: int) -> dict[tuple[int, ...], float]:
 
 @pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_competing_ends_are_those_of_a_textbook(transform: str, alpha: float, size: int) -> None:
+def test_competing_end_rule_matches_textbook_beam_search(transform: str, alpha: float, size: int) -> None:
     """Compare the best `size` outputs; a search may drop others. With beam size 1, it is greedy up to the first end."""
     fewer = 0
     for seed in range(40):
@@ -394,7 +394,7 @@ def test_competing_ends_are_those_of_a_textbook(transform: str, alpha: float, si
     assert fewer > 0 or size > 1
 
 
-def test_forced_beginnings_of_real_models_score_as_reported() -> None:
+def test_prefixed_search_scores_match_enumeration() -> None:
     """Log-probabilities agree with `score` to 1e-9, and a batch agrees with its sources one by one."""
     for seed, (transform, alpha) in enumerate(TRANSFORMS):
         model = Ensemble([random_model(transform, alpha, seed), random_model(transform, alpha, seed + 50)])
@@ -413,7 +413,7 @@ def test_forced_beginnings_of_real_models_score_as_reported() -> None:
                 assert alone.certificate.kind == result.certificate.kind
 
 
-def test_certificates_of_every_kind_are_met() -> None:
+def test_beam_search_returns_every_certificate_kind() -> None:
     kinds = set()
     for seed in range(6):
         for transform, alpha in TRANSFORMS:
@@ -425,7 +425,7 @@ def test_certificates_of_every_kind_are_met() -> None:
     assert ("optimal", False) not in kinds and ("bounded", False) not in kinds
 
 
-def test_attention_is_kept_on_request() -> None:
+def test_keep_attention_returns_attention_weights() -> None:
     model = random_model("entmax", 1.5, 1)
     src, lengths = sources(1)
     for search in (beam_search, exhaustive):
@@ -463,7 +463,7 @@ def test_samples_follow_the_distribution(transform: str, alpha: float) -> None:
         assert statistic < freedom + 4 * math.sqrt(2 * max(freedom, 1))
 
 
-def test_draws_of_a_source_depend_on_no_other() -> None:
+def test_samples_of_a_source_do_not_depend_on_the_batch() -> None:
     model = random_model("softmax", 1.0, 2)
     src, lengths = sources(2, 3)
     whole = sample(model, src, lengths, 5, max_length=6, seeds=[7, 8, 9])

@@ -87,7 +87,7 @@ def assert_equal(loss: Tensor, expected: Tensor, leaves: tuple[Tensor, ...]) -> 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("scale", [0.1, 3.0])
-def test_losses_of_scores(alpha: float, scale: float) -> None:
+def test_score_losses_match_dense_targets(alpha: float, scale: float) -> None:
     hidden, weight, bias = layer(scale=scale)
     rows, probs = targets()
     scores = F.linear(hidden, weight, bias).detach().requires_grad_()
@@ -102,7 +102,7 @@ def test_losses_of_scores(alpha: float, scale: float) -> None:
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("scale", [0.1, 3.0])
-def test_losses_of_a_layer(alpha: float, scale: float, chunks: None) -> None:
+def test_layer_losses_match_dense_targets(alpha: float, scale: float, chunks: None) -> None:
     leaves = layer(scale=scale)
     hidden, weight, bias = leaves
     rows, probs = targets()
@@ -116,7 +116,7 @@ def test_losses_of_a_layer(alpha: float, scale: float, chunks: None) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_reductions_leave_out_empty_rows(reduction: str, chunks: None) -> None:
+def test_reductions_ignore_empty_rows(reduction: str, chunks: None) -> None:
     leaves = layer()
     rows, probs = targets()
     sums = dense_loss(F.linear(leaves[0], leaves[1]), probs, 1.5).sum()
@@ -129,7 +129,7 @@ def test_reductions_leave_out_empty_rows(reduction: str, chunks: None) -> None:
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
 
-def test_gradients_of_alphas(chunks: None) -> None:
+def test_alpha_gradients_match_dense_targets(chunks: None) -> None:
     hidden, weight, _ = layer(torch.float64)
     rows, probs = targets()
     alpha = torch.linspace(1.0, 2.0, 20, dtype=torch.float64).unsqueeze(-1).requires_grad_()
@@ -149,7 +149,7 @@ LOSSES: Losses = {
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_second_derivatives(kind: str) -> None:
+def test_losses_pass_gradgradcheck(kind: str) -> None:
     generator = torch.Generator().manual_seed(1)
     hidden, weight = (torch.randn(n, 2, generator=generator, dtype=torch.float64) for n in (3, 4))
     rows = SparseRows(torch.tensor([0, 2, 3]), torch.tensor([0.75, 0.25, 1.0]), torch.tensor([0, 2, 2, 3]))
@@ -158,7 +158,7 @@ def test_second_derivatives(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_transforms_and_forward_mode(kind: str) -> None:
+def test_func_grad_and_jvp_match_autograd(kind: str) -> None:
     hidden, weight, _ = layer(torch.float64)
     rows, _ = targets()
     loss = LOSSES[kind](hidden, weight, rows)
@@ -174,7 +174,7 @@ def test_transforms_and_forward_mode(kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LOSSES)
-def test_compiled(kind: str) -> None:
+def test_compiled_losses_match_eager(kind: str) -> None:
     hidden, weight, _ = layer()
     compiled = torch.compile(lambda h, w, y: LOSSES[kind](h, w, y), fullgraph=True, dynamic=True)
     for count in (20, 12):
@@ -186,7 +186,7 @@ def test_compiled(kind: str) -> None:
         torch.testing.assert_close(found, torch.autograd.grad(weighted(expected), (hidden, weight)))
 
 
-def test_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_layer_and_module_losses_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, _, _ = layer()
     rows, probs = targets()
     probs[:, 0] = 0
@@ -207,7 +207,7 @@ def test_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.5])
-def test_impossible_classes(alpha: float, chunks: None) -> None:
+def test_impossible_targets_have_infinite_loss(alpha: float, chunks: None) -> None:
     """A target with a score of -inf has an infinite loss; a row of -inf has loss and gradient 0."""
     scores = torch.zeros(3, CLASSES)
     scores[0, 1] = scores[1, 7] = -torch.inf
@@ -231,7 +231,7 @@ def test_impossible_classes(alpha: float, chunks: None) -> None:
     assert not weight.grad.any()
 
 
-def test_rows_are_divided_by_their_sums() -> None:
+def test_truncated_target_rows_are_normalized() -> None:
     scores = torch.randn(1, CLASSES)
     index, offsets = torch.tensor([4, 9]), torch.tensor([0, 2])
     cut = SparseRows(index, torch.tensor([0.6, 0.2]), offsets, torch.tensor([0.2]))
@@ -239,7 +239,7 @@ def test_rows_are_divided_by_their_sums() -> None:
     torch.testing.assert_close(tsallis.entmax_loss(scores, cut), tsallis.entmax_loss(scores, whole))
 
 
-def test_half_precision() -> None:
+def test_bfloat16_losses_match_dense_targets() -> None:
     hidden, weight, bias = layer(torch.bfloat16)
     rows, probs = targets()
     scores = F.linear(hidden, weight, bias).detach().requires_grad_()
@@ -253,7 +253,7 @@ def test_half_precision() -> None:
     torch.testing.assert_close(loss, dense_loss(scores, probs, 1.5).bfloat16(), rtol=0.02, atol=0.02)
 
 
-def test_bad_targets() -> None:
+def test_invalid_targets_raise() -> None:
     rows, _ = targets()
     scores = torch.zeros(20, CLASSES)
     with pytest.raises(ValueError, match=r"20 rows.*got 19"):

@@ -66,7 +66,7 @@ def check(result: Result, truth: dict[str, float]) -> None:
 
 @pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
 @pytest.mark.parametrize("seed", range(3))
-def test_no_certificate_about_texts_is_refuted(transform: str, alpha: float, seed: int) -> None:
+def test_text_certificates_agree_with_enumeration(transform: str, alpha: float, seed: int) -> None:
     sources, table = table_sources(0, 1, 2), finite_table(transform, alpha, seed)
     truth = [texts_of(table, source) for source in range(3)]
     results: list[list[Result]] = []
@@ -97,7 +97,7 @@ def test_no_certificate_about_texts_is_refuted(transform: str, alpha: float, see
             check(complete_texts(result, score_texts(table, *rows, listed, Spellings(VOCABULARY))), known)
 
 
-def test_searches_of_texts_prove_as_much_as_they_can() -> None:
+def test_exact_and_exhaustive_text_searches_give_full_proofs() -> None:
     kinds = set()
     for (transform, alpha), seed in itertools.product(TRANSFORMS, range(4)):
         table, sources = finite_table(transform, alpha, seed), table_sources(0, 1, 2)
@@ -139,7 +139,7 @@ def test_the_score_of_a_text_is_the_sum_over_its_segmentations(transform: str, a
             assert {TEXT(s.tokens) for s in text.segmentations} <= {key[1]}
 
 
-def test_a_budget_leaves_a_lower_bound_that_says_so() -> None:
+def test_small_budgets_give_inexact_lower_bounds() -> None:
     table, text = finite_table("softmax", 1.0, 1), "abab"
     truth = texts_of(table, 0)[text]
     spellings, inexact = Spellings(VOCABULARY), 0
@@ -152,7 +152,7 @@ def test_a_budget_leaves_a_lower_bound_that_says_so() -> None:
     assert inexact
 
 
-def test_a_nan_names_its_source() -> None:
+def test_nan_scores_raise_with_the_source_number() -> None:
     count = 20  # more sources than one scoring batch
     table = TableModel(
         lambda source, prefix: {A: math.nan if source == count - 1 else 1.0} if not prefix else {EOS: 1.0}
@@ -162,12 +162,12 @@ def test_a_nan_names_its_source() -> None:
         score_texts(table, *table_sources(*range(count)), ["a"] * count, Spellings(VOCABULARY))
 
 
-def test_no_bound_of_a_text_is_above_certainty() -> None:
+def test_text_bounds_are_at_most_probability_1() -> None:
     listed = Result((Hypothesis((A,), math.log(0.4), (2,), (1,)),), Certificate("bounded", math.log(0.5)))
     assert merge_texts(listed, TEXT, normalized=True).certificate == Certificate("bounded", 0.0)
 
 
-def test_values_that_are_not_normalized_prove_nothing_about_texts_unless_all_are_found() -> None:
+def test_unnormalized_text_certificates_are_none_or_complete() -> None:
     table = finite_table("alpha_relu", 1.5, 0)
     unnormalized = TableModel(table.row, normalized=False)
     for result in (*beam_search(unnormalized, *table_sources(0), beam_size=1, text=TEXT, max_length=2),):
@@ -178,7 +178,7 @@ def test_values_that_are_not_normalized_prove_nothing_about_texts_unless_all_are
 
 @pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
 @pytest.mark.parametrize("typed", ["", "a", "b", "ab", "aba", "abb"])
-def test_what_follows_a_beginning_follows_all_its_spellings(transform: str, alpha: float, typed: str) -> None:
+def test_completions_sum_over_all_spellings_of_the_prefix(transform: str, alpha: float, typed: str) -> None:
     spellings = Spellings(VOCABULARY)
     for seed in range(4):
         table = finite_table(transform, alpha, seed)
@@ -198,7 +198,7 @@ def test_what_follows_a_beginning_follows_all_its_spellings(transform: str, alph
                 assert choice.prob == pytest.approx(truth[text] / total)
 
 
-def test_results_that_are_not_about_texts_stay_as_they_are() -> None:
+def test_merge_texts_keeps_distinct_texts_with_a_bound() -> None:
     assert ambiguous_text(Vocabulary(["a", "b"])) is None and ambiguous_text(VOCABULARY) is not None
     sequences = tuple(Hypothesis((token,), math.log(0.25), (3, 1), (1, 1)) for token in SYMBOLS)
     result = Result(sequences, Certificate("optimal", math.log(0.25)))

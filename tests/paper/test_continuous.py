@@ -57,7 +57,7 @@ THETA = torch.tensor([20.0, -25.0], dtype=D)
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0, 2.5])
-def test_propositions_1_and_2_and_the_conjugate(alpha: float) -> None:
+def test_densities_satisfy_propositions_1_and_2(alpha: float) -> None:
     p = line(THETA, alpha)
 
     def score(theta: Tensor, t: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ def test_propositions_1_and_2_and_the_conjugate(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.4, 2.0, 2.5])
-def test_the_densities_solve_their_problem(alpha: float) -> None:
+def test_densities_maximize_their_objective(alpha: float) -> None:
     """A step towards another density must lower the objective, because the density maximizes it (eq. 1)."""
     p, other = line(THETA, alpha), Gaussian(number(0.5), number(0.004))
     t = torch.linspace(-1, 2, 300_001, dtype=D)
@@ -110,7 +110,7 @@ def test_the_densities_solve_their_problem(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0, 2.5])
-def test_proposition_3_on_the_line(alpha: float) -> None:
+def test_expectation_gradients_match_proposition_3_in_1d(alpha: float) -> None:
     """Derivatives through the quadrature must equal the generalized covariance of index 2 - alpha (eq. 17 and 18)."""
     jacobian = torch.autograd.functional.jacobian(lambda theta: line(theta, alpha).expect(BASIS), THETA)
     p = line(THETA, alpha)
@@ -129,7 +129,7 @@ def test_proposition_3_on_the_line(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
-def test_proposition_3_in_the_plane(alpha: float) -> None:
+def test_expectation_gradients_match_proposition_3_in_2d(alpha: float) -> None:
     density = BetaGaussian.from_scale(torch.tensor([0.4, 0.6], dtype=D), SCALE, alpha=alpha, dims=2)
     theta = density.theta
     jacobian = torch.autograd.functional.jacobian(
@@ -151,7 +151,7 @@ def test_proposition_3_in_the_plane(alpha: float) -> None:
     torch.testing.assert_close(jacobian, both - psi[:, None] * one / mass, **CLOSE)
 
 
-def test_equation_10_the_truncated_parabola() -> None:
+def test_truncated_parabola_matches_equation_10() -> None:
     d = TruncatedParabola.from_scale(number(0.3), SIGMA2)
     t = torch.linspace(-0.5, 1, 61, dtype=D)
     lam = -0.5 * (3 / (2 * SIGMA2.sqrt())) ** (2 / 3)  # eq. 37
@@ -165,7 +165,7 @@ def test_equation_10_the_truncated_parabola() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
-def test_equation_11_the_truncated_paraboloid_in_any_number_of_dimensions(n: int) -> None:
+def test_truncated_paraboloid_matches_equation_11(n: int) -> None:
     root = torch.randn(n, n, dtype=D, generator=torch.Generator().manual_seed(0))
     scale, mean = root @ root.mT + torch.eye(n, dtype=D), torch.linspace(-1, 1, n, dtype=D)
     if n == 1:
@@ -202,7 +202,7 @@ def test_a_learned_alpha_of_one_is_the_gaussian() -> None:
 
 
 @pytest.mark.parametrize("dims", [1, 2])
-def test_derivatives_in_alpha(dims: int) -> None:
+def test_alpha_derivatives_pass_gradcheck(dims: int) -> None:
     mean, cov = (number(0.4), number(0.03)) if dims == 1 else (torch.tensor([0.4, 0.6], dtype=D), SCALE)
     alpha = torch.tensor([1.001, 1.03, 1.21, 1.2233, 1.6, 2.0], dtype=D, requires_grad=True)
     basis = BASIS if dims == 1 else PLANE_BASIS
@@ -228,7 +228,7 @@ def test_derivatives_in_alpha(dims: int) -> None:
             torch.testing.assert_close(ours, theirs, **CLOSE)
 
 
-def test_equation_12_the_triangular_and_laplace_densities() -> None:
+def test_triangular_and_laplace_match_equation_12() -> None:
     b, t = number(0.09), torch.linspace(-1, 1.5, 101, dtype=D)
     d, dense = Triangular.from_scale(number(0.2), b), Laplace.from_scale(number(0.2), b)
     torch.testing.assert_close(d.pdf(t), (b**-0.5 - (t - 0.2).abs() / b).clamp(min=0), **CLOSE)
@@ -240,7 +240,7 @@ def test_equation_12_the_triangular_and_laplace_densities() -> None:
         torch.testing.assert_close(same.theta, -1 / b)
 
 
-def test_canonical_parameters_come_back() -> None:
+def test_canonical_parameters_round_trip() -> None:
     for alpha in (1.0, 1.5, 2.0):
         torch.testing.assert_close(line(THETA, alpha).theta, THETA)
         torch.testing.assert_close(line(THETA, alpha).mean, number(0.4))
@@ -252,7 +252,7 @@ def test_canonical_parameters_come_back() -> None:
         torch.testing.assert_close(BetaGaussian.from_scores(d.theta, alpha=alpha, dims=2).covariance, d.covariance)
 
 
-def test_equations_49_to_52_by_the_error_function() -> None:
+def test_parabola_expectations_match_equations_49_to_52() -> None:
     """The expected values correct two errors of the paper: a stray 1 / sigma_j in eq. 49, a missing 1/2 in eq. 52."""
     theta = torch.stack([number(0.3) / SIGMA2, -0.5 / SIGMA2])
     mean, s = number(0.3), WIDTH
@@ -273,7 +273,7 @@ def test_equations_49_to_52_by_the_error_function() -> None:
     torch.testing.assert_close(jacobian[:, 1], squares, **CLOSE)  # eq. 52
 
 
-def test_equations_55_to_65_the_supporting_ellipse() -> None:
+def test_supporting_ellipse_matches_equations_55_to_65() -> None:
     d = TruncatedParaboloid.from_scale(torch.tensor([0.4, 0.6], dtype=D), SCALE)
     lam = -((math.pi * torch.linalg.det(SCALE).sqrt()) ** -0.5)
     support = d.support
@@ -290,7 +290,7 @@ def test_equations_55_to_65_the_supporting_ellipse() -> None:
     torch.testing.assert_close(uniform / volume, expected, **CLOSE)
 
 
-def test_equations_53_to_60_by_waves_and_by_a_disk() -> None:
+def test_wave_and_disk_quadratures_of_equations_53_to_60_agree() -> None:
     covs = 0.0004 * torch.tensor([[1.0, 0.4], [0.4, 2.0]], dtype=D).expand(3, 2, 2)
     basis = GaussianBasis(PLANE_CENTRES, covs)
     mean = torch.tensor([[0.4, 0.6], [0.6, 0.5], [0.5, 0.5]], dtype=D, requires_grad=True)
@@ -315,7 +315,7 @@ def test_equations_53_to_60_by_waves_and_by_a_disk() -> None:
     assert torch.autograd.gradcheck(lambda m, c: waves(m, c)[:, 0], (mean, cov))
 
 
-def test_moment_matching() -> None:
+def test_match_moments_matches_weighted_moments() -> None:
     g = torch.Generator().manual_seed(0)
     weights = torch.softmax(torch.randn(3, 12, dtype=D, generator=g), -1)
     t = cell_centres(12)
@@ -336,7 +336,7 @@ def test_moment_matching() -> None:
     assert match_moments(BetaGaussian, weights, grid, alpha=1.5, dims=2).dims == 2
 
 
-def test_the_bases_of_the_experiments() -> None:
+def test_bases_have_the_sizes_and_widths_of_the_paper() -> None:
     assert [text_basis(n).size for n in (32, 64, 128)] == [32, 64, 128]
     assert sorted({round(w, 6) for w in text_basis().covs.sqrt().tolist()}) == [0.1, 0.5]
     assert sorted({round(w, 6) for w in translation_basis().covs.sqrt().tolist()}) == [0.03, 0.1, 0.3]

@@ -15,7 +15,7 @@ def results(name: str) -> Rows:
         return list(csv.DictReader(file))
 
 
-def test_reviews() -> None:
+def test_imdb_accuracies_are_close_to_discrete_softmax() -> None:
     """Martins et al. 2020, table 1: all variants reach discrete softmax (86 % or more) to within 1.5 points."""
     rows = results("imdb-cpu.csv")
     accuracy = {(r["attention"], r["transform"], r["num_basis"]): 100 * float(r["accuracy"]) for r in rows}
@@ -26,7 +26,7 @@ def test_reviews() -> None:
     assert sizes["combined"] == sizes["discrete"]
 
 
-def test_stays_in_hospital() -> None:
+def test_physionet_auroc_is_at_least_that_of_the_grid() -> None:
     """Continuous attention to irregular signals must be as good as a grid with more parameters (mean of 3 seeds)."""
     groups: dict[tuple[str, str, str], Rows] = {}
     for row in results("physionet2012-cpu.csv"):

@@ -56,9 +56,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(("script", "arguments", "committed"), CASES)
-def test_rows_have_the_columns_of_the_committed_ones(
-    script: str, arguments: str, committed: str, tmp_path: Path
-) -> None:
+def test_rows_have_the_committed_columns(script: str, arguments: str, committed: str, tmp_path: Path) -> None:
     if script == "decoding.py":
         pytest.importorskip("ctranslate2")
     run(script, *arguments.split(), "--out", tmp_path / "rows.csv")
@@ -68,7 +66,7 @@ def test_rows_have_the_columns_of_the_committed_ones(
         assert all(float(row["time_ratio"]) > 0 for row in rows if row["time_ratio"])
 
 
-def test_the_accuracy_of_maps(tmp_path: Path) -> None:
+def test_the_errors_of_maps_are_small(tmp_path: Path) -> None:
     files = ["--out", tmp_path / "times.csv", "--accuracy", tmp_path / "errors.csv"]
     run("maps.py", "--no-peer", "--maps", "6x120", "--learned", "2x4x3x20", "--losses", "--rounds", 1, *files)
     rows = read(tmp_path / "errors.csv")
@@ -78,7 +76,7 @@ def test_the_accuracy_of_maps(tmp_path: Path) -> None:
         assert float(row["error"]) < tolerance and float(row["sum_error"]) < tolerance, row
 
 
-def test_recurrent(tmp_path: Path) -> None:
+def test_the_recurrent_benchmark_runs(tmp_path: Path) -> None:
     for split in ("train-medium", "dev"):
         words = [f"{'ab' * (i % 5 + 1)}\t{'ba' * (i % 7 + 1)}\tN\n" for i in range(400)]
         (tmp_path / f"esperanto-{split}").write_text("".join(words))
@@ -91,7 +89,7 @@ def test_recurrent(tmp_path: Path) -> None:
     assert all(float(row["samples_per_second"]) > 0 for row in rows)
 
 
-def test_strings(tmp_path: Path) -> None:
+def test_the_strings_and_distillation_benchmarks_run(tmp_path: Path) -> None:
     for part in ("train", "dev", "test"):
         (tmp_path / f"eo_{part}.tsv").write_text(
             "".join(f"{'ab' * (i % 5 + 1)}{'ac'[i % 2]}\tx y\n" for i in range(40))
@@ -108,7 +106,7 @@ def test_strings(tmp_path: Path) -> None:
     assert all(0 <= float(row[f"error_of_{name}"]) <= 1 for name in ("one", "ensemble", "students"))
 
 
-def test_attended(tmp_path: Path) -> None:
+def test_the_attended_benchmark_runs(tmp_path: Path) -> None:
     files = [tmp_path / f"{part}.tsv" for part in ("train", "dev", "test")]
     for number, file in enumerate(files):
         words = "".join(f"{i % 2}\t{' '.join('abcdefgh'[(i + j + number) % 8] for j in range(8))}\n" for i in range(40))
@@ -132,7 +130,7 @@ GPU_TARGETS = 2  # number of lines per script that report a target as met or mis
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs no-gpu: there is one")
 @pytest.mark.parametrize("script", GPU_SCRIPTS)
-def test_those_for_a_gpu_run_to_their_end_and_print_rows_as_they_come(script: str, tmp_path: Path) -> None:
+def test_gpu_benchmarks_run_and_print_every_row(script: str, tmp_path: Path) -> None:
     pytest.importorskip("triton")
     out, tests = tmp_path / "gpu.csv", Path(__file__).parents[1]
     command = [sys.executable, "cuda_on_cpu.py", script, *map(str, GPU_SCRIPTS[script]), "--rounds=1", f"--out={out}"]
@@ -149,7 +147,7 @@ def test_those_for_a_gpu_run_to_their_end_and_print_rows_as_they_come(script: st
 
 
 @pytest.mark.parametrize("kinds", ["translate", "tree exact sample suggest steps attention"])
-def test_serve(kinds: str, tmp_path: Path) -> None:
+def test_the_serve_benchmark_runs(kinds: str, tmp_path: Path) -> None:
     pytest.importorskip("starlette")
     pytest.importorskip("uvicorn")
     train(tmp_path / "run")
@@ -163,7 +161,7 @@ def test_serve(kinds: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("script", ["completions", "patterns", "stability", "survivors"])
-def test_searches_of_a_trained_run(script: str, tmp_path: Path) -> None:
+def test_search_benchmarks_accept_a_trained_run(script: str, tmp_path: Path) -> None:
     if script == "stability" and not cpu.status().available:
         pytest.skip("needs kernels: this script compares instruction sets")
     train(tmp_path / "run")

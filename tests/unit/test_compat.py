@@ -92,7 +92,7 @@ def parameters(function: Callable[..., object]) -> list[tuple[str, object]]:
 
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, *CLASSES])
-def test_signatures_are_the_packages(name: str) -> None:
+def test_signatures_match_the_entmax_package(name: str) -> None:
     """Parameters have the same names, order and defaults; ours may only add parameters at the end."""
     recorded = FUNCTIONS.get(name) or CLASSES[name]
     thing = getattr(compat, name)
@@ -102,13 +102,13 @@ def test_signatures_are_the_packages(name: str) -> None:
     assert all(default is not ... for _, default in result[len(recorded) :])
 
 
-def test_nothing_is_missing() -> None:
+def test_public_names_match_the_entmax_package() -> None:
     assert set(compat.__all__) == {*FUNCTIONS, *CLASSES}
     assert sorted(name for names in MODULES.values() for name in names) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_modules_have_the_packages_names(name: str) -> None:
+def test_modules_have_the_names_of_the_entmax_package(name: str) -> None:
     module = importlib.import_module(f"tsallis.compat.{name}")
     assert getattr(compat, name) is module and sorted(module.__all__) == sorted(MODULES[name])
     for public in MODULES[name]:
@@ -122,7 +122,7 @@ def of_module(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", APPLIED)
-def test_autograd_functions_have_the_packages_apply(name: str) -> None:
+def test_apply_signatures_match_the_entmax_package(name: str) -> None:
     """The autograd functions have only `apply`, and no other member of `torch.autograd.Function`."""
     function = of_module(name)
     expected = list(APPLIED[name].items())
@@ -132,7 +132,7 @@ def test_autograd_functions_have_the_packages_apply(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", APPLIED)
-def test_autograd_functions_are_their_functions(name: str) -> None:
+def test_autograd_functions_match_the_plain_functions(name: str) -> None:
     z, y = problem(4, 6)
     arguments = (z, y) if "Loss" in name else (z,)
     by_name = {public.replace("_", "").lower(): public for public in FUNCTIONS}
@@ -151,7 +151,7 @@ def test_autograd_functions_are_their_functions(name: str) -> None:
 
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("dim", [-1, 0, 1])
-def test_maps_are_the_references(name: str, dim: int) -> None:
+def test_maps_match_the_reference(name: str, dim: int) -> None:
     z = torch.randn(3, 4, 5, dtype=torch.float64) * 2
     p = getattr(compat, name)(z, dim=dim)
     expected = MAP_REFERENCES[name](z.movedim(dim, -1).reshape(-1, z.shape[dim]))
@@ -163,7 +163,7 @@ def test_maps_are_the_references(name: str, dim: int) -> None:
 
 
 @pytest.mark.parametrize("name", LOSS_ALPHAS)
-def test_losses_are_the_references(name: str) -> None:
+def test_losses_match_the_reference(name: str) -> None:
     z, y = problem()
     alpha = LOSS_ALPHAS[name]
     onehot = nn.functional.one_hot(y, z.shape[-1]).to(z)
@@ -172,7 +172,7 @@ def test_losses_are_the_references(name: str) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.25, 1.5, 2, 3.0])
-def test_normmax_loss(alpha: float) -> None:
+def test_normmax_loss_matches_its_formula(alpha: float) -> None:
     """The loss is (p - e_y)^T z + 1 - ||p||, with gradient p - e_y and the map's Jacobian as its Hessian."""
     z, y = problem()
     p = reference.normmax(z, alpha)
@@ -188,7 +188,7 @@ def test_normmax_loss(alpha: float) -> None:
     assert gradgradcheck(lambda s: compat.normmax_bisect_loss(s, targets, alpha), (small,))
 
 
-def test_normmax_loss_of_special_rows() -> None:
+def test_normmax_loss_handles_infinite_and_nan_rows() -> None:
     inf, nan = torch.inf, torch.nan
     z = torch.tensor([[0.0, 1.0, -inf], [-inf, -inf, -inf], [nan, 1.0, 2.0], [5.0, 0.0, 0.0]], requires_grad=True)
     loss = compat.normmax_bisect_loss(z, torch.tensor([0, 0, 0, 0]))
@@ -204,7 +204,7 @@ def test_normmax_loss_of_special_rows() -> None:
         compat.normmax_bisect_loss(z, torch.tensor([0, 1]))
 
 
-def test_arguments_without_effect() -> None:
+def test_k_n_iter_and_ensure_sum_one_are_ignored() -> None:
     z, y = problem(dtype=torch.float32)
     for k in (1, 100):
         assert torch.equal(compat.sparsemax(z, k=k), compat.sparsemax(z))
@@ -214,7 +214,7 @@ def test_arguments_without_effect() -> None:
 
 
 @pytest.mark.parametrize("name", WITH_SIZE)
-def test_support_size(name: str) -> None:
+def test_return_support_size_counts_nonzeros(name: str) -> None:
     z, y = problem()
     arguments = (z, y) if name.endswith("loss") else (z,)
     result, size = getattr(compat, name)(*arguments, return_support_size=True)
@@ -235,7 +235,7 @@ def test_alpha_one_is_softmax() -> None:
         compat.sparsemax(torch.tensor([1, 2]))
 
 
-def test_alphas_below_one() -> None:
+def test_alphas_below_1_match_the_reference() -> None:
     """Alphas may range from 0 to 2.5 and more, mixed in one tensor, with gradients in scores and alpha."""
     z, y = problem(4, 6)
     alpha = torch.tensor([[0.05], [0.5], [1.0], [2.5]], dtype=torch.float64, requires_grad=True)
@@ -256,7 +256,7 @@ def test_a_budget_of_zero_chooses_nothing() -> None:
         assert (grad[[0, 2]] == 0).all()
 
 
-def test_tensor_arguments_go_row_by_row() -> None:
+def test_tensor_arguments_apply_per_row() -> None:
     z, y = problem(4, 6)
     alpha = torch.tensor([[1.0], [1.5], [2.0], [1.5]], dtype=torch.float64)
     norm, budget = alpha + 0.25, torch.tensor([[1], [2], [3], [2]])
@@ -280,7 +280,7 @@ def test_tensor_arguments_go_row_by_row() -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in CLASSES if not n.endswith("Loss")])
-def test_map_modules_are_their_functions(name: str) -> None:
+def test_map_modules_match_their_functions(name: str) -> None:
     z, _ = problem()
     function = {"Sparsemax": "sparsemax", "Entmax15": "entmax15"}.get(name, name.replace("Bisect", "_bisect").lower())
     module = getattr(compat, name)(dim=0)
@@ -290,7 +290,7 @@ def test_map_modules_are_their_functions(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in CLASSES if n.endswith("Loss")])
 @pytest.mark.parametrize("ignore_index", [-100, 0])
-def test_loss_modules_reduce_and_ignore(name: str, ignore_index: int) -> None:
+def test_loss_modules_apply_reduction_and_ignore_index(name: str, ignore_index: int) -> None:
     z, y = problem()
     y = torch.where(y == 0, 1, y)
     function = (
@@ -328,7 +328,7 @@ def test_modules_hold_a_learned_alpha() -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_of_more_dimensions_and_half_precision(name: str) -> None:
+def test_losses_accept_more_dimensions_and_half_precision(name: str) -> None:
     z, y = problem(6, 9, torch.float32)
     flat = getattr(compat, name)(z, y)
     torch.testing.assert_close(getattr(compat, name)(z.reshape(2, 3, 9), y.reshape(2, 3)).reshape(-1), flat)
@@ -338,7 +338,7 @@ def test_losses_of_more_dimensions_and_half_precision(name: str) -> None:
     torch.testing.assert_close(getattr(compat, name)(half, y).float(), rounded, atol=1e-2, rtol=1e-2)
 
 
-def test_values_are_the_packages() -> None:
+def test_values_match_the_entmax_package() -> None:
     """Compare with the package itself if it is installed, in the range where it is right."""
     peer = pytest.importorskip("entmax")
     z, y = problem(20, 40)
@@ -380,14 +380,14 @@ def test_a_mean_of_many_losses_does_not_overflow(dtype: torch.dtype) -> None:
         assert module(z, y).dtype == dtype and 0 < module(z, y) < 10
 
 
-def test_a_batch_of_ignored_targets_has_no_gradient() -> None:
+def test_a_batch_of_ignored_targets_has_zero_gradients() -> None:
     alpha, scores = nn.Parameter(torch.tensor(1.3)), torch.randn(3, 4, requires_grad=True)
     loss = compat.EntmaxBisectLoss(alpha)(scores, torch.full((3,), -100))
     loss.backward()
     assert loss.isnan() and alpha.grad == 0 and (scores.grad == 0).all()
 
 
-def test_what_has_no_gradient_is_not_learned() -> None:
+def test_learned_normmax_alphas_and_budgets_raise() -> None:
     z, y = problem(dtype=torch.float32)
     alpha, budget = nn.Parameter(torch.tensor(2.5)), nn.Parameter(torch.tensor(2.0))
     calls = (lambda: compat.NormmaxBisect(alpha)(z), lambda: compat.NormmaxBisectLoss(alpha)(z, y))
@@ -396,7 +396,7 @@ def test_what_has_no_gradient_is_not_learned() -> None:
             call()
 
 
-def test_normmax_takes_classes_as_the_other_losses_do() -> None:
+def test_normmax_loss_accepts_integer_class_targets() -> None:
     z, y = problem(dtype=torch.float32)
     expected = compat.normmax_bisect_loss(z, y)
     assert compat.normmax_bisect_loss(z, y.to(torch.uint8)).equal(expected)
@@ -408,7 +408,7 @@ def test_normmax_takes_classes_as_the_other_losses_do() -> None:
         assert compat.normmax_bisect_loss(z.bfloat16(), y).dtype == torch.float32
 
 
-def test_scores_and_alphas_that_do_not_fit_are_named() -> None:
+def test_errors_name_invalid_scores_and_alpha_shapes() -> None:
     with pytest.raises(TypeError, match="X must be a tensor, got list"):
         compat.normmax_bisect([1.0, 2.0], 2)
     with pytest.raises(ValueError, match=r"\(3,\) can't be expanded to \(3, 4, 1\)"):

@@ -104,7 +104,7 @@ def test_the_table_has_the_pinned_versions() -> None:
     assert {name: row[4] for name, row in table().items()} == {name: pins[name] for name in table()}
 
 
-def test_the_table_has_the_licences_that_packages_name() -> None:
+def test_the_table_matches_the_licences_in_package_metadata() -> None:
     for name, row in table().items():
         stated = licences(importlib.metadata.distribution(name))
         licence, _, others = row[2].partition(" and ")
@@ -162,7 +162,7 @@ def test_each_constraint_names_one_version() -> None:
 
 
 @pytest.mark.parametrize("index", ["", INDEX])
-def test_the_index_for_torch_is_asked_for_torch_alone(tmp_path: Path, index: str) -> None:
+def test_the_torch_index_is_used_only_for_torch(tmp_path: Path, index: str) -> None:
     command = ["make", "--dry-run", "test", f"VENV={tmp_path / 'venv'}", f"PYTHON={sys.executable}"]
     done = subprocess.run([*command, f"TORCH_INDEX={index}"], cwd=ROOT, capture_output=True, text=True, check=True)
     installs = [line.split(" install --quiet ")[1] for line in done.stdout.splitlines() if " install --quiet " in line]
@@ -195,7 +195,7 @@ def test_the_environment_is_made_before_a_hook_uses_it() -> None:
     assert tools == [f".venv/bin/{name}" for name in ("ruff", "ruff", "clang-format", "mypy")]
 
 
-def test_tools_are_installed_where_they_are_missing(tmp_path: Path) -> None:
+def test_missing_tools_are_installed(tmp_path: Path) -> None:
     command = ["make", "--dry-run", "tools", f"VENV={tmp_path}", f"PYTHON={sys.executable}"]
     missing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert f"{sys.executable} -m venv {tmp_path}" in missing and '".[dev]"' in missing

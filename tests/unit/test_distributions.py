@@ -31,7 +31,7 @@ def test_probabilities_threshold_and_support_agree(scores: torch.Tensor) -> None
     assert not d.support.check(torch.tensor([4, -1, 7])).any()
 
 
-def test_packed_non_zeros_are_the_probabilities(scores: torch.Tensor) -> None:
+def test_packed_nonzeros_match_the_probabilities(scores: torch.Tensor) -> None:
     d = EntmaxCategorical(scores)
     assert d.indices.shape == d.values.shape == (3, 4)
     dense = torch.zeros(3, 5, dtype=torch.float64).scatter(-1, d.indices.where(d.indices >= 0, 4), d.values)
@@ -61,14 +61,14 @@ def test_alpha_one_is_a_categorical_even_where_probabilities_underflow() -> None
     torch.testing.assert_close(ours.entropy(), theirs.entropy())
 
 
-def test_entropies(scores: torch.Tensor) -> None:
+def test_entropies_match_their_formulas(scores: torch.Tensor) -> None:
     d = EntmaxCategorical(scores, 2.0)
     p = d.probs
     torch.testing.assert_close(d.entropy(), Categorical(probs=p).entropy())
     torch.testing.assert_close(d.tsallis_entropy(), (1 - p.square().sum(-1)) / 2)
 
 
-def test_samples_come_from_the_support_in_proportion(scores: torch.Tensor) -> None:
+def test_samples_follow_the_probabilities(scores: torch.Tensor) -> None:
     torch.manual_seed(0)
     d = EntmaxCategorical(scores)
     drawn = d.sample((20_000,))
@@ -81,7 +81,7 @@ def test_samples_come_from_the_support_in_proportion(scores: torch.Tensor) -> No
         EntmaxCategorical(torch.full((2, 3), -torch.inf), validate_args=False).sample()
 
 
-def test_expand_keeps_what_is_known(scores: torch.Tensor) -> None:
+def test_expand_keeps_computed_values(scores: torch.Tensor) -> None:
     d = EntmaxCategorical(scores, torch.tensor([1.0, 1.5, 2.0]))
     known = d.probs
     wide = d.expand((5, 3))
@@ -98,7 +98,7 @@ def test_enumeration_covers_every_class(scores: torch.Tensor) -> None:
     torch.testing.assert_close(d.log_prob(d.enumerate_support()).exp().T, d.probs)
 
 
-def test_kl_is_infinite_where_the_other_has_no_probability() -> None:
+def test_kl_is_infinite_outside_the_support() -> None:
     p = EntmaxCategorical(torch.tensor([1.0, 1.0, -5.0]))
     q = EntmaxCategorical(torch.tensor([5.0, 0.0, -5.0]))
     assert kl_divergence(p, q) == torch.inf
@@ -111,7 +111,7 @@ def test_kl_is_infinite_where_a_categorical_has_no_probability() -> None:
     assert kl_divergence(p, q) == torch.inf and kl_divergence(q, p).isfinite()
 
 
-def test_a_row_without_classes_has_no_log_probability() -> None:
+def test_a_row_of_minus_inf_has_logits_of_minus_inf() -> None:
     scores = torch.tensor([[-torch.inf] * 3, [0.0, 1.0, 2.0]], requires_grad=True)
     for alpha in (1.0, 1.5, torch.tensor([1.0, 1.5])):
         logits = EntmaxCategorical(scores, alpha, validate_args=False).logits
@@ -120,7 +120,7 @@ def test_a_row_without_classes_has_no_log_probability() -> None:
         assert grad.isfinite().all()
 
 
-def test_log_probabilities_under_vmap() -> None:
+def test_log_prob_works_under_vmap() -> None:
     scores, alphas = torch.randn(5, 4), torch.tensor([1.0, 1.2, 1.5, 2.0, 1.0])
     result = torch.vmap(lambda z, a: EntmaxCategorical(z, a, validate_args=False).log_prob(torch.tensor(2)))(
         scores, alphas
@@ -138,7 +138,7 @@ def test_the_loss_is_finite_where_the_log_probability_is_not(scores: torch.Tenso
         assert d.loss(value).isfinite().all()
 
 
-def test_it_composes_with_torch_distributions(scores: torch.Tensor) -> None:
+def test_entmax_categorical_composes_with_torch_distributions(scores: torch.Tensor) -> None:
     d = EntmaxCategorical(scores)
     assert Independent(d, 1).log_prob(torch.tensor([0, 1, 2])).shape == ()
     mixture = MixtureSameFamily(Categorical(torch.ones(3) / 3), d)
@@ -181,7 +181,7 @@ def test_bad_input_is_refused(scores: torch.Tensor) -> None:
         EntmaxCategorical(scores, 0.0)
 
 
-def test_kl_beside_a_dense_distribution(scores: torch.Tensor) -> None:
+def test_kl_to_a_dense_categorical_matches_its_formula(scores: torch.Tensor) -> None:
     sparse, dense = EntmaxCategorical(scores, 2.0), Categorical(logits=scores)
     expected = torch.special.xlogy(sparse.probs, sparse.probs / dense.probs).sum(-1)
     torch.testing.assert_close(kl_divergence(sparse, dense), expected)
@@ -190,7 +190,7 @@ def test_kl_beside_a_dense_distribution(scores: torch.Tensor) -> None:
     torch.testing.assert_close(kl_divergence(dense, whole), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-def test_a_mixture_has_no_part_outside_the_support() -> None:
+def test_components_outside_the_support_do_not_affect_mixtures() -> None:
     """A component with probability zero affects neither densities nor samples, regardless of its position."""
     scores = torch.tensor([[2.0, 1.5, -3.0], [0.0, 0.1, 9.0]], dtype=torch.float64, requires_grad=True)
     means = torch.tensor([[-1.0, 1.0, 50.0], [40.0, 60.0, 0.0]], dtype=torch.float64, requires_grad=True)
@@ -221,7 +221,7 @@ def test_a_mixture_passes_gradcheck() -> None:
     assert gradcheck(log_prob, (scores, alpha, means))
 
 
-def test_an_alpha_below_one_leaves_no_class_out() -> None:
+def test_an_alpha_below_1_gives_full_support() -> None:
     d = EntmaxCategorical(torch.tensor([[3.0, 0.0, -20.0]], dtype=torch.float64), 0.5)
     assert d.support_size.item() == 3 and d.logits.isfinite().all()
     below = (d.alpha - 1) * d.scores > d.threshold.unsqueeze(-1)
@@ -231,7 +231,7 @@ def test_an_alpha_below_one_leaves_no_class_out() -> None:
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
 @pytest.mark.parametrize("alpha", [1.0, 1.1, 1.5, 2.0, 3.0])
-def test_distributions_of_output_layers_equal_those_of_all_scores(alpha: float, shape: tuple[int, ...]) -> None:
+def test_from_linear_matches_a_distribution_of_all_scores(alpha: float, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     layer = tsallis.nn.OutputLayer(16, 3000, alpha=alpha, forbidden=(0, 7)).requires_grad_(False)
     torch.nn.init.normal_(layer.projection.weight)
@@ -267,7 +267,7 @@ def of_layer() -> tuple[EntmaxCategorical, EntmaxCategorical]:
     return EntmaxCategorical.from_linear(layer, hidden), EntmaxCategorical(layer.scores(hidden))
 
 
-def test_few_scores_are_enough_for_draws_divergences_and_expansion(
+def test_from_linear_supports_sample_kl_and_expand(
     of_layer: tuple[EntmaxCategorical, EntmaxCategorical],
 ) -> None:
     few, all_scores = of_layer
@@ -284,7 +284,7 @@ def test_few_scores_are_enough_for_draws_divergences_and_expansion(
         few.log_prob(torch.tensor([0, 3000]))
 
 
-def test_draws_and_entropies_make_no_value_per_class(
+def test_draws_and_entropies_create_no_dense_values(
     of_layer: tuple[EntmaxCategorical, EntmaxCategorical], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few, all_scores = of_layer
@@ -297,6 +297,6 @@ def test_draws_and_entropies_make_no_value_per_class(
     torch.testing.assert_close(few.entropy(), all_scores.entropy(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_boolean_value_is_a_class() -> None:
+def test_the_support_accepts_boolean_values() -> None:
     support = tsallis.distributions.EntmaxCategorical(torch.tensor([2.0, -9.0])).support
     assert support.check(torch.tensor([True, False])).tolist() == [False, True]

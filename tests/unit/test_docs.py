@@ -53,7 +53,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_no_page_has_a_name_that_sphinx_takes() -> None:
+def test_no_page_has_a_name_reserved_by_sphinx() -> None:
     assert {path.stem for path in DOCS.rglob("*.md")} & RESERVED == set()
 
 
@@ -64,14 +64,14 @@ def test_every_page_is_in_the_contents_once_under_a_caption() -> None:
     assert all(":caption: " in tree for tree in TREES)
 
 
-def test_every_page_that_says_how_to_add_a_part_is_in_their_table() -> None:
+def test_the_table_lists_every_page_on_adding_a_part() -> None:
     pages = {path.stem for path in HOW_TO.glob("add-*.md")}
     table = (HOW_TO / "index.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^\| a.* \| \[.*\]\((add-a-[\w-]+)\.md\) \|", table, re.M)) == sorted(pages)
 
 
 @pytest.mark.parametrize("page", [*DOCS.glob("*.md"), *HOW_TO.glob("*.md")], ids=lambda path: path.stem)
-def test_links_work_where_pages_are_read_as_they_are(page: Path) -> None:
+def test_links_work_without_sphinx(page: Path) -> None:
     """Pages must work on sites that show Markdown without Sphinx roles; only the reference uses roles."""
     text = page.read_text(encoding="utf-8")
     assert "{doc}" not in text and (page.stem == "api" or not re.search(r"\{\w+\}`", text))
@@ -79,7 +79,7 @@ def test_links_work_where_pages_are_read_as_they_are(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-def test_the_architecture_names_files_that_are_there() -> None:
+def test_the_architecture_page_names_existing_files() -> None:
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
     package = DOCS.parent / "src" / "tsallis"
     paths = set(re.findall(r"`([\w/]+\.(?:py|cpp|md))`", text))
@@ -94,7 +94,7 @@ def test_the_architecture_names_files_that_are_there() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
-def test_each_page_is_ours(site: Path, page: str) -> None:
+def test_html_pages_contain_the_sections_of_their_source(site: Path, page: str) -> None:
     """Check that the HTML file contains the page, with its title and its sections."""
     ours = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     if mark := re.search("^<!-- (commands|settings) -->$", ours, re.M):
@@ -106,7 +106,7 @@ def test_each_page_is_ours(site: Path, page: str) -> None:
     assert [plain(title) for title in titles] == [plain(title) for title in shown]
 
 
-def test_the_reference_describes_every_public_name_and_no_other() -> None:
+def test_the_reference_describes_exactly_the_public_names() -> None:
     module, names = "", {name: set[str]() for name in PUBLIC_NAMES}
     for line in (DOCS / "api.md").read_text(encoding="utf-8").splitlines():
         if match := re.fullmatch(r"\.\. currentmodule:: (\S+)", line):
@@ -146,7 +146,7 @@ def test_types_are_shown_by_their_names(site: Path) -> None:
     ("formula", "warning"),
     [(r"\arg\max_p p^\top z", ""), (r"\frac{1}{2} \argh_p z", r"latex2mathml does not know \argh in")],
 )
-def test_a_command_that_would_be_shown_as_text_ends_the_build(tmp_path: Path, formula: str, warning: str) -> None:
+def test_unknown_latex_commands_fail_the_build(tmp_path: Path, formula: str, warning: str) -> None:
     (tmp_path / "docs").mkdir()
     shutil.copy(DOCS / "conf.py", tmp_path / "docs")
     shutil.copytree(DOCS / "_static", tmp_path / "docs" / "_static")
@@ -219,7 +219,7 @@ def test_pages_are_accessible_and_fit_a_phone(site: Path, browser: Any, page: st
 
 
 @pytest.mark.slow
-def test_the_pages_show_the_pictures_of_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_show_all_gallery_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(str(DOCS / "figures"))
     page = "".join((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("family", "continuous"))
@@ -231,9 +231,7 @@ def test_the_pages_show_the_pictures_of_formulas(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_figures_of_papers_are_drawn_from_the_numbers_of_a_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paper_figures_are_drawn_from_report_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(str(DOCS / "figures"))
     sure, half = (0.0, 1.0), (math.log(0.5), 0.5)

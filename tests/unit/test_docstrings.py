@@ -139,7 +139,7 @@ def errors_of(thing: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_docstring(case: str) -> None:
+def test_docstrings_have_all_required_parts(case: str) -> None:
     module, name = case.rsplit(".", 1)
     if module not in ("tsallis", "tsallis.nn", "tsallis.continuous", "tsallis.distributions", "tsallis.compat"):
         pytest.importorskip("transformers" if "huggingface" in module else "numpy")

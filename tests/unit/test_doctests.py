@@ -23,7 +23,7 @@ MODULES = [
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples(name: str) -> None:
+def test_docstring_examples_run(name: str) -> None:
     if {*name.split(".")[1:2]} - CORE:
         for package in TOOLKIT:
             pytest.importorskip(package)

@@ -23,11 +23,11 @@ from tsallis.errors import InputError, describe, memory_for, one_line, shorten, 
         ("\x1b" * 1000, ("\\x1b" * 500)[:1997] + "..."),
     ],
 )
-def test_one_line(message: str, line: str) -> None:
+def test_messages_are_one_printable_line(message: str, line: str) -> None:
     assert one_line(message) == line and one_line(one_line(message)) == line
 
 
-def test_outputs_keep_all_but_controls() -> None:
+def test_without_controls_escapes_only_control_characters() -> None:
     assert without_controls("क्\u200dष \u202e\u00a0") == "क्\u200dष \u202e\u00a0"
     assert without_controls("a\x1b[2J\x9b\x07\ud800") == "a\\x1b[2J\\x9b\\x07\\ud800"
 
@@ -43,19 +43,19 @@ LARGE = [nested(60, 10), {"a": nested(60, 10)}, "x" * 10**7, 10**6000, -(10**600
 
 
 @pytest.mark.parametrize("value", LARGE, ids=lambda value: type(value).__name__)
-def test_a_description_costs_little_whatever_the_value(value: object) -> None:
+def test_describing_large_values_is_fast_and_short(value: object) -> None:
     started = time.process_time()
     text = describe(value)
     assert len(text) <= 60 and time.process_time() - started < 0.1
 
 
-def test_descriptions_are_representations() -> None:
+def test_describe_returns_the_repr_of_small_values() -> None:
     for value in ("none", 7, 1.5, None, True, [1, "a"], {"a": [1]}, (1, 2), float("nan")):
         assert describe(value) == repr(value)
     assert describe({3}) == "{3}" and shorten("ab\t") == "'ab\\t'" and len(shorten("x" * 10**6)) == 42
 
 
-def test_what_does_not_fit_into_memory() -> None:
+def test_memory_errors_become_input_errors() -> None:
     with pytest.raises(InputError, match=r"^the model does not fit into memory: .*allocate"), memory_for("the model"):
         torch.empty(1 << 60)
     with pytest.raises(InputError, match=r"^the file does not fit into memory$"), memory_for("the file"):

@@ -58,7 +58,7 @@ def test_a_words_vector_is_the_mean_of_its_pieces(
     torch.testing.assert_close(scaled / scaled[2, 0], matrix / 5)
 
 
-def test_vectors_of_fewer_numbers_have_the_distances_of_a_flat_matrix() -> None:
+def test_reducing_dimensions_keeps_distances_in_a_plane() -> None:
     """Points on a plane in five dimensions keep their distances in two dimensions."""
     pytest.importorskip("tokenizers")
     generator = torch.Generator().manual_seed(1)
@@ -78,7 +78,7 @@ def test_a_convolution_is_padded_as_by_tensorflow(kernel: int, stride: int, size
     assert ones[0, 0].tolist() == [[a * b for b in expected] for a in expected]
 
 
-def test_a_block_is_that_of_modules() -> None:
+def test_apply_block_matches_pytorch_modules() -> None:
     """Compare with an inverted bottleneck in PyTorch; both paddings agree for stride 1 and an odd kernel."""
     example = load_program("examples/image_features")
     torch.manual_seed(1)
@@ -100,9 +100,7 @@ def test_a_block_is_that_of_modules() -> None:
     torch.testing.assert_close(example.apply_block(x, weights, "b", 1), expected)
 
 
-def test_a_seed_makes_the_same_drawings_and_a_longer_train_no_other_test(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shapes_repeat_and_test_data_ignores_the_train_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = load_program("examples/shapes")
     for name, count in (("a", 2), ("b", 2), ("c", 3)):
         run(shapes, monkeypatch, "--out", tmp_path / name, "--train", count, "--test", 2)
@@ -114,7 +112,7 @@ def test_a_seed_makes_the_same_drawings_and_a_longer_train_no_other_test(
 FILES = ("train.npy", "train.tsv", "test.npy", "test.tsv")
 
 
-def test_components_keep_what_varies() -> None:
+def test_components_keep_the_varying_axis() -> None:
     """Features that vary along one of three axes keep that axis, with variance 1."""
     steps = np.random.default_rng(1).normal(size=(5, 2, 3, 1))
     array = (steps * np.array([0.6, 0.0, 0.8]) + 7).astype(np.float32)
@@ -125,7 +123,7 @@ def test_components_keep_what_varies() -> None:
 
 
 @pytest.mark.parametrize("freeze", [True, False])
-def test_a_classifier_begins_with_word_vectors(freeze: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_word_vectors_initialize_the_classifier(freeze: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frozen vectors do not change in training; others do."""
     example = load_program("examples/classify")
     text = "".join(f"{i % 2}\tA {'fine' if i % 2 else 'dull'} film, {i}.\n" for i in range(40))

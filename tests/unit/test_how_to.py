@@ -75,7 +75,9 @@ def sorting(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_the_backend_of_the_page(sorting: ModuleType, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documented_backend_matches_eager(
+    sorting: ModuleType, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scores = torch.randn(6, 9, dtype=dtype)
     scores[1, 3:], scores[2], scores[3, 4], scores[4, 0] = -torch.inf, -torch.inf, torch.nan, torch.inf
     scores[5] += 1e6
@@ -100,7 +102,7 @@ def test_the_backend_of_the_page(sorting: ModuleType, dtype: torch.dtype, monkey
 
 
 @pytest.mark.slow
-def test_the_task_of_the_page(pronunciation: Any, tmp_path: Path) -> None:
+def test_the_documented_task_trains_and_answers(pronunciation: Any, tmp_path: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")
     (words,) = re.findall(r"printf '(.*)' > words\.tsv", page)
     words = words.replace("\\t", "\t").replace("\\n", "\n")
@@ -127,7 +129,7 @@ def test_the_task_of_the_page(pronunciation: Any, tmp_path: Path) -> None:
     assert [number for number, _ in weights_of(run, lines)] == [0, 1]
 
 
-def test_the_configuration_for_users_of_toolkits_is_whole(tmp_path: Path) -> None:
+def test_the_configuration_of_from_toolkits_is_valid(tmp_path: Path) -> None:
     (block,) = re.findall(r"```yaml\n(.*?)```", (PAGES / "from-toolkits.md").read_text(encoding="utf-8"), re.S)
     path = tmp_path / "config.yaml"
     path.write_text(block, encoding="utf-8")
@@ -136,13 +138,15 @@ def test_the_configuration_for_users_of_toolkits_is_whole(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("page", [pytest.param(x, marks=[pytest.mark.slow] * (x in LONG)) for x in USERS])
-def test_every_block_runs_and_prints_what_it_says(page: str) -> None:
+def test_how_to_blocks_run_and_print_the_documented_output(page: str) -> None:
     for package in PACKAGES.get(page, ()):
         pytest.importorskip(package)
     assert run_blocks(PAGES / f"{page}.md")
 
 
 @pytest.mark.parametrize("page", TOPICS)
-def test_every_block_of_a_topic_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topic_blocks_run_and_print_the_documented_output(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)  # one page saves a figure
     assert run_blocks(DOCS / f"{page}.md")

@@ -53,7 +53,7 @@ def modules_after(*statements: str, before: str = "") -> list[frozenset[str]]:
     return loaded
 
 
-def test_the_library_needs_torch_alone() -> None:
+def test_the_library_imports_with_only_torch_installed() -> None:
     """PyTorch also works without numpy, and so must models and searches."""
     statements = [
         f"import tsallis.{package} as library\nfor name in getattr(library, '__all__', ()): getattr(library, name)"
@@ -110,7 +110,7 @@ EVERY_NAME = "import tsallis\nfor name in tsallis.__all__: getattr(tsallis, name
 SUBMODULES = ("compat", "continuous", "distributions", "nn")
 
 
-def test_the_core_brings_torch_alone_without_its_compiler_and_starts_no_device() -> None:
+def test_the_core_loads_only_torch_and_starts_no_device() -> None:
     """Try each public module alone, because another one could have imported it."""
     modules = [f"import tsallis\nassert tsallis.{name}.__name__ == 'tsallis.{name}'" for name in SUBMODULES]
     no_device = "import torch, tsallis\ntsallis.entmax\nassert not torch.cuda.is_initialized()"
@@ -140,6 +140,6 @@ def test_tasks_do_not_load_the_list_of_data_sets() -> None:
     assert "tsallis.toolkit.datasets.embedded" in loaded and "tsallis.toolkit.datasets.registry" not in loaded
 
 
-def test_without_the_toolkit_the_command_says_what_it_needs() -> None:
+def test_the_command_without_the_toolkit_names_the_extra() -> None:
     done = run("import sys; sys.modules['typer'] = None; import tsallis.toolkit.cli")
     assert done.returncode == 2 and "tsallis[toolkit]" in done.stderr

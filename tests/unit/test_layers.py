@@ -65,7 +65,7 @@ def test_the_library_lies_below_the_toolkit() -> None:
 
 
 @every_part
-def test_imports_come_from_below(own: str) -> None:
+def test_parts_import_only_from_lower_layers(own: str) -> None:
     lines = [(f"{path}:{line}", name) for path in FILES if part(path) == own for line, name in imports(path)]
     if own in FRONT:
         allowed = {"compat", "continuous", "distributions", "functional", "nn"} if own == "__init__" else {"cli"}
@@ -81,7 +81,7 @@ def test_imports_come_from_below(own: str) -> None:
 
 
 @every_part
-def test_only_the_top_knows_configurations(own: str) -> None:
+def test_only_top_layers_import_pydantic_and_typer(own: str) -> None:
     """`training/schema.py` is an exception: it reads the settings in a run folder, which are of another kind."""
     if own in ("config", "tasks", "serve", "cli"):
         return
@@ -90,7 +90,7 @@ def test_only_the_top_knows_configurations(own: str) -> None:
             assert not packages(path) & {"pydantic", "typer"}, path
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_modules_have_no_circular_imports() -> None:
     """Imports for type checks and inside functions also count."""
     size = load_program("tools/size")
     sources = [size.Source(path, ROOT.parent) for path in FILES]
@@ -108,7 +108,7 @@ def packages(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("layer", ["ops", "functional", "continuous", "nn", "distributions", "compat"])
-def test_the_core_needs_torch_alone(layer: str) -> None:
+def test_the_core_imports_only_torch(layer: str) -> None:
     files = [p for p in FILES if part(p) == layer]
     assert files
     for path in files:

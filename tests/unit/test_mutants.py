@@ -66,7 +66,7 @@ def named(module: types.ModuleType) -> dict[str, Mutant]:
     return {f"{fault.before} -> {fault.after}": fault for fault in mutants(Path(str(module.__file__)))}
 
 
-def test_all_faults_are_of_code_that_runs(module: types.ModuleType) -> None:
+def test_mutants_skip_error_messages_and_decorators(module: types.ModuleType) -> None:
     faults = named(module)
     assert {"x < 0 -> x <= 0", "x < limit -> x <= limit", "3 -> 4", "5 -> 6", "2 -> 3", ":by -> :"} < set(faults)
     assert {"self.size * self.size -> self.size / self.size", "return x < limit -> return None"} < set(faults)
@@ -74,7 +74,7 @@ def test_all_faults_are_of_code_that_runs(module: types.ModuleType) -> None:
     assert not texts and "True -> False" not in faults  # no faults in error messages or decorators
 
 
-def test_the_lines_that_reach_a_fault_are_those_of_its_statement(module: types.ModuleType) -> None:
+def test_a_mutant_has_the_lines_of_its_statement(module: types.ModuleType) -> None:
     lines = CODE.splitlines()
     faults = named(module)
     first, last = faults["x < 0 -> x <= 0"].lines or (0, 0)
@@ -93,7 +93,7 @@ def test_the_lines_that_reach_a_fault_are_those_of_its_statement(module: types.M
         ("2 -> 3", 7, 12),
     ],
 )
-def test_references_from_before_have_the_fault(
+def test_installed_faults_reach_existing_references(
     module: types.ModuleType, fault: str, before: object, after: object
 ) -> None:
     below, first, box = module.below, module.first, module.Box

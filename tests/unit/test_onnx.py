@@ -83,7 +83,7 @@ def test_the_graph_of_a_loss_agrees_with_the_reference(alpha: float) -> None:
 
 
 @pytest.mark.slow
-def test_a_budget_and_a_steep_alpha(tmp_path: Path) -> None:
+def test_exported_budgets_at_alpha_3_match(tmp_path: Path) -> None:
     scores = torch.randn(4, 20)
     _, output = run(Call(lambda z: tsallis.budgeted_entmax(z, 3.0, 2.5)), (scores,), tmp_path)
     torch.testing.assert_close(output, tsallis.budgeted_entmax(scores, 3.0, 2.5), rtol=0, atol=1e-6)
@@ -91,7 +91,7 @@ def test_a_budget_and_a_steep_alpha(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["class", "probability", "smoothing", "linear", "alpha-relu", "linear-alpha-relu"])
-def test_losses(name: str, tmp_path: Path) -> None:
+def test_exported_losses_match(name: str, tmp_path: Path) -> None:
     weight = torch.randn(20, 8)
     losses: dict[str, Any] = {
         "class": lambda z, y: tsallis.entmax_loss(z, y, 1.5),
@@ -108,14 +108,14 @@ def test_losses(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("m", EXPORTED, ids=str)
-def test_maps(m: Map, tmp_path: Path) -> None:
+def test_exported_maps_match(m: Map, tmp_path: Path) -> None:
     scores = torch.randn(4, 3, 20)
     _, output = run(Call(m.ours), (scores,), tmp_path)
     torch.testing.assert_close(output, m.ours(scores), rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
-def test_a_learned_alpha_and_a_mask(tmp_path: Path) -> None:
+def test_exported_tensor_alphas_and_masks_match(tmp_path: Path) -> None:
     scores, alpha = torch.randn(4, 20), torch.tensor([[1.0], [1.2], [1.5], [2.0]])
     mask = torch.rand(4, 20) > 0.3
     inputs = (scores, alpha, mask)
@@ -124,7 +124,7 @@ def test_a_learned_alpha_and_a_mask(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_attention_of_any_length(tmp_path: Path) -> None:
+def test_exported_attention_accepts_any_length(tmp_path: Path) -> None:
     module = tsallis.nn.MultiheadAttention(16, 4, batch_first=True, alpha="learned").eval()
     length = torch.export.Dim("length", min=2, max=64)
     wrapped = Call(lambda x: module(x, x, x, need_weights=False, is_causal=True)[0])
@@ -137,7 +137,7 @@ def test_attention_of_any_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_padding_mask_traced_with_one_sentence(tmp_path: Path) -> None:
+def test_exported_padding_masks_accept_other_batch_sizes(tmp_path: Path) -> None:
     module = tsallis.nn.MultiheadAttention(16, 4, batch_first=True).eval()
     wrapped = Call(lambda x, hidden: module(x, x, x, key_padding_mask=hidden, need_weights=False)[0])
     wrapped.inner = module
@@ -151,7 +151,7 @@ def test_a_padding_mask_traced_with_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["input", "head", "ssmax"])
-def test_length_scales_of_any_batch_and_length(kind: str, tmp_path: Path) -> None:
+def test_exported_length_scales_accept_any_batch_and_length(kind: str, tmp_path: Path) -> None:
     layer = tsallis.nn.TransformerEncoderLayer(16, 4, 20, batch_first=True, length_scale=kind).eval()
     batch, length = (torch.export.Dim(name, min=2, max=64) for name in ("batch", "length"))
     session, _ = run(layer, (torch.randn(2, 5, 16),), tmp_path, dynamic_shapes=({0: batch, 1: length},))
@@ -160,6 +160,6 @@ def test_length_scales_of_any_batch_and_length(kind: str, tmp_path: Path) -> Non
         torch.testing.assert_close(call(session, (x,)), layer(x), rtol=1e-4, atol=1e-4)
 
 
-def test_plain_export_meets_the_operator() -> None:
+def test_torch_export_keeps_the_entmax_operator() -> None:
     program = torch.export.export(Call(lambda z: tsallis.entmax(z, 1.5)), (torch.randn(2, 5),))
     assert "tsallis.entmax" in str(program.graph)

@@ -60,7 +60,7 @@ def test_recipes_are_found_from_every_folder(tmp_path: Path, monkeypatch: pytest
         load_config("recipes/tiny/nothing.yaml")
 
 
-def test_ignored_paths_leave_the_package_whole() -> None:
+def test_gitignore_does_not_exclude_package_folders() -> None:
     """The build follows .gitignore: an unanchored `data/` there would remove `tsallis.toolkit.data`."""
     patterns = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
     folders = {p.name for p in SOURCE.rglob("*") if p.is_dir()} - {"__pycache__"}
@@ -74,7 +74,7 @@ def test_versions_agree(project: dict) -> None:
     assert f"## {tsallis.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def test_the_core_depends_on_torch_alone(project: dict) -> None:
+def test_the_core_depends_only_on_torch(project: dict) -> None:
     assert [re.split(r"[><=]", d)[0] for d in project["project"]["dependencies"]] == ["torch"]
 
 

@@ -17,7 +17,7 @@ def pairs(rows: list[tuple[object, ...]]) -> set[tuple[int, int, object, object]
 @pytest.mark.parametrize(
     "sizes", [(2, 2), (3, 2, 2), (7, 3, 2, 2, 2), (5, 5, 5), (48, 4), (1, 4, 1), (2,) * 9], ids=str
 )
-def test_every_pair_occurs_in_few_rows(sizes: tuple[int, ...]) -> None:
+def test_pairwise_covers_every_pair_in_few_rows(sizes: tuple[int, ...]) -> None:
     options = [
         [f"{letter}{number}" for number in range(size)] for letter, size in zip("abcdefghi", sizes, strict=False)
     ]
@@ -28,7 +28,7 @@ def test_every_pair_occurs_in_few_rows(sizes: tuple[int, ...]) -> None:
     assert len(set(rows)) == len(rows) and rows == pairwise(*options)
 
 
-def test_combinations_that_do_not_go_together_give_no_row() -> None:
+def test_invalid_combinations_give_no_row() -> None:
     options = ("abc", range(3), range(2))
     rows = pairwise(
         *options, valid=lambda letter, number, bit: (letter, number) != ("b", 1) and not (number == bit == 1)

@@ -13,7 +13,7 @@ TOOLKIT = ("analysis", "data", "datasets", "evaluation", "models", "report", "se
 
 
 @pytest.mark.parametrize("module", PUBLIC_NAMES)
-def test_public_names(module: str) -> None:
+def test_modules_export_the_recorded_public_names(module: str) -> None:
     if module.split(".")[-1] in (*TOOLKIT, "recording", "page"):
         pytest.importorskip("numpy")
     if "huggingface" in module.split("."):
@@ -24,12 +24,12 @@ def test_public_names(module: str) -> None:
     assert set(public.__all__) <= set(dir(public))
 
 
-def test_functional_offers_what_the_package_offers() -> None:
+def test_functional_has_the_same_functions_as_the_package() -> None:
     modules = {name for name in PUBLIC_NAMES["tsallis"] if f"tsallis.{name}" in PUBLIC_NAMES}
     assert set(PUBLIC_NAMES["tsallis"]) - modules == set(PUBLIC_NAMES["tsallis.functional"])
 
 
-def test_signatures_of_the_core_are_those_of_the_file() -> None:
+def test_core_signatures_match_the_recorded_file() -> None:
     """Run python tests/public_signatures.py after an intended change."""
     recorded, current = FILE.read_text(encoding="utf-8").splitlines(), lines()
     assert [line for line in recorded if line not in current] == []  # something that users call was removed or changed

@@ -74,11 +74,11 @@ def check(render: ModuleType, folder: Path, write: bool = False) -> list[str]:
     return wrong
 
 
-def test_the_pages_are_what_the_rows_say(render: ModuleType) -> None:
+def test_the_pages_match_the_rows(render: ModuleType) -> None:
     assert render.render(check=True) == []
 
 
-def test_a_page_is_rendered_and_stays(render: ModuleType, folder: Path) -> None:
+def test_a_rendered_page_passes_the_check(render: ModuleType, folder: Path) -> None:
     assert check(render, folder) == ["page.md:4: not what the rows say; `make results` writes it anew"]
     assert (folder / "page.md").read_text() == PAGE
     assert check(render, folder, write=True) == []
@@ -103,7 +103,7 @@ def change(path: Path, old: str, new: str) -> None:
         ("results/runs/model.json", "right", "wrong", "runs/model.json.metrics.right | ,d}: there is no right"),
     ],
 )
-def test_what_rows_do_not_say_is_refused(
+def test_mismatches_with_the_rows_are_reported(
     render: ModuleType, folder: Path, file: str, old: str, new: str, message: str
 ) -> None:
     check(render, folder, write=True)
@@ -113,13 +113,13 @@ def test_what_rows_do_not_say_is_refused(
 
 
 @pytest.mark.parametrize("name", ["speed.csv", "runs/model.json"])
-def test_rows_that_are_missing_are_named(render: ModuleType, folder: Path, name: str) -> None:
+def test_missing_files_are_reported(render: ModuleType, folder: Path, name: str) -> None:
     check(render, folder, write=True)
     (folder / "results" / name).unlink()
     assert check(render, folder) == [f"page.md: {name}: is not there"]
 
 
-def test_manifests_of_several_runs(render: ModuleType, folder: Path) -> None:
+def test_figures_aggregate_manifests_of_several_runs(render: ModuleType, folder: Path) -> None:
     runs = folder / "results" / "runs"
     for number, right in (("1", 10), ("2", 30), ("12", 1000)):
         (runs / f"seed-{number}.json").write_text(json.dumps({"metrics": {"right": right}}))
@@ -144,7 +144,7 @@ def test_manifests_of_several_runs(render: ModuleType, folder: Path) -> None:
         (2.5, None, "2.5"),
     ],
 )
-def test_a_power_of_ten_has_its_digits_alone(render: ModuleType, value: float, spec: str | None, text: str) -> None:
+def test_exponents_have_no_plus_or_leading_zeros(render: ModuleType, value: float, spec: str | None, text: str) -> None:
     assert render.format_figure(value, spec) == text
 
 
@@ -171,9 +171,7 @@ def rows_of(name: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_the_table_and_the_picture_of_long_contexts_are_those_of_the_rows(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_long_context_table_matches_the_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     study, rows = importlib.import_module("long_context"), rows_of("long-context-cpu.csv")
@@ -184,12 +182,12 @@ def test_the_table_and_the_picture_of_long_contexts_are_those_of_the_rows(
     assert (tmp_path / "long-context.svg").stat().st_size > 1000
 
 
-def test_the_chart_of_times_is_that_of_the_rows() -> None:
+def test_the_chart_of_times_matches_the_rows() -> None:
     chart = runpy.run_path(str(ROOT / "docs" / "figures" / "times.py"))["draw"]()
     assert (ROOT / "docs" / "figures" / "times.svg").read_text(encoding="utf-8") == chart
 
 
-def test_the_tables_of_the_pretrained_encoder_are_those_of_the_rows() -> None:
+def test_the_pretrained_encoder_tables_match_the_rows() -> None:
     page = (ROOT / "docs" / "pretrained-encoder.md").read_text(encoding="utf-8")
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:2] == "| "]
     growth, accuracies = cells[1:9], cells[10:]

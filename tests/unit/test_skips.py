@@ -50,7 +50,7 @@ def test_passes(): ...
         pytest.param("mark", 1, "2 failed, 1 passed, 1 skipped, 1 xfailed, 2 errors", marks=pytest.mark.slow),
     ],
 )
-def test_what_may_not_be_skipped_fails(tmp_path: Path, allowed: str | None, workers: int, outcome: str) -> None:
+def test_disallowed_skips_fail(tmp_path: Path, allowed: str | None, workers: int, outcome: str) -> None:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     environment = {k: v for k, v in os.environ.items() if k != VARIABLE and not k.startswith("PYTEST_")}
@@ -65,7 +65,7 @@ def test_what_may_not_be_skipped_fails(tmp_path: Path, allowed: str | None, work
             assert re.search(f"{VARIABLE}=mark does not allow this skip.*{re.escape(words)}", done.stdout), words
 
 
-def test_every_skip_of_the_tests_names_what_it_needs() -> None:
+def test_every_skip_reason_names_its_requirement() -> None:
     calls = re.compile(r"""(?:pytest\.skip\(|skipif\(.*reason=)f?"([^"]*)\"""")
     paths = [path for path in sorted(TESTS.rglob("*.py")) if path != Path(__file__)]
     sites = [(path.name, reason) for path in paths for reason in calls.findall(path.read_text(encoding="utf-8"))]

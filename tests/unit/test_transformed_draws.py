@@ -19,7 +19,7 @@ Z = torch.randn(6, 3, 5, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("randomness", ["same", "different"])
-def test_vmap_draws(randomness):
+def test_vmap_draws_follow_the_probabilities(randomness):
     draws = vmap(lambda z: EntmaxCategorical(z).sample((4000,)), randomness=randomness)(Z)
     probs = tsallis.entmax(Z.double(), 1.5)
     found = torch.nn.functional.one_hot(draws, 5).double().mean(1)
@@ -27,17 +27,17 @@ def test_vmap_draws(randomness):
     torch.testing.assert_close(found, probs, atol=0.05, rtol=0)  # 6 standard deviations
 
 
-def test_vmap_of_a_data_dependent_width():
+def test_vmap_of_a_data_dependent_width_raises():
     with pytest.raises(RuntimeError, match="width depends"):
         vmap(lambda z: EntmaxCategorical(z).indices)(Z)
 
 
-def test_generator():
+def test_a_seeded_generator_repeats_draws():
     one, other = (EntmaxCategorical(Z).sample((3,), generator=torch.Generator().manual_seed(7)) for _ in range(2))
     assert torch.equal(one, other)
 
 
-def test_dead_end_of_a_member():
+def test_a_dead_end_of_a_member_reduces_the_draws():
     """A member without a possible token has half of the probability."""
     uniform = torch.arange(0, 1, 0.01, dtype=torch.float64)
     log_probs = torch.tensor([[0.25, 0.25, 0.0]], dtype=torch.float64).log().expand(100, -1)
@@ -78,7 +78,7 @@ class States:
         return States(torch.cat([state.rows for state in states]))
 
 
-def test_draws_of_an_ensemble_have_the_models_frequencies():
+def test_ensemble_draws_follow_the_probabilities():
     """After symbol 3 one of two members is at a dead end: half of the draws there are None, not another output."""
     never, possible, dead = [-torch.inf] * 5, [-torch.inf, -torch.inf, 0.0, 0.0, 0.5], [-torch.inf] * 5
     first = [never, possible, never, dead, [-torch.inf, -torch.inf, 0.0, -torch.inf, -torch.inf]]
@@ -99,7 +99,7 @@ def test_draws_of_an_ensemble_have_the_models_frequencies():
 
 
 @pytest.mark.parametrize("loss", ["entmax", "alpha_relu", "layer"])
-def test_nan_in_ignored_rows(loss):
+def test_nan_in_ignored_rows_does_not_change_gradients(loss):
     target = torch.tensor([0, -100, 2])
     clean = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     gradients = []
@@ -120,7 +120,7 @@ def test_nan_in_ignored_rows(loss):
     assert torch.equal(*gradients)
 
 
-def test_tensors_from_inference_mode():
+def test_tensors_from_inference_mode_work_in_backward():
     with torch.inference_mode():
         keep, heads, rows = torch.ones(5, 5, dtype=torch.bool).tril(), torch.tensor([1.2, 1.5]), torch.full((3, 1), 1.3)
     q, z = torch.randn(1, 2, 5, 4, requires_grad=True), torch.randn(3, 5, requires_grad=True)
@@ -132,7 +132,7 @@ def test_tensors_from_inference_mode():
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
 @pytest.mark.parametrize("shape", [(), (6, 3, 1)])
-def test_integer_alphas_are_numbers(shape, dtype):
+def test_integer_alpha_tensors_match_float_alphas(shape, dtype):
     alpha, target = torch.full(shape, 2, dtype=dtype), Z.argmin(-1)
     rows, weight = alpha.view(-1, 1) if shape else alpha, torch.randn(7, 5)
     hidden, classes = Z.view(-1, 5), target.view(-1)
@@ -163,6 +163,6 @@ def test_integer_alphas_are_numbers(shape, dtype):
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_tensors_that_are_not_dense(make):
+def test_nested_and_sparse_tensors_raise(make):
     with pytest.raises(TypeError, match="scores must be a dense tensor"):
         tsallis.entmax(make(), 1.5)

@@ -33,9 +33,7 @@ def data_of(page: Path) -> dict[str, Any]:
     return dict(json.loads(match[1]))
 
 
-def test_page_and_records_hold_what_the_functions_return(
-    translator: Path, report: tuple[Path, list[dict[str, Any]]]
-) -> None:
+def test_page_and_json_match_python_functions(translator: Path, report: tuple[Path, list[dict[str, Any]]]) -> None:
     run = load_run(translator)
     corpus = task_of(run.task).split(run, load_config(translator / "config.yaml").data, "dev").corpus
     recording = record(read_model(run.model, run.src_vocab, run.tgt_vocab), corpus.batches(32))
@@ -56,7 +54,7 @@ def test_page_and_records_hold_what_the_functions_return(
         assert len(sentence["steps"]) == len(sentence["text"]["target"])
 
 
-def test_runs_of_one_folder_name_are_told_apart(translator: Path, tmp_path: Path) -> None:
+def test_runs_with_equal_folder_names_get_distinct_names(translator: Path, tmp_path: Path) -> None:
     """The page and the JSON file must use different names for them; the page is written to the target of a link."""
     runs = [Path(shutil.copytree(translator, tmp_path / name / "run")) for name in "ab"]
     (tmp_path / "page.html").symlink_to(tmp_path / "pages" / "report.html")
@@ -69,7 +67,7 @@ def test_runs_of_one_folder_name_are_told_apart(translator: Path, tmp_path: Path
         assert [(both["first"], both["second"]) for both in content["comparisons"]] == [("a/run", "b/run")]
 
 
-def test_text_without_outputs_takes_the_first_runs_answers(translator: Path, tmp_path: Path, capsys: Any) -> None:
+def test_text_without_targets_uses_answers_of_the_first_run(translator: Path, tmp_path: Path, capsys: Any) -> None:
     text = tmp_path / "text"
     text.write_text("zweiundzwanzig\n\nelf §\n", encoding="utf-8")
     analyze(translator, "-o", tmp_path / "page.html", "--text", text)
@@ -90,7 +88,7 @@ def test_text_without_outputs_takes_the_first_runs_answers(translator: Path, tmp
         (["{run}", "--text", "{run}/none"], "can't be read"),
     ],
 )
-def test_bad_input_is_one_line_and_nothing_is_written(
+def test_invalid_input_raises_and_writes_nothing(
     translator: Path, tmp_path: Path, arguments: list[str], words: str
 ) -> None:
     if "-o" not in arguments:
@@ -120,7 +118,7 @@ def swept(translator: Path, tmp_path: Path) -> list[Path]:
     return runs
 
 
-def test_scores_are_drawn_against_the_setting_in_which_runs_differ(swept: list[Path], tmp_path: Path) -> None:
+def test_sweep_scores_are_grouped_by_the_varied_setting(swept: list[Path], tmp_path: Path) -> None:
     options = ["--sweep", "--json", tmp_path / "all.json"]
     for run in swept:  # a sweep needs no model
         shutil.rmtree(run / "checkpoints")
@@ -133,14 +131,14 @@ def test_scores_are_drawn_against_the_setting_in_which_runs_differ(swept: list[P
     assert data_of(tmp_path / "page.html")["sweep"]["points"][1]["value"] == 1.5
 
 
-def test_runs_of_one_folder_name_are_told_apart_in_a_sweep(swept: list[Path], tmp_path: Path) -> None:
+def test_sweep_runs_with_equal_folder_names_get_distinct_names(swept: list[Path], tmp_path: Path) -> None:
     runs = [Path(shutil.move(run, tmp_path / f"{run.name}s" / "run")) for run in swept]
     analyze(*runs, "-o", tmp_path / "page.html", "--sweep")
     points = data_of(tmp_path / "page.html")["sweep"]["points"]
     assert [point["runs"] for point in points] == [["run0s/run", "run1s/run"], ["run2s/run"]]
 
 
-def test_several_runs_that_are_a_sweep_are_drawn_as_one_too(swept: list[Path], tmp_path: Path) -> None:
+def test_analyze_detects_runs_that_form_a_sweep(swept: list[Path], tmp_path: Path) -> None:
     analyze(*swept[1:], "-o", tmp_path / "page.html", "--sentences", 2, "--limit", 4)
     data = data_of(tmp_path / "page.html")
     assert len(data["runs"]) == 2 and [point["value"] for point in data["sweep"]["points"]] == [1.2, 1.5]
@@ -166,7 +164,7 @@ def classifier(tmp_path: Path) -> Path:
     return train_here(folder / "config.yaml", folder / "run")
 
 
-def test_runs_of_labels_have_a_page_of_densities(classifier: Path, translator: Path, tmp_path: Path) -> None:
+def test_classifier_runs_get_a_page_of_densities(classifier: Path, translator: Path, tmp_path: Path) -> None:
     page, records = tmp_path / "page.html", tmp_path / "all.json"
     twin = shutil.copytree(classifier, tmp_path / "twins" / "run")
     analyze(classifier, twin, "-o", page, "--json", records, "--limit", 10, "--sentences", 4)
@@ -201,7 +199,7 @@ def test_rare_tokens_need_the_training_data(translator: Path, tmp_path: Path, ca
     assert re.fullmatch(r"tsallis: rare tokens get no score.*elsewhere.*\n", capsys.readouterr().err)
 
 
-def test_an_interrupted_analysis_leaves_what_was_there(
+def test_interrupted_analyze_keeps_existing_files(
     translator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     import tsallis.report.page as page
@@ -218,7 +216,7 @@ def test_an_interrupted_analysis_leaves_what_was_there(
     ).read_text() == "before"
 
 
-def test_a_damaged_log_is_named(translator: Path, tsallis: Run, tmp_path: Path) -> None:
+def test_damaged_logs_give_a_warning(translator: Path, tsallis: Run, tmp_path: Path) -> None:
     run = Path(shutil.copytree(translator, tmp_path / "run"))
     files = "-o", tmp_path / "page.html", "--json", tmp_path / "all.json", "--limit", 2, "--sentences", 1
     events = (run / "log.jsonl").read_text().splitlines()
@@ -237,7 +235,7 @@ def test_importance_of_recurrent_models_is_refused(trained: Path, tsallis: Run) 
     assert "--importance needs a Transformer" in tsallis("analyze", trained, "--importance", 2, status=2).stderr
 
 
-def test_answers_are_those_of_the_first_sentences(translator: Path, tsallis: Run, tmp_path: Path) -> None:
+def test_searched_option_limits_the_number_of_answers(translator: Path, tsallis: Run, tmp_path: Path) -> None:
     files = "-o", tmp_path / "page.html", "--json", tmp_path / "all.json"
     for searched in (3, 0):
         tsallis("analyze", translator, *files, "--searched", searched, "--sentences", 2)

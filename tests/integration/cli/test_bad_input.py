@@ -33,14 +33,14 @@ from .conftest import command, environment
         ("| head -c 0", ""),
     ],
 )
-def test_output_that_goes_nowhere(redirection: str, words: str) -> None:
+def test_full_or_closed_stdout_gives_a_one_line_error(redirection: str, words: str) -> None:
     line = f"{shlex.join(command('data', 'list'))} {redirection}"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, env=environment())
     assert done.returncode == (2 if words else 0), done.stderr
     assert done.stderr == (f"tsallis: {words}\n" if words else "")
 
 
-def test_closed_input_and_closed_errors(trained: Path) -> None:
+def test_closed_stdin_or_stderr_exits_with_status_2(trained: Path) -> None:
     closed = shlex.join(command("translate", trained)) + " <&-", "tsallis: standard input is closed: pass a file\n"
     silent = shlex.join(command("translate")) + " 2>&-", ""  # the run is missing
     for line, errors in (closed, silent):
@@ -78,7 +78,7 @@ def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         (("train", "c\x1b[2J\nd"), "can't be read: No such file"),
     ],
 )
-def test_arguments(capsys, monkeypatch, arguments: tuple[str, ...], words: str) -> None:
+def test_invalid_arguments_give_one_line_errors(capsys, monkeypatch, arguments: tuple[str, ...], words: str) -> None:
     status, text = run_here(capsys, monkeypatch, *arguments)
     assert status == 2 and words in text
     assert text.count("\n") == 1 and text.startswith("tsallis: ") and len(text) <= 2001 and "\x1b" not in text
@@ -92,7 +92,7 @@ def test_arguments(capsys, monkeypatch, arguments: tuple[str, ...], words: str) 
         (InputError("name '\x1b[2J'\n" + "x" * 5000), None),
     ],
 )
-def test_whatever_a_command_raises(capsys, error: Exception, text: str | None) -> None:
+def test_exceptions_of_commands_become_short_errors(capsys, error: Exception, text: str | None) -> None:
     def fail() -> None:
         raise error
 
@@ -102,7 +102,7 @@ def test_whatever_a_command_raises(capsys, error: Exception, text: str | None) -
     assert leave.value.code == 2 and (shown == text if text else len(shown) == 2001 and "\x1b" not in shown)
 
 
-def test_outputs_do_not_reach_the_terminal_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_of_outputs_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Symbols of the training data may contain control characters."""
     vocabulary = Vocabulary(["\x1b[2J", "\x9b", "\ud800", "ş\u200d"])
     hypothesis = Hypothesis((4, 5, 6, 7), -0.5, (1,), (1,), None)
@@ -116,23 +116,23 @@ def test_outputs_do_not_reach_the_terminal_as_they_are(capsys: pytest.CaptureFix
         assert not as_json or json.loads(shown)["hypotheses"][0]["text"] == "\x1b[2J\x9b\ud800ş\u200d"
 
 
-def test_two_outputs_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_outputs_to_the_same_file_are_rejected(tmp_path: Path) -> None:
     check_writable(tmp_path / "a", None, tmp_path / "b")
     with pytest.raises(InputError, match="two outputs would be written to this file"):
         check_writable(tmp_path / "a", tmp_path / "folder" / ".." / "a")
 
 
-def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+def test_pipes_are_rejected_as_output_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="expected a file to write, found a device or a pipe"):
         check_writable(tmp_path / "pipe")
 
 
-def test_a_carriage_return_at_the_end_of_a_line_is_no_text() -> None:
+def test_trailing_carriage_returns_are_removed() -> None:
     for gold in (True, False):
         assert list(Language().number_lines(["ab\r"], gold, Ignored())) == [(0, "ab")]
     assert list(_split(["ab\tR\tb\r"], 2, "{}", 0, optional=False)) == [("ab\tR", "b")]
 
 
-def test_a_value_beyond_all_floats_is_the_largest() -> None:
+def test_overflowing_probabilities_become_the_largest_float() -> None:
     assert Hypothesis((), 1000.0, (), ()).prob == pytest.approx(sys.float_info.max)

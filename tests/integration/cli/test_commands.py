@@ -41,7 +41,7 @@ def test_translate_score_and_evaluate_agree(tsallis, trained: Path, small_data: 
     assert "accuracy" in table and "proved complete" in table and f"{report['accuracy']:.2%}" in table
 
 
-def test_gold_symbols_that_no_vocabulary_has_are_told(tsallis, trained: Path, small_data: Path, tmp_path: Path) -> None:
+def test_unknown_reference_symbols_are_counted(tsallis, trained: Path, small_data: Path, tmp_path: Path) -> None:
     """`score` treats such references as impossible; `evaluate` counts the symbols, and its files may be links."""
     known, unknown = tmp_path / "known.tsv", tmp_path / "unknown.tsv"
     lemma, form, tags = (small_data / "train.tsv").read_text().splitlines()[0].split("\t")
@@ -128,7 +128,7 @@ def test_every_data_set_is_listed(tsallis) -> None:
     assert "may come to 1 GB" in daquar
 
 
-def test_data_sets_by_text_and_language(tsallis) -> None:
+def test_data_list_filters_by_text_and_language(tsallis) -> None:
     sets = [json.loads(line) for line in tsallis("data", "list", "--json").stdout.splitlines()]
     assert len(sets) > 5 and all(s["licence"] and s["citation"] and s["files"] for s in sets)
     german = [json.loads(x)["name"] for x in tsallis("data", "list", "--language", "de", "--json").stdout.splitlines()]

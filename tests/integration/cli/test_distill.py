@@ -43,7 +43,7 @@ def teacher(tsallis: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_page(tsallis: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_commands_run(tsallis: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "recipes").symlink_to(DOCS.parent / "recipes")
     monkeypatch.chdir(tmp_path)
     for command in COMMANDS:
@@ -53,7 +53,7 @@ def test_the_commands_of_the_page(tsallis: Run, tmp_path: Path, monkeypatch: pyt
     assert not equal(tmp_path / "runs/student", tmp_path / "runs/teacher-2")
 
 
-def test_a_teacher_that_sampled_segmentations(tsallis: Run, tmp_path: Path) -> None:
+def test_students_must_not_sample_segmentations(tsallis: Run, tmp_path: Path) -> None:
     """The teacher's distributions belong to its best segmentations, so its student must not sample segmentations."""
     config = runs.translation(tmp_path / "data")
     options = ("--run-dir", tmp_path / "run", "training.updates=3")
@@ -65,7 +65,7 @@ def test_a_teacher_that_sampled_segmentations(tsallis: Run, tmp_path: Path) -> N
     tsallis("train", config, *student, "data.subwords.sample=0")
 
 
-def test_a_student_that_aligns_or_copies(tsallis: Run, teacher: Path, tmp_path: Path) -> None:
+def test_students_can_align_or_copy(tsallis: Run, teacher: Path, tmp_path: Path) -> None:
     config, target = teacher / "data" / "config.yaml", f"training.teacher={teacher / 'out'}"
     for name, setting in (("aligns", "model.monotonic=0"), ("copies", "model.copy=true")):
         tsallis("train", config, setting, "model.input_feeding=false", target, "--run-dir", tmp_path / name)
@@ -73,7 +73,7 @@ def test_a_student_that_aligns_or_copies(tsallis: Run, teacher: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("setting", ["model.monotonic=0", "model.copy=true"])
-def test_a_teacher_that_aligns_or_copies(setting: str, tsallis: Run, teacher: Path, tmp_path: Path) -> None:
+def test_teachers_can_align_or_copy(setting: str, tsallis: Run, teacher: Path, tmp_path: Path) -> None:
     """Two teachers that align or copy can form an ensemble."""
     config, settings = teacher / "data" / "config.yaml", (setting, "model.input_feeding=false")
     for seed in "12":
@@ -84,7 +84,7 @@ def test_a_teacher_that_aligns_or_copies(setting: str, tsallis: Run, teacher: Pa
     assert not equal(tmp_path / "student", tmp_path / "1")
 
 
-def test_the_weight_of_a_teacher(tsallis: Run, teacher: Path, tmp_path: Path) -> None:
+def test_teacher_weight_0_equals_training_without_a_teacher(tsallis: Run, teacher: Path, tmp_path: Path) -> None:
     """With weight 0, the result is bit-identical to training without a teacher."""
     config = teacher / "data" / "config.yaml"
     for weight in (0, 0.5, 1):
@@ -95,7 +95,7 @@ def test_the_weight_of_a_teacher(tsallis: Run, teacher: Path, tmp_path: Path) ->
     assert not equal(tmp_path / "0.5", tmp_path / "1")
 
 
-def test_the_teachers_own_outputs_and_the_largest_probabilities(tsallis: Run, teacher: Path, tmp_path: Path) -> None:
+def test_distill_supports_own_outputs_and_top_k(tsallis: Run, teacher: Path, tmp_path: Path) -> None:
     """With weight 0, the student still learns the teacher's outputs as references."""
     config = teacher / "data" / "config.yaml"
     shown = tsallis("distill", teacher / "run", "-o", tmp_path / "out", "--own", "--top-k", "2", "--json").stdout
@@ -122,7 +122,7 @@ def test_distributions_of_other_data_are_rejected(tsallis: Run, teacher: Path, t
     assert not (tmp_path / "run").exists()
 
 
-def test_classifiers_are_no_teachers(tsallis: Run, tmp_path: Path) -> None:
+def test_classifiers_are_rejected_as_teachers(tsallis: Run, tmp_path: Path) -> None:
     (tmp_path / "train").write_text("pos\tgood film\nneg\tbad film\n" * 3)
     config = tmp_path / "config.yaml"
     data = f"{{task: classification, folder: {tmp_path}, train: train, dev: train}}"

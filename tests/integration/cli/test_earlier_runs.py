@@ -30,7 +30,7 @@ def earlier(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     return request.param
 
 
-def test_it_answers_as_before(earlier: str, tsallis: Run) -> None:
+def test_earlier_runs_give_the_same_answers(earlier: str, tsallis: Run) -> None:
     lines = [json.loads(line) for line in tsallis(*COMMANDS[earlier]).stdout.splitlines()]
     before = [json.loads(line) for line in Path("expected.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(before) == 3
@@ -45,7 +45,7 @@ def _log_probs(line: dict[str, Any]) -> dict[str, float]:
     return {output["text"]: output["log_prob"] for output in line.get("hypotheses", [{**line, "text": ""}])}
 
 
-def test_it_goes_on(earlier: str, tsallis: Run) -> None:
+def test_earlier_runs_resume(earlier: str, tsallis: Run) -> None:
     before = Path("run/log.jsonl").read_text(encoding="utf-8")
     refused = tsallis("train", "config.yaml", "training.seed=7", status=2)
     assert "another configuration (new training.seed: 7; " in refused.stderr
@@ -56,7 +56,7 @@ def test_it_goes_on(earlier: str, tsallis: Run) -> None:
     tsallis(*COMMANDS[earlier])
 
 
-def test_texts_are_as_long_as_the_configuration_says(tmp_path: Path, tsallis: Run) -> None:
+def test_generate_respects_the_configured_max_length(tmp_path: Path, tsallis: Run) -> None:
     run = Path(shutil.copytree(RUNS / "language" / "run", tmp_path / "run"))
     config = (run / "config.yaml").read_text(encoding="utf-8")
     assert "max_length: null" in config

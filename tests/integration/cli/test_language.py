@@ -36,7 +36,7 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_here(folder / "config.yaml", folder / "run")
 
 
-def test_validation_has_the_scores_of_texts(speaker: Path) -> None:
+def test_validation_logs_language_model_scores(speaker: Path) -> None:
     events = [json.loads(line) for line in (speaker / "log.jsonl").read_text().splitlines()]
     scores = [event for event in events if "dev_loss" in event]
     assert len(scores) == 2
@@ -45,7 +45,7 @@ def test_validation_has_the_scores_of_texts(speaker: Path) -> None:
         assert 0 < event["dev_gold_in_support"] <= 1 and "perplexity" not in event
 
 
-def test_evaluate_scores_texts_and_searches_for_nothing(tsallis, speaker: Path, tmp_path: Path) -> None:
+def test_evaluate_scores_texts_without_search(tsallis, speaker: Path, tmp_path: Path) -> None:
     whole = json.loads(tsallis("evaluate", speaker, "--json", "--manifest", tmp_path / "m.json").stdout)
     assert whole["epsilon_perplexity"] > 1 and "perplexity" not in whole and "beam_size" not in whole
     assert "beam_size" not in json.loads((tmp_path / "m.json").read_text())["evaluation"]
@@ -63,7 +63,7 @@ def test_evaluate_scores_texts_and_searches_for_nothing(tsallis, speaker: Path, 
     )
 
 
-def test_texts_are_drawn_behind_prompts(tsallis, speaker: Path) -> None:
+def test_generate_samples_texts_after_prompts(tsallis, speaker: Path) -> None:
     options = ("--num-samples", 3, "--max-length", 12)
     drawn = tsallis("generate", speaker, *options, stdin="am\n\nder\n").stdout.split("\n")[:-1]
     assert len(drawn) == 9
@@ -80,7 +80,7 @@ def test_texts_are_drawn_behind_prompts(tsallis, speaker: Path) -> None:
         assert len(text["support"]) == len(text["text"]) - 2 + text["ended"] and text["log_prob"] <= 0
 
 
-def test_a_temperature_changes_what_is_drawn(tsallis, speaker: Path) -> None:
+def test_temperature_changes_samples(tsallis, speaker: Path) -> None:
     def texts(*options: object) -> list[dict[str, Any]]:
         done = tsallis("generate", speaker, "--prefix", "", "--num-samples", 8, "--max-length", 12, "--json", *options)
         drawn: list[dict[str, Any]] = json.loads(done.stdout)["texts"]
@@ -109,7 +109,7 @@ def test_a_temperature_changes_what_is_drawn(tsallis, speaker: Path) -> None:
         {"mode": "beam", "beam_size": 1, "max_length": 1, "end_rule": "every"},
     ],
 )
-def test_python_generates_what_the_command_prints(tsallis, speaker: Path, options: dict[str, Any]) -> None:
+def test_python_generate_matches_the_command(tsallis, speaker: Path, options: dict[str, Any]) -> None:
     prompts = ["am", "", "der @"]
     stdin = "".join(f"{p}\n" for p in prompts)
     lines = tsallis("generate", speaker, *flags(**options), "--json", stdin=stdin).stdout
@@ -124,7 +124,7 @@ def test_python_generates_what_the_command_prints(tsallis, speaker: Path, option
             assert text.text == answer.prompt + "".join(text.tokens)
 
 
-def test_python_generates_from_the_start_and_more_than_a_block(speaker: Path) -> None:
+def test_python_generate_supports_no_prompt_and_many_prompts(speaker: Path) -> None:
     run = open_run(speaker)
     (answer,) = run.generate(options=SearchOptions(mode="sample", num_samples=2))
     assert answer.line == 1 and len(answer.texts) == 2
@@ -137,7 +137,7 @@ def test_python_generates_from_the_start_and_more_than_a_block(speaker: Path) ->
     assert max(len(text.tokens) for answer in run.generate([""] * 9) for text in answer.texts) == 2
 
 
-def test_the_page_of_the_run_folder_runs(
+def test_examples_of_the_run_folder_page_run(
     speaker: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "runs").mkdir()
@@ -159,20 +159,20 @@ def test_the_page_of_the_run_folder_runs(
         ({"prefix": "a"}, "prefix can't be used with a language model"),
     ],
 )
-def test_python_refuses_what_the_command_has_not(speaker: Path, options: dict[str, Any], words: str) -> None:
+def test_python_generate_rejects_unsupported_options(speaker: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError) as refusal:
         open_run(speaker).generate(options=SearchOptions(**{"mode": "sample", **options}))
     assert str(refusal.value) == words
 
 
-def test_one_prompt_is_no_list_and_a_dictionary_no_options(speaker: Path) -> None:
+def test_python_generate_rejects_arguments_of_wrong_type(speaker: Path) -> None:
     with pytest.raises(InputError, match="prompts must be a list of texts, got a single text: "):
         open_run(speaker).generate("am")
     with pytest.raises(TypeError, match=r"options must be tsallis\.search\.SearchOptions, got {'seed': 1}"):
         open_run(speaker).generate(options={"seed": 1})
 
 
-def test_a_prompt_is_printed_as_it_was_given(tsallis, speaker: Path, tmp_path: Path) -> None:
+def test_prompts_are_printed_unchanged(tsallis, speaker: Path, tmp_path: Path) -> None:
     prompts = ("am", "am @ zw", "@", "am  zw", "am ", " am", "ab\u2028c")
     for number, (run, prompt) in enumerate(itertools.product((speaker, with_subwords(tmp_path)), prompts)):
         # The options alternate: there are seven prompts and two runs, so each prompt gets both.
@@ -187,13 +187,13 @@ def test_a_prompt_is_printed_as_it_was_given(tsallis, speaker: Path, tmp_path: P
     assert f"2 source symbols are unknown to {speaker} and read as <unk>: '@' on line 2\n" in done.stderr
 
 
-def test_a_beam_that_finds_nothing_says_so(tsallis, speaker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_beam_search_prints_certificate_none(tsallis, speaker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = Result((), Certificate("none", -0.5))
     monkeypatch.setattr("tsallis.search.beam_search", lambda *arguments, **options: [nothing])
     assert tsallis("generate", speaker, "--prefix", "am", "--mode", "beam", "--max-length", 1).stdout == "\t0\tnone\n"
 
 
-def test_a_beam_proves_what_it_finds_and_score_agrees(tsallis, speaker: Path) -> None:
+def test_beam_search_and_score_agree(tsallis, speaker: Path) -> None:
     for prefix in ("", "a", "am", "der "):
         options = ("--prefix", prefix, "--mode", "beam", "--beam-size", 2, "--max-length", 60)
         content = json.loads(tsallis("generate", speaker, *options, "--json").stdout)
@@ -208,7 +208,7 @@ def test_a_beam_proves_what_it_finds_and_score_agrees(tsallis, speaker: Path) ->
         assert math.log(float(prob)) == pytest.approx(own, abs=1e-4)
 
 
-def test_a_beam_ends_as_the_run_or_an_option_says(tsallis, speaker: Path, tmp_path: Path) -> None:
+def test_end_rule_comes_from_the_run_or_an_option(tsallis, speaker: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(speaker, tmp_path / "run"))
     text = (run / "config.yaml").read_text(encoding="utf-8")
     assert "\n  end_rule: every" in text
@@ -250,7 +250,7 @@ def test_analyze_writes_a_page_of_heads_and_outputs(tsallis, speaker: Path, tmp_
         assert f"the task language uses no search: leave out {option}" in refusal
 
 
-def test_commands_that_are_not_for_texts_say_so(tsallis, speaker: Path, trained: Path, tmp_path: Path) -> None:
+def test_unsupported_commands_and_options_are_rejected(tsallis, speaker: Path, trained: Path, tmp_path: Path) -> None:
     for command, words in {
         "translate": "use tsallis generate to continue texts",
         "prove": "use tsallis generate to continue texts",

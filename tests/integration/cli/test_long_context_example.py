@@ -17,7 +17,7 @@ def study(folder: Path, *variants: str) -> str:
     return run_example("long_context", "--variants", *variants, *options).stderr
 
 
-def test_runs_go_on_where_they_were_stopped_and_say_what_made_them(tmp_path: Path) -> None:
+def test_study_skips_finished_runs_and_records_settings(tmp_path: Path) -> None:
     study(tmp_path, "asentmax-rope")
     (first,) = tmp_path.iterdir()
     assert first.name == "flip-flop-asentmax-rope-s1.json"

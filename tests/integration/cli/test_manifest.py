@@ -39,7 +39,7 @@ def test_a_manifest_has_scores_configuration_data_and_origin(
     assert str(tmp_path.parent) not in path.read_text(encoding="utf-8")
 
 
-def test_a_manifest_of_a_file_and_of_an_ensemble(tsallis, trained: Path, small_data: Path, tmp_path: Path) -> None:
+def test_manifest_records_files_and_ensemble_members(tsallis, trained: Path, small_data: Path, tmp_path: Path) -> None:
     path, lines = tmp_path / "a.json", small_data / "dev.tsv"
     tsallis("evaluate", trained, lines, "--with", trained, "--manifest", path)
     manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -48,7 +48,7 @@ def test_a_manifest_of_a_file_and_of_an_ensemble(tsallis, trained: Path, small_d
     assert manifest["others"][0]["training"] == manifest["training"]
 
 
-def test_a_manifest_says_whether_endings_competed(tsallis, trained: Path, tmp_path: Path) -> None:
+def test_manifest_records_the_end_rule(tsallis, trained: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     for options, rule in (
         ({}, "every"),
@@ -62,7 +62,7 @@ def test_a_manifest_says_whether_endings_competed(tsallis, trained: Path, tmp_pa
         assert evaluation.get("budget") == (10_000 if "mode" in options else None)
 
 
-def test_a_file_with_the_name_of_a_split_stands_beside_it(
+def test_files_named_like_a_split_get_a_separate_entry(
     tsallis, trained: Path, small_data: Path, tmp_path: Path
 ) -> None:
     path, lines = tmp_path / "a.json", tmp_path / "test"
@@ -72,7 +72,7 @@ def test_a_file_with_the_name_of_a_split_stands_beside_it(
     assert data["test"] == digest_files([small_data / "dev.tsv"]) and data["file test"] == digest_files([lines])
 
 
-def test_a_manifest_of_data_that_is_gone_says_so(tsallis, trained: Path, tmp_path: Path) -> None:
+def test_missing_data_has_no_digest_in_the_manifest(tsallis, trained: Path, tmp_path: Path) -> None:
     path, run = tmp_path / "a.json", Path(shutil.copytree(trained, tmp_path / "run"))
     config = (run / "config.yaml").read_text(encoding="utf-8")
     (run / "config.yaml").write_text(config.replace("train: train.tsv", "train: gone.tsv"), encoding="utf-8")

@@ -124,7 +124,7 @@ def check_texts(call, command: str, run: Path, lines: list[str], oddity: str, *o
 
 
 @pytest.mark.parametrize(("name", "oddity"), CASES)
-def test_translate(runs, call, name: str, oddity: str) -> None:
+def test_translate_accepts_odd_lines(runs, call, name: str, oddity: str) -> None:
     nothing = {"certificate": "none", "hypotheses": [], "unknown": 0}
     done = check(call, "translate", runs(name), PLAIN[name], oddity, nothing)
     ends = 3 * (oddity in ("tabs", "tabs, returns", "separators")) + (oddity == "separator")
@@ -135,7 +135,7 @@ def test_translate(runs, call, name: str, oddity: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "oddity"), FEW)
-def test_score(runs, call, name: str, oddity: str) -> None:
+def test_score_accepts_odd_lines(runs, call, name: str, oddity: str) -> None:
     run, gold = runs(name), GOLD[name]
     check(call, "score", run, gold, oddity, {"possible": None, "log_prob": None, "tokens": [], "impossible": None})
     for options in ((), ("--tokens",)):
@@ -143,7 +143,7 @@ def test_score(runs, call, name: str, oddity: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "oddity"), FEW)
-def test_suggest(runs, call, name: str, oddity: str) -> None:
+def test_suggest_accepts_odd_lines(runs, call, name: str, oddity: str) -> None:
     run, plain = runs(name), PLAIN[name]
     check(call, "suggest", run, plain, oddity, {"next": [], "possible": False, "log_prob": None})
     blob, count, places = odd(oddity, plain)
@@ -152,7 +152,7 @@ def test_suggest(runs, call, name: str, oddity: str) -> None:
 
 
 @pytest.mark.parametrize("name", ANSWERED)
-def test_look_and_an_evaluation(runs, call, name: str, tmp_path: Path) -> None:
+def test_look_and_evaluate_accept_odd_lines(runs, call, name: str, tmp_path: Path) -> None:
     run, gold = runs(name), GOLD[name]
     blob, count, places = odd("blank", PLAIN[name])
     shown = [json.loads(line) for line in call("look", run, "--weights", stdin=blob).lines]
@@ -175,7 +175,7 @@ def test_look_and_an_evaluation(runs, call, name: str, tmp_path: Path) -> None:
             assert written == [place + 1 for place in odd(oddity, gold)[2]]
 
 
-def test_texts(runs, call, tmp_path: Path) -> None:
+def test_language_models_accept_odd_lines(runs, call, tmp_path: Path) -> None:
     """For a language model, a blank line is a prompt but not a text."""
     run = runs("language")
     assert len(call("generate", run, stdin=MARK + b"the\n\n \r\n").lines) == 3
@@ -188,7 +188,7 @@ def test_texts(runs, call, tmp_path: Path) -> None:
     assert done.notes == [f"tsallis: {tmp_path / 'text'}: ignored blank lines (1)"] and "(3 lines)" in done.lines[0]
 
 
-def test_documents_without_words(runs, call) -> None:
+def test_documents_without_words_get_no_label(runs, call) -> None:
     done = call("translate", runs("classification"), "--n-best", "2", stdin=b"<br />\n\n")
     assert done.lines == ["1\t\t0\tnone", "2\t\t0\tnone"]
 
@@ -226,7 +226,7 @@ def test_lines_before_a_bad_one_are_answered(runs, call, name: str, bad: bytes, 
 
 @pytest.mark.parametrize("place", [0, 2, 70])
 @pytest.mark.parametrize("name", ["strings", "translation", "classification", "visual"])
-def test_scores_before_a_bad_line(runs, call, name: str, place: int, tmp_path: Path) -> None:
+def test_score_stops_at_the_first_invalid_line(runs, call, name: str, place: int, tmp_path: Path) -> None:
     run, gold = runs(name), GOLD[name]
     good = text_of(*(gold * 30)[:place])
     for pack, ending in ((bytes, ""), (gzip.compress, ".gz")):
@@ -238,7 +238,7 @@ def test_scores_before_a_bad_line(runs, call, name: str, place: int, tmp_path: P
     assert not (tmp_path / "out").exists()
 
 
-def test_a_file_that_breaks_off(runs, call, tmp_path: Path) -> None:
+def test_truncated_gzip_files_end_with_an_error(runs, call, tmp_path: Path) -> None:
     lines = [f"{line}{number}" for number, line in enumerate(PLAIN["classification"] * 3000)]
     packed = gzip.compress(text_of(*lines))
     (tmp_path / "lines.gz").write_bytes(packed[: len(packed) * 2 // 3])
@@ -249,7 +249,7 @@ def test_a_file_that_breaks_off(runs, call, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*ANSWERED, "language"])
-def test_training_data(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_odd_lines_do_not_change_training_data(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blank lines and separators at line ends do not change the examples; aligned files keep their blank lines."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     ends = {"strings": ";\t \r\n", "language": " \r\n"}.get(name, "\t \r\n")
@@ -271,14 +271,14 @@ def test_training_data(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found.train.digest() == expected.train.digest() and found.dev.corpus.digest() == expected.dev.corpus.digest()
 
 
-def test_word_vectors(tmp_path: Path) -> None:
+def test_word_vectors_accept_odd_lines(tmp_path: Path) -> None:
     (tmp_path / "vectors").write_bytes(MARK + b"2 2\r\n\r\nthe 0.5 1 \r\n\nhouse 2 0.25\t\r\n")
     with pytest.warns(IgnoredInputWarning, match=r"ignored blank lines \(2\) and separators at the end of lines \(1\)"):
         vectors = read_word_vectors(tmp_path / "vectors", {"the": 4, "house": 5})
     assert vectors.matrix.tolist() == [[0.5, 1.0], [2.0, 0.25]]
 
 
-def test_a_run_folder_with_marks(runs, call, tmp_path: Path) -> None:
+def test_run_folders_accept_byte_order_marks(runs, call, tmp_path: Path) -> None:
     """An editor may add byte order marks; the run must stay the same."""
     run = runs("strings")
     for name in ("config.yaml", "task.json", "model.json", "src.vocab.json"):
@@ -293,7 +293,7 @@ def test_a_run_folder_with_marks(runs, call, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["strings", "translation", "classification"])
-def test_served_sources(runs, name: str) -> None:
+def test_served_runs_accept_odd_sources(runs, name: str) -> None:
     run = load_run(runs(name))
     served = ServedRun(name, run, task_of_run(run), SearchOptions(beam_size=2, max_length=4), Limits())
     plain = PLAIN[name]
@@ -306,7 +306,7 @@ def test_served_sources(runs, name: str) -> None:
     assert all(answers[number]["certificate"] == "none" and not answers[number]["hypotheses"] for number in (1, 3))
 
 
-def test_returns_alone_end_no_lines(runs, call, tmp_path: Path) -> None:
+def test_files_with_cr_line_ends_are_rejected(runs, call, tmp_path: Path) -> None:
     """A file whose lines end with CR only would be read as one line."""
     (tmp_path / "mac.tsv").write_bytes(text_of(*GOLD["strings"]).replace(b"\n", b"\r"))
     for command in ("evaluate", "score", "translate"):

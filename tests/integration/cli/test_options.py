@@ -146,7 +146,7 @@ def compute(forms: Path, questions: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
 @pytest.mark.parametrize(
     ("name", "option"), [(name, option) for name, options in COMMANDS.items() for option in options]
 )
-def test_every_option_acts(compute: Callable[..., Any], name: str, option: str) -> None:
+def test_every_option_changes_the_result(compute: Callable[..., Any], name: str, option: str) -> None:
     assert compute(name, option, True) != compute(name, option, False)
 
 
@@ -158,7 +158,7 @@ def test_every_option_acts(compute: Callable[..., Any], name: str, option: str) 
         ("look", ["--heads", "cross.1.1"], "^--heads cross.1.1 needs --weights"),
     ],
 )
-def test_options_that_exclude_each_other_are_refused(
+def test_conflicting_options_are_rejected(
     forms: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: list[str], words: str
 ) -> None:
     monkeypatch.chdir(forms.parent)
@@ -166,7 +166,7 @@ def test_options_that_exclude_each_other_are_refused(
         called(name, forms, *options, stdin="abc\tN\n")
 
 
-def test_attention_over_images_takes_neither_heads_nor_a_beam(questions: Path, tmp_path: Path) -> None:
+def test_look_at_images_rejects_heads_and_beam_size(questions: Path, tmp_path: Path) -> None:
     for options in (["--heads", "cross.1.1", "--weights"], ["--beam-size", "2", "--out", tmp_path / "page.html"]):
         with pytest.raises(InputError, match=str(options[0])):
             called("look", questions, *options, stdin="1\twhat a?\n")
@@ -186,7 +186,7 @@ def test_attention_over_images_takes_neither_heads_nor_a_beam(questions: Path, t
         (("data", "list", "--language", "de", "--language", "en"), "--language"),
     ],
 )
-def test_an_option_is_given_only_once(tsallis: Any, arguments: tuple[str, ...], option: str) -> None:
+def test_repeated_options_are_rejected(tsallis: Any, arguments: tuple[str, ...], option: str) -> None:
     assert f"tsallis: {option} can be given only once (see tsallis " in tsallis(*arguments, status=2).stderr
     rest = tsallis("translate", "no", "--with", "a", "--with", "b", "--json", "--json", status=2).stderr
     assert rest == "tsallis: no: not a run folder (it has no model.json)\n"
@@ -197,13 +197,13 @@ def test_every_command_refuses_repeated_options() -> None:
     assert len(commands) > 15 and all(command.cls is cli.Command for command in commands)
 
 
-def test_a_wrong_backend_is_an_error_of_one_line(tsallis: Any, forms: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_backend_gives_a_one_line_error(tsallis: Any, forms: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TSALLIS_BACKEND", "banana")
     done = tsallis("translate", forms, "--language", "aa", stdin="abc\tN\n", status=2)
     assert "tsallis: TSALLIS_BACKEND must be one of auto, " in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_the_best_of_all_are_the_first_of_all_and_certified(forms: Path) -> None:
+def test_n_best_of_all_outputs_is_certified_optimal(forms: Path) -> None:
     """A list cut to its best outputs is not complete: its bound includes the outputs that were cut off."""
     options = ("--all", "--budget", 150, "--language", "aa", "--json")
     stdin = "".join("\t".join(ask(line)) + "\n" for line in FORM_LINES)
@@ -221,7 +221,7 @@ def test_the_best_of_all_are_the_first_of_all_and_certified(forms: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["translate", "evaluate", "score", "look"])
-def test_options_of_other_runs_are_refused(questions: Path, forms: Path, name: str) -> None:
+def test_options_unsupported_by_a_run_are_rejected(questions: Path, forms: Path, name: str) -> None:
     for run, arguments, words in (
         (questions, ["--language", "aa"], "--language can't be used with a run of the task visual, got 'aa'"),
         (forms, ["--images", "x"], "--images can't be used with a run of the task strings, got 'x'"),
@@ -241,14 +241,14 @@ def test_options_of_other_runs_are_refused(questions: Path, forms: Path, name: s
         (["--sweep", "--checkpoint", "last", "--device", "cpu"], "leave out --checkpoint, --device"),
     ],
 )
-def test_options_that_an_analysis_has_no_use_for_are_refused(
+def test_analyze_rejects_options_without_effect(
     questions: Path, tmp_path: Path, options: list[str], words: str
 ) -> None:
     with pytest.raises(InputError, match=words):
         called("analyze", questions, questions, "-o", tmp_path / "page.html", *options)
 
 
-def test_runs_of_several_tasks_answer_in_python_as_the_command_does(questions: Path, forms: Path) -> None:
+def test_python_answers_match_commands_for_several_tasks(questions: Path, forms: Path) -> None:
     from tsallis.toolkit.inference import open_run
 
     others = questions.parent / "other.npy"
@@ -275,7 +275,7 @@ def test_runs_of_several_tasks_answer_in_python_as_the_command_does(questions: P
         called("translate", questions, "--alignment", "largest", stdin="1\twhat a?\n")
 
 
-def test_runs_of_other_grids_are_no_ensemble(questions: Path, tmp_path: Path) -> None:
+def test_ensembles_of_different_image_grids_are_rejected(questions: Path, tmp_path: Path) -> None:
     config = (questions.parent / "config.yaml").read_text(encoding="utf-8")
     (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
     run = tmp_path / "run"
@@ -285,21 +285,21 @@ def test_runs_of_other_grids_are_no_ensemble(questions: Path, tmp_path: Path) ->
     assert called("translate", questions, "--with", questions, stdin="1\twhat a?\n")
 
 
-def test_nothing_to_evaluate_is_no_result(questions: Path, tmp_path: Path) -> None:
+def test_evaluate_rejects_files_without_examples(questions: Path, tmp_path: Path) -> None:
     for text in ("image\tquestion\tanswer\n", "\n \n\n"):
         (tmp_path / "none.tsv").write_text(text, encoding="utf-8")
         with pytest.raises(InputError, match=r"none\.tsv: expected lines of image<TAB>question<TAB>answer, found none"):
             called("evaluate", questions, tmp_path / "none.tsv")
 
 
-def test_a_result_is_not_lost_to_a_file_that_has_no_digest(forms: Path, tmp_path: Path) -> None:
+def test_manifest_of_a_pipe_is_rejected_before_evaluation(forms: Path, tmp_path: Path) -> None:
     """A pipe can be read only once, so it has no digest for a manifest. The error must precede the evaluation."""
     os.mkfifo(tmp_path / "pipe")  # nothing writes to it, so reading it would hang
     with pytest.raises(InputError, match="pipe: can't be read: expected a file, found a pipe or a device"):
         called("evaluate", forms, tmp_path / "pipe", "--language", "aa", "--manifest", tmp_path / "m.json")
 
 
-def test_languages_that_come_later_are_no_part_of_a_run(forms: Path) -> None:
+def test_languages_added_after_training_are_not_evaluated(forms: Path) -> None:
     write(forms.parent / "zz-train", ["abc\tabc\tN"])
     try:
         report = json.loads(called("evaluate", forms, "--json"))

@@ -27,7 +27,7 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("words.tsv")
 
 
-def test_a_table_becomes_a_model(words: Path, tsallis: Run) -> None:
+def test_train_and_evaluate_accept_a_table(words: Path, tsallis: Run) -> None:
     printed = tsallis("train", words, *SMALL).stdout
     assert "columns: source<TAB>target; as the model sees them:" in printed
     assert "36 examples to train on, 4 to validate on" in printed
@@ -46,7 +46,7 @@ def test_a_table_becomes_a_model(words: Path, tsallis: Run) -> None:
     assert "--out and --manifest support only one run" in refused
 
 
-def test_settings_of_a_table(words: Path, tsallis: Run) -> None:
+def test_dry_run_shows_columns_and_held_out_of_a_table(words: Path, tsallis: Run) -> None:
     plan = tsallis("train", words, "--dry-run", "data.held_out=0.25", "training.seed=3").stdout
     assert "# 30 examples to train on, 10 to validate on" in plan and "\n  tgt_symbols: spaces\n" in plan
     assert not Path("runs").exists()
@@ -61,7 +61,7 @@ def test_settings_of_a_table(words: Path, tsallis: Run) -> None:
 BAD = b"walk\tV;PST\nbad line\n\xff\tV;PST\n\nwalk\tV;PST\twalked\nrun\tV;PST\n"
 
 
-def test_a_bad_line_does_not_end_standard_input(trained: Path, tsallis: Run, tmp_path: Path) -> None:
+def test_invalid_lines_are_skipped_on_stdin_but_stop_files(trained: Path, tsallis: Run, tmp_path: Path) -> None:
     done = tsallis("translate", trained, stdin=BAD, status=1)
     answers = done.stdout.split("\n")
     assert len(answers) == 7 and [bool(answer) for answer in answers] == [True, False, False, False, False, True, False]
@@ -81,7 +81,7 @@ def test_a_bad_line_does_not_end_standard_input(trained: Path, tsallis: Run, tmp
     assert len(scores) == 4 and scores[1] == "" and scores[0] and scores[2]
 
 
-def test_a_wrong_option_is_no_bad_line(trained: Path, tsallis: Run) -> None:
+def test_invalid_options_are_not_treated_as_invalid_lines(trained: Path, tsallis: Run) -> None:
     refused = tsallis("translate", trained, "--language", "eo", stdin=BAD, status=2)
     assert refused.stdout == "" and "--language can't be used with a run without languages" in refused.stderr
 
@@ -98,7 +98,7 @@ def test_lines_after_a_bad_one_are_answered(trained: Path, tsallis: Run) -> None
     assert tsallis("prove", trained, "--never", "x", stdin=BAD, status=2).stdout.count("\n") == 1
 
 
-def test_a_word_on_the_first_line_is_no_header(tsallis: Run, tmp_path: Path) -> None:
+def test_first_lines_equal_to_column_names_are_answered(tsallis: Run, tmp_path: Path) -> None:
     lines = [
         f"{word}\t{' '.join(word)}"
         for word in ["word", "map", "pam", "row", "door", "mop", "warm", "room", "prom", "drop"]
@@ -114,7 +114,7 @@ def test_a_word_on_the_first_line_is_no_header(tsallis: Run, tmp_path: Path) -> 
     assert tsallis("score", tmp_path / "run", tmp_path / "gold").stdout.count("\n") == 2
 
 
-def test_too_few_sources_are_named(tsallis: Run, tmp_path: Path) -> None:
+def test_too_few_sources_are_rejected(tsallis: Run, tmp_path: Path) -> None:
     (tmp_path / "one.tsv").write_text("a\tb\n" * 30, encoding="utf-8")
     refused = tsallis("train", tmp_path / "one.tsv", status=2).stderr
     assert "one.tsv: holding out 0.1 of the sources" in refused and "found 1 different source:" in refused
@@ -123,20 +123,20 @@ def test_too_few_sources_are_named(tsallis: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "folder"), [(".words.tsv", "words"), ("v1.5 words.tsv", "v1.5 words"), ("words.en.tsv.gz", "words.en")]
 )
-def test_the_run_folder_has_the_name_of_the_file(words: Path, tsallis: Run, name: str, folder: str) -> None:
+def test_run_folder_is_named_after_the_file(words: Path, tsallis: Run, name: str, folder: str) -> None:
     pack = gzip.compress if name.endswith(".gz") else bytes
     Path(name).write_bytes(pack(words.read_bytes()))
     assert f"# {Path('runs', folder)}: a new run" in tsallis("train", name, "--dry-run").stdout
 
 
-def test_joined_files_have_several_marks(words: Path, tsallis: Run) -> None:
+def test_inner_byte_order_marks_are_ignored(words: Path, tsallis: Run) -> None:
     marked = b"\xef\xbb\xbf" + words.read_bytes()
     Path("joined.tsv").write_bytes(marked + marked)
     plan = [tsallis("train", name, "--dry-run").stdout for name in (words, "joined.tsv")]
     assert plan[0].splitlines()[1] == plan[1].splitlines()[1]  # this line has the numbers of symbols
 
 
-def test_a_letter_in_two_unicode_forms_is_named(words: Path, tsallis: Run) -> None:
+def test_mixed_unicode_forms_suggest_normalization(words: Path, tsallis: Run) -> None:
     Path("mixed.tsv").write_text("".join(f"b\u00e9{i}\te\nbe\u0301{i}\te\n" for i in range(40)), encoding="utf-8")
     hint = "data.src_normalization=NFC makes them equal"
     assert hint in tsallis("train", "mixed.tsv", "--dry-run").stdout
@@ -165,7 +165,7 @@ def test_inputs_are_not_replaced_by_outputs(words: Path, tsallis: Run) -> None:
     assert before == {path: path.read_bytes() for path in sorted(Path().rglob("*")) if path.is_file()}
 
 
-def test_mistakes_around_a_table(words: Path, tsallis: Run) -> None:
+def test_invalid_table_settings_are_rejected(words: Path, tsallis: Run) -> None:
     Path("other.tsv").write_text("a\tb\n" * 20)
     for change, message in (
         ("data.train=other.tsv", "data.train can't be changed for a data file"),
@@ -181,7 +181,7 @@ def test_mistakes_around_a_table(words: Path, tsallis: Run) -> None:
     assert "quotation marks" not in tsallis("train", words, "--dry-run").stderr
 
 
-def test_a_wrong_test_file_is_noted_and_can_be_corrected(words: Path, tsallis: Run) -> None:
+def test_missing_test_file_is_noted_and_can_be_changed(words: Path, tsallis: Run) -> None:
     shutil.copy(words, "held-out.tsv")
     noted = tsallis("train", words, *SMALL, "data.test=nothere.tsv").stderr
     assert "note: data.test: nothere.tsv: no such file" in noted
@@ -192,13 +192,13 @@ def test_a_wrong_test_file_is_noted_and_can_be_corrected(words: Path, tsallis: R
     assert "on: test split (40 lines)" in tsallis("evaluate", "runs/words").stdout
 
 
-def test_scores_of_one_line_have_wide_intervals() -> None:
+def test_constant_scores_have_binomial_intervals() -> None:
     assert LineScore([1]).interval() == pytest.approx((0.025, 1.0))
     assert LineScore([0] * 15).interval() == pytest.approx((0.0, 1 - 0.025 ** (1 / 15)))
     assert LineScore([0, 0], [3, 4]).interval() == (0.0, 0.0)  # edits have no binomial distribution
 
 
-def test_a_run_of_languages_and_another_are_not_compared(words: Path, tsallis: Run) -> None:
+def test_runs_with_and_without_languages_are_not_compared(words: Path, tsallis: Run) -> None:
     shutil.copy(words, "first.tsv")
     tsallis("train", words, *SMALL)
     Path("several.yaml").write_text(
@@ -217,7 +217,7 @@ def test_unknown_symbols_of_a_split_are_noted(words: Path, tsallis: Run) -> None
     assert "dev split: 2 source symbols are unknown" in tsallis("evaluate", "runs/words").stderr
 
 
-def test_files_of_other_encodings_are_named(words: Path, tsallis: Run) -> None:
+def test_unsupported_encodings_and_compressions_are_rejected(words: Path, tsallis: Run) -> None:
     tsallis("train", words, *SMALL)
     text = "walk\nrun\nbake\n"
     for name, content, message in (
@@ -250,7 +250,7 @@ def test_two_runs_keep_their_search_settings(words: Path, tsallis: Run) -> None:
     assert twice in tsallis("distill", "runs/long", "runs/narrow", "runs/long", "-o", "teacher").stderr
 
 
-def test_runs_of_different_tasks_and_unknown_labels(words: Path, tsallis: Run) -> None:
+def test_evaluate_rejects_other_tasks_and_counts_unknown_labels(words: Path, tsallis: Run) -> None:
     tsallis("train", words, *SMALL)
     Path("texts.tsv").write_text("".join(f"{'pos' if n % 2 else 'neg'}\tgood {n} film\n" for n in range(40)))
     Path("labels.yaml").write_text(

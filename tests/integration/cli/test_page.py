@@ -86,13 +86,13 @@ def test_every_view_opens_by_its_link(visit: Visit) -> None:
         assert tab.evaluate("document.activeElement.tagName") == "H1"
 
 
-def test_no_name_over_the_heads_is_cut_off(visit: Visit) -> None:
+def test_head_map_labels_are_not_cut_off(visit: Visit) -> None:
     texts = visit.open("overview").locator("svg.map text.kind")
     beyond = "t => t.getBoundingClientRect().right - t.ownerSVGElement.getBoundingClientRect().right"
     assert texts.count() > 0 and max(text.evaluate(beyond) for text in texts.all()) <= 0
 
 
-def test_the_table_holds_the_numbers_of_the_records_in_order(visit: Visit, report: tuple[Path, Any]) -> None:
+def test_heads_table_is_sorted_and_matches_records(visit: Visit, report: tuple[Path, Any]) -> None:
     tab = visit.open("heads")
     tab.click('[data-key="density"]')
     for ascending in (False, True):
@@ -111,7 +111,7 @@ def test_the_table_holds_the_numbers_of_the_records_in_order(visit: Visit, repor
     assert len(tab.query_selector_all("tbody tr")) == sum(head["kind"] == "cross" for head in heads)
 
 
-def test_a_card_says_what_the_record_says(visit: Visit, report: tuple[Path, Any]) -> None:
+def test_head_page_shows_values_of_its_record(visit: Visit, report: tuple[Path, Any]) -> None:
     head = report[1][0]["heads"][3]
     tab = visit.open(f"head/0/{head['kind']}/{head['layer']}/{head['head']}")
     text = tab.inner_text("main")
@@ -120,7 +120,7 @@ def test_a_card_says_what_the_record_says(visit: Visit, report: tuple[Path, Any]
     assert len(tab.query_selector_all("figure")) >= 3
 
 
-def test_weights_of_the_explorer_are_those_of_the_records(visit: Visit, report: tuple[Path, Any]) -> None:
+def test_explorer_weights_match_records(visit: Visit, report: tuple[Path, Any]) -> None:
     """The weights appear in a table, as cells and as lines; zeros are not shown."""
     run = report[1][0]
     tab = visit.open("sentence/1/0/cross/1/0")
@@ -162,7 +162,7 @@ def test_the_explorer_follows_keys_and_controls(visit: Visit) -> None:
     tab.wait_for_selector(".panel svg.matrix")
 
 
-def test_steps_and_trees_are_those_of_the_records(visit: Visit, report: tuple[Path, Any]) -> None:
+def test_steps_and_trees_match_records(visit: Visit, report: tuple[Path, Any]) -> None:
     sentences = report[1][0]["sentences"]
     number = next(i for i, sentence in enumerate(sentences) if i > 1 and sentence["tree"]["edges"])
     tab, sentence = visit.open(f"outputs/{number}"), sentences[number]
@@ -180,7 +180,7 @@ def test_steps_and_trees_are_those_of_the_records(visit: Visit, report: tuple[Pa
     assert len(tab.query_selector_all("section:nth-of-type(1) .tree .value")) >= ends > 0
 
 
-def test_contrasts_are_those_of_the_records(visit: Visit, report: tuple[Path, Any]) -> None:
+def test_contrasts_match_records(visit: Visit, report: tuple[Path, Any]) -> None:
     tab = visit.open("contrasts")
     run = report[1][0]
     if run["contrasts"]:
@@ -196,7 +196,7 @@ def test_contrasts_are_those_of_the_records(visit: Visit, report: tuple[Path, An
     assert rows and set(rows) == {"0.000"}  # the page compares a run with itself
 
 
-def test_curves_have_the_values_of_the_log(visit: Visit, report: tuple[Path, Any]) -> None:
+def test_curves_match_the_training_log(visit: Visit, report: tuple[Path, Any]) -> None:
     tab = visit.open("training")
     titles = tab.eval_on_selector_all("figcaption", "captions => captions.map(c => c.innerText)")
     assert any("Norm of the scores" in title for title in titles)
@@ -237,7 +237,7 @@ def test_a_figure_is_saved_as_svg(visit: Visit, tmp_path: Path) -> None:
     indirect=True,
 )
 @pytest.mark.parametrize("view", [*VIEWS, "head/0/encoder/0/0"])
-def test_no_view_has_a_fault_of_accessibility(visit: Visit, view: str) -> None:
+def test_views_have_no_accessibility_violations(visit: Visit, view: str) -> None:
     tab = visit.open(view)
     tab.wait_for_timeout(150)
     visit.check_accessibility()
@@ -332,9 +332,7 @@ def attention_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_page_on_attention_alone_has_no_outputs_and_no_training(
-    visits: Callable[..., Visit], attention_page: Path
-) -> None:
+def test_attention_only_page_has_no_outputs_or_training(visits: Callable[..., Visit], attention_page: Path) -> None:
     visit = visits(attention_page)
     tab = visit.open("overview")
     links = tab.eval_on_selector_all("nav a", "links => links.map(link => link.innerText)")
@@ -363,9 +361,7 @@ def texts_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_page_on_a_language_model_shows_its_steps_and_no_search(
-    visits: Callable[..., Visit], texts_page: Path
-) -> None:
+def test_language_model_page_shows_steps_and_no_search(visits: Callable[..., Visit], texts_page: Path) -> None:
     visit = visits(texts_page)
     for view in ("overview", "heads", "sentence", "contrasts", "outputs"):
         tab = visit.open(view)
@@ -400,7 +396,7 @@ def weight_page(tmp_path: Path) -> Path:
     return tmp_path / "page.html"
 
 
-def test_a_page_of_weights_has_the_views_that_need_no_model(visits: Callable[..., Visit], weight_page: Path) -> None:
+def test_weights_only_page_has_views_that_need_no_model(visits: Callable[..., Visit], weight_page: Path) -> None:
     shares = {"encoder": ["1 of 5"] * 5, "decoder": [f"1 of {i}" for i in (1, 2, 3, 4)], "cross": ["1 of 5"] * 4}
     visit = visits(weight_page)
     tab = visit.open("overview")
@@ -435,7 +431,7 @@ def test_a_page_of_weights_has_the_views_that_need_no_model(visits: Callable[...
 
 
 @pytest.mark.parametrize("visit", [{"color_scheme": "dark"}], indirect=True)
-def test_paper_is_white_and_has_no_controls(visit: Visit) -> None:
+def test_printed_page_is_white_and_has_no_controls(visit: Visit) -> None:
     """Printed pages must be white without controls, even in dark mode, and contain all rows of long tables."""
     tab = visit.open("heads")
     tab.click("#theme")
@@ -451,7 +447,7 @@ def test_paper_is_white_and_has_no_controls(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("visit", [{"viewport": {"width": 390, "height": 800}}], indirect=True)
-def test_a_phone_shows_the_link_and_the_symbols_of_the_outputs(visit: Visit) -> None:
+def test_narrow_screens_show_the_current_link_and_symbols(visit: Visit) -> None:
     tab = visit.open("outputs")
     for part in ('nav a[aria-current="page"]', ".steps tbody tr:first-child .words span:first-child"):
         box = tab.locator(part).first.bounding_box()

@@ -35,7 +35,7 @@ def proofs(tsallis: Any, trained: Path, *options: object, status: int) -> list[d
         *((("--never", ".*"), "refuted", 1), (("--always", ".*[0-9].*"), "refuted", 1)),
     ],
 )
-def test_results_and_exit_statuses(
+def test_prove_prints_results_and_sets_exit_status(
     tsallis: Any, trained: Path, opened: TextRun, rule: tuple[str, str], result: str, status: int
 ) -> None:
     """No output contains a digit, because the vocabulary contains none."""
@@ -57,7 +57,7 @@ def test_results_and_exit_statuses(
         )
 
 
-def test_a_line_may_be_unknown(tsallis: Any, trained: Path) -> None:
+def test_small_budgets_give_unknown_with_status_3(tsallis: Any, trained: Path) -> None:
     (walk, bake) = proofs(tsallis, trained, "--never", ".*eeee", "--at-least", 0, "--budget", 1, status=3)
     assert walk["result"] == bake["result"] == "unknown" and walk["stopped_by"] == "budget"
 
@@ -69,15 +69,17 @@ def test_a_line_may_be_unknown(tsallis: Any, trained: Path) -> None:
         *((("--never", "(?=a)"), "look-around"), (("--never", "a", "--at-least", "2"), "at-least")),
     ],
 )
-def test_mistakes_end_with_status_2(tsallis: Any, trained: Path, options: tuple[str, ...], message: str) -> None:
+def test_invalid_options_exit_with_status_2(
+    tsallis: Any, trained: Path, options: tuple[str, ...], message: str
+) -> None:
     assert message in tsallis("prove", trained, *options, stdin=ASKED, status=2).stderr
 
 
-def test_no_lines_prove_nothing(tsallis: Any, trained: Path) -> None:
+def test_prove_rejects_empty_input(tsallis: Any, trained: Path) -> None:
     assert "at least one line" in tsallis("prove", trained, "--never", "a", stdin="\n", status=2).stderr
 
 
-def test_python_takes_lists_of_strings_and_checks_options(opened: TextRun) -> None:
+def test_python_prove_takes_string_lists_and_checks_options(opened: TextRun) -> None:
     (proof,) = opened.prove(["walk\tV;PST"], never=["0", "17"])
     assert proof.result == "proved" and proof.absolute and proof.witness is None
     with pytest.raises(InputError, match="n_best can't be used in a proof"):
@@ -104,7 +106,7 @@ def test_translations_match_the_pattern(tsallis: Any, trained: Path, mode: str) 
     assert "--pattern" in refused and "'(a'" in refused
 
 
-def test_the_commands_of_the_page(tsallis: Any, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_commands_run(tsallis: Any, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = PAGE.read_text(encoding="utf-8")
     commands = re.findall(r"^\$ tsallis (.*)$", text, re.M)
     assert len(commands) >= 3

@@ -93,13 +93,13 @@ ELSEWHERE = {
 }
 
 
-def test_the_python_examples_run_in_their_order() -> None:
+def test_python_examples_run_in_order() -> None:
     names: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", README, re.S):
         exec(compile(block, "README.md", "exec"), names)
 
 
-def test_commands_run_elsewhere_exist() -> None:
+def test_make_targets_exist_and_pip_uses_constraints() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for command in CONSOLE:
         if command.startswith("make "):
@@ -216,7 +216,7 @@ def run_in(folder: Path, line: str) -> Ended:
 
 
 @pytest.mark.slow
-def test_the_commands_run_in_their_order(workplace: Path) -> None:
+def test_console_commands_run_in_order(workplace: Path) -> None:
     lines = [line.split("#")[0].strip() for line in CONSOLE]
     for bare in dict.fromkeys(lines):
         if any(bare.startswith(known) for known in ELSEWHERE):

@@ -165,7 +165,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_training_that_can_not_go_on(here: Path, name: str) -> None:
+def test_resuming_damaged_runs_changes_no_file(here: Path, name: str) -> None:
     """Although the settings in `LONGER` may change, the command must not rewrite the configuration of a damaged run."""
     damage, words = DAMAGES[name]
     damage()
@@ -187,24 +187,24 @@ def test_a_training_that_can_not_go_on(here: Path, name: str) -> None:
         (("training.init_from=nowhere", *LONGER), "nowhere|another configuration"),
     ],
 )
-def test_settings_that_a_training_can_not_go_on_with(here: Path, overrides: tuple[str, ...], words: str) -> None:
+def test_resuming_with_invalid_settings_changes_no_file(here: Path, overrides: tuple[str, ...], words: str) -> None:
     refused("train", "config.yaml", *overrides, "--run-dir", RUN, "--device", "cpu", words=words)
 
 
-def test_files_of_tensorboard_that_can_not_be_written(here: Path) -> None:
+def test_unwritable_tensorboard_folder_is_rejected(here: Path) -> None:
     pytest.importorskip("tensorboard")
     Path("run/tensorboard").touch()
     arguments = "config.yaml", *LONGER, "training.tensorboard=true", "--run-dir", RUN
     refused("train", *arguments, words="run/tensorboard: expected a folder")
 
 
-def test_a_folder_that_another_process_holds(here: Path) -> None:
+def test_locked_run_folders_are_rejected(here: Path) -> None:
     with locked(RUN):
         for arguments in (("train", "config.yaml", *LONGER, "--run-dir", RUN), ("average", RUN)):
             refused(*arguments, words="another process is training")
 
 
-def test_a_lock_is_not_left(here: Path) -> None:
+def test_rejected_commands_leave_no_lock_file(here: Path) -> None:
     (RUN / ".lock").unlink()
     edit(TRAIN, reverse_lines)()
     before = {path.name for path in RUN.iterdir()}
@@ -239,13 +239,15 @@ def test_a_lock_is_not_left(here: Path) -> None:
         (str, ("--device", "tpu"), "device must be"),
     ],
 )
-def test_a_training_that_can_not_begin(here: Path, damage: Damage, overrides: tuple[str, ...], words: str) -> None:
+def test_rejected_trainings_create_no_run_folder(
+    here: Path, damage: Damage, overrides: tuple[str, ...], words: str
+) -> None:
     """A training that can't start must not create the run folder or its parents."""
     damage()
     refused("train", "config.yaml", *overrides, "--run-dir", "new/deep/run", words=words)
 
 
-def test_a_training_in_a_folder_of_something_else(here: Path) -> None:
+def test_unsuitable_run_folders_are_rejected(here: Path) -> None:
     refused("train", "config.yaml", "--run-dir", "data", words="not empty")
     refused("train", "config.yaml", "--run-dir", "config.yaml/run", words="expected a folder, found a file")
     Path("empty").mkdir()
@@ -272,7 +274,7 @@ def test_a_training_in_a_folder_of_something_else(here: Path) -> None:
         (remove("run/model.json"), (), "not a run folder"),
     ],
 )
-def test_an_average_that_can_not_be(here: Path, damage: Damage, arguments: tuple[str, ...], words: str) -> None:
+def test_rejected_averages_change_no_file(here: Path, damage: Damage, arguments: tuple[str, ...], words: str) -> None:
     damage()
     (RUN / "checkpoints/.index.json.abcdefgh.tmp").touch()
     refused("average", RUN, *arguments, words=words)
@@ -308,7 +310,7 @@ OUTPUTS = {
         (lambda: Path("new/numbers.json").mkdir(parents=True), "analyze", (), "found a folder"),
     ],
 )
-def test_outputs_of_a_refused_command(
+def test_rejected_commands_write_no_outputs(
     here: Path, damage: Damage, command: str, arguments: tuple[str, ...], words: str
 ) -> None:
     """The command must not create a folder or change an existing file."""
@@ -317,14 +319,14 @@ def test_outputs_of_a_refused_command(
     refused(command, RUN, *arguments, *OUTPUTS[command], words=words)
 
 
-def test_outputs_that_can_not_be(here: Path) -> None:
+def test_invalid_output_paths_are_rejected(here: Path) -> None:
     Path("old.json").write_text("before")
     refused("evaluate", RUN, "--out", "old.json", "--manifest", "./old.json", words="two outputs")
     for command in ("evaluate", "look"):
         refused(command, RUN, "--out", "data", words="found a folder")
 
 
-def test_a_demo_in_a_folder_of_another_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_rejects_folders_of_other_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If one of its two run folders contains another run, the demo must start neither training."""
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a training was started"))
     refused("demo", "--run-dir", RUN, words="another configuration")

@@ -130,7 +130,7 @@ def first_and_last(calls: list[Call], places: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_some_calls_go_wrong(whole: Whole, calls: list[Call], tmp_path: Path, kind: str) -> None:
+def test_training_resumes_after_random_failed_calls(whole: Whole, calls: list[Call], tmp_path: Path, kind: str) -> None:
     """One call of each name fails, at a random place of the training."""
     chance, sorts = random.Random(kind), sorted({name for name, _ in calls})
     assert {"open", "write", "fsync", "ftruncate", "replace", "mkdir", "chmod", "unlink", "rmdir"} == set(sorts)
@@ -140,18 +140,20 @@ def test_some_calls_go_wrong(whole: Whole, calls: list[Call], tmp_path: Path, ki
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_call_for_every_file_goes_wrong(whole: Whole, calls: list[Call], tmp_path: Path, kind: str) -> None:
+def test_training_resumes_after_failed_calls_for_every_file(
+    whole: Whole, calls: list[Call], tmp_path: Path, kind: str
+) -> None:
     check_training(whole, tmp_path, first_and_last(calls, places_of(calls, kind)), kind)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_call_of_an_average_goes_wrong(averaged: Whole, tmp_path: Path, kind: str) -> None:
+def test_average_recovers_from_every_failed_call(averaged: Whole, tmp_path: Path, kind: str) -> None:
     run = Path(shutil.copytree(averaged[0], tmp_path / "calls"))
     check_average(averaged, tmp_path, places_of(calls_of(run, "average", run), kind), kind)
 
 
-def test_a_fault_while_a_killed_training_is_taken_up(whole: Whole, calls: list[Call], tmp_path: Path) -> None:
+def test_failures_while_resuming_lose_nothing(whole: Whole, calls: list[Call], tmp_path: Path) -> None:
     """Resuming removes files and truncates logs; a fault in these calls must not lose anything."""
     config, expected = whole
     run, chance = tmp_path / "run", random.Random(3)
@@ -165,7 +167,7 @@ def test_a_fault_while_a_killed_training_is_taken_up(whole: Whole, calls: list[C
 
 @pytest.mark.slow
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
-def test_kills_at_random_moments(tmp_path: Path, configuration: Callable[[Path], Path]) -> None:
+def test_training_resumes_after_random_kills(tmp_path: Path, configuration: Callable[[Path], Path]) -> None:
     training = Training(configuration(tmp_path / "data"), seed=1, epochs=4)
     seconds, _ = undisturbed(training, tmp_path / "whole")
     assert killed(training, tmp_path / "killed", seconds, random.Random(1)) > 0
@@ -173,7 +175,7 @@ def test_kills_at_random_moments(tmp_path: Path, configuration: Callable[[Path],
 
 
 @pytest.mark.slow
-def test_a_process_of_its_own_is_killed(whole: Whole, tmp_path: Path) -> None:
+def test_training_resumes_after_sigkill_of_a_new_process(whole: Whole, tmp_path: Path) -> None:
     """Kill a new process, as a user does, instead of a fork of this one."""
     config, expected = whole
     run = tmp_path / "run"
@@ -188,7 +190,7 @@ def test_a_process_of_its_own_is_killed(whole: Whole, tmp_path: Path) -> None:
     assert trained(config, run) == expected
 
 
-def test_a_training_that_is_terminated_saves_its_last_update(whole: Whole, tmp_path: Path) -> None:
+def test_sigterm_saves_a_checkpoint_of_the_last_update(whole: Whole, tmp_path: Path) -> None:
     """A batch system sends SIGTERM; the updates since the last checkpoint must not be lost."""
     config = tmp_path / "config.yaml"
     config.write_text(whole[0].read_text().replace("checkpoint_every: 2", "checkpoint_every: 500"))

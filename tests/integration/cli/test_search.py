@@ -46,7 +46,9 @@ def answers(tsallis, trained: Path) -> Answers:
 @pytest.mark.parametrize(
     "options", [("--all", "--budget", 40), ("--exact", "--n-best", 3), ("--n-best", 3), ("--exact",)]
 )
-def test_a_list_has_one_certificate(answers: Answers, tsallis, second: Path, options: tuple[object, ...]) -> None:
+def test_each_output_list_prints_one_certificate(
+    answers: Answers, tsallis, second: Path, options: tuple[object, ...]
+) -> None:
     """The certificate is printed once, for the whole list: "optimal" would be wrong for less probable outputs."""
     shown = [line.split("\t") for line in tsallis("translate", second, *options, stdin=ASKED).stdout.splitlines()]
     expected = [
@@ -57,7 +59,7 @@ def test_a_list_has_one_certificate(answers: Answers, tsallis, second: Path, opt
     assert shown == expected and len(shown) >= len(ASKED.splitlines())
 
 
-def test_draws_repeat_in_any_company_and_change_with_the_seed(
+def test_samples_depend_on_the_seed_but_not_on_the_batch(
     answers: Answers, tsallis, trained: Path, second: Path
 ) -> None:
     def forms(*found: dict[str, Any]) -> list[str]:  # a truncated sample has no text
@@ -78,7 +80,7 @@ def test_draws_repeat_in_any_company_and_change_with_the_seed(
     assert cut == ["1\t\t"] * 2  # one symbol is too short for a form
 
 
-def test_beginnings_of_all_lines_and_of_each(answers: Answers) -> None:
+def test_prefixes_apply_to_all_lines_or_per_line(answers: Answers) -> None:
     for answer in answers("--prefix", "wa", "--n-best", 3):
         assert answer["limits"] == {"prefix": "wa"}
         assert all(h["text"].startswith("wa") for h in answer["hypotheses"])
@@ -89,7 +91,7 @@ def test_beginnings_of_all_lines_and_of_each(answers: Answers) -> None:
     assert all(h["text"].startswith("we") for h in each[0]["hypotheses"])
 
 
-def test_a_run_says_how_its_beam_ends(tsallis, trained: Path, answers: Answers, tmp_path: Path) -> None:
+def test_end_rule_defaults_to_the_run_configuration(tsallis, trained: Path, answers: Answers, tmp_path: Path) -> None:
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     config = (run / "config.yaml").read_text(encoding="utf-8")
     assert "end_rule: every" in config
@@ -101,7 +103,9 @@ def test_a_run_says_how_its_beam_ends(tsallis, trained: Path, answers: Answers, 
     assert answers("--beam-size", 1, run=run) == answers("--beam-size", 1, "--end-rule", "competing")
 
 
-def test_a_run_says_how_long_its_outputs_are(tsallis, trained: Path, answers: Answers, tmp_path: Path) -> None:
+def test_length_settings_default_to_the_run_configuration(
+    tsallis, trained: Path, answers: Answers, tmp_path: Path
+) -> None:
     """Length settings in a run's configuration must act like the options; options override them."""
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     config = (run / "config.yaml").read_text(encoding="utf-8")
@@ -146,7 +150,7 @@ def test_ensembles_translate_score_and_evaluate(
     assert report["unknown_symbols"] > 0 and report["samples"] == 24
 
 
-def test_runs_that_cannot_join(tsallis, trained: Path, inflector: Path) -> None:
+def test_incompatible_ensemble_runs_are_rejected(tsallis, trained: Path, inflector: Path) -> None:
     refused = tsallis("translate", trained, "--with", inflector, stdin=ASKED, status=2).stderr
     assert refused.count("\n") == 1 and "can't be in an ensemble" in refused and "vocabulary" in refused
 
@@ -228,7 +232,9 @@ def test_evaluate_writes_outputs_beside_references(tsallis, trained: Path, small
         ("generate", ("--end-rule", "every"), "--end-rule applies only to --mode beam, got --mode sample"),
     ],
 )
-def test_mistakes(tsallis, trained: Path, command_name: str, options: tuple[object, ...], words: str) -> None:
+def test_invalid_options_give_one_line_errors(
+    tsallis, trained: Path, command_name: str, options: tuple[object, ...], words: str
+) -> None:
     errors = tsallis(command_name, trained, *options, stdin=ASKED, status=2).stderr
     assert errors.count("\n") == 1 and words in errors, errors
 
@@ -242,7 +248,7 @@ def test_mistakes(tsallis, trained: Path, command_name: str, options: tuple[obje
         (("--exact", "--prefix", "zzzz"), "complete"),
     ],
 )
-def test_a_line_without_an_output_has_a_line_that_says_so(
+def test_missing_outputs_are_printed_with_a_certificate(
     tsallis, second: Path, trained: Path, options: tuple[object, ...], certificate: str
 ) -> None:
     run = trained if certificate == "complete" or "--n-best" in options else second
@@ -257,7 +263,7 @@ def test_a_line_without_an_output_has_a_line_that_says_so(
             assert own == [f"{answer['line']}\t\t0\t{certificate}"]
 
 
-def test_symbols_that_a_run_does_not_know_are_counted(tsallis, trained: Path, answers: Answers) -> None:
+def test_unknown_symbols_are_counted(tsallis, trained: Path, answers: Answers) -> None:
     lines = "rebel\tV;PST\nrebel\tV;FOO\ncafé\tV;PST;BAR\n"
     done = tsallis("translate", trained, stdin=lines)
     message = f"3 source symbols are unknown to {trained} and read as <unk>: 'FOO' on line 2, 'BAR' on line 3"
@@ -269,7 +275,7 @@ def test_symbols_that_a_run_does_not_know_are_counted(tsallis, trained: Path, an
     assert "1 source symbol is unknown" in tsallis("translate", trained, stdin="é\tV;PST\n").stderr
 
 
-def test_a_line_without_tags_is_shown_those_of_the_run(tsallis, trained: Path) -> None:
+def test_errors_for_missing_tags_show_an_example(tsallis, trained: Path) -> None:
     for name, lines in (("translate", "rebel\n"), ("suggest", "rebel\tV;PST\nrebel\n")):
         message = tsallis(name, trained, stdin=lines, status=1).stderr
         number = lines.count("\n")
@@ -285,7 +291,7 @@ def test_an_empty_output_has_a_score(tsallis, trained: Path) -> None:
     assert "found an empty target" in tsallis("evaluate", trained, "-", stdin=lines, status=2).stderr
 
 
-def test_a_line_is_answered_before_the_next_is_written(trained: Path) -> None:
+def test_each_line_is_answered_before_the_next_is_read(trained: Path) -> None:
     """A user who types a line waits for its answer, and so does a program that writes to a pipe."""
     (reading, asked), (answered, writing) = os.pipe(), os.pipe()
     translate = command("translate", trained)
@@ -308,7 +314,7 @@ def test_a_line_is_answered_before_the_next_is_written(trained: Path) -> None:
     assert child.ended().status == 0
 
 
-def test_lines_in_pieces_are_the_same_lines() -> None:
+def test_line_reader_joins_partial_writes() -> None:
     text = b"one\n\ntwo three\n" + b"x" * 200_000 + b"\nlast"
     for size in (1, 7, 100_000):
         reading, writing = os.pipe()
@@ -328,7 +334,7 @@ def test_lines_in_pieces_are_the_same_lines() -> None:
         os.waitpid(child, 0)
 
 
-def test_a_line_is_ready_when_its_end_is_there_and_a_long_one_comes_in_parts() -> None:
+def test_line_reader_waits_for_line_ends_and_splits_long_lines() -> None:
     reading, writing = os.pipe()
     reader = LineReader(reading)
     for part in (b"ab", b"cd"):
@@ -343,9 +349,7 @@ def test_a_line_is_ready_when_its_end_is_there_and_a_long_one_comes_in_parts() -
     os.close(reading)
 
 
-def test_of_a_line_without_an_end_no_more_is_read_than_a_line_may_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_line_reader_limits_its_buffer_for_endless_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tsallis.toolkit.data.io.LONGEST", 100_000)
     (tmp_path / "line").write_bytes(b"x" * 1_000_000)
     with (tmp_path / "line").open("rb") as stream:
@@ -354,7 +358,7 @@ def test_of_a_line_without_an_end_no_more_is_read_than_a_line_may_have(
         assert reader.readline(100_001) == b"x" * 100_001
 
 
-def test_versions_and_machines_as_json(tsallis) -> None:
+def test_version_and_info_json_report_versions(tsallis) -> None:
     assert tsallis("--version").stdout == "tsallis 0.1.0\n"
     facts = json.loads(tsallis("info", "--json").stdout)
     assert facts["tsallis"] == "0.1.0" and facts["torch"].startswith("2.") and isinstance(facts["threads"], int)

@@ -75,7 +75,7 @@ def serving(trained: Path, translator: Path, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.process
-def test_every_request_of_the_documentation_is_answered(serving: Serving) -> None:
+def test_documented_requests_succeed(serving: Serving) -> None:
     text = PAGE.read_text(encoding="utf-8")
     lines = [line for block in re.findall(r"```console\n(.*?)```", text, re.S) for line in block.splitlines()]
     commands = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
@@ -91,7 +91,7 @@ def test_every_request_of_the_documentation_is_answered(serving: Serving) -> Non
 
 
 @pytest.mark.process
-def test_the_options_of_the_documentation_are_those_of_the_command() -> None:
+def test_documented_limits_match_the_defaults() -> None:
     from tsallis.toolkit.serve.limits import Limits
 
     table = dict(re.findall(r"^\| `--([\w-]+)`[^|]* \| ([\d,]+)", PAGE.read_text(encoding="utf-8"), re.M))
@@ -102,7 +102,7 @@ def test_the_options_of_the_documentation_are_those_of_the_command() -> None:
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_an_interrupt_ends_it_in_order_and_a_host_that_others_reach_is_warned_of(trained: Path) -> None:
+def test_sigint_stops_the_server_and_public_hosts_warn(trained: Path) -> None:
     serving = Serving(trained, "--host", "0.0.0.0", "--port", 0)
     assert "http://0.0.0.0:" not in serving.line  # browsers can't open that address
     status, _ = serving.ask("/api/health", host=serving.url.removeprefix("http://").removesuffix("/"))
@@ -116,7 +116,7 @@ def test_an_interrupt_ends_it_in_order_and_a_host_that_others_reach_is_warned_of
     connection.close()
 
 
-def test_mistakes_are_one_line(tsallis: Any, trained: Path, tmp_path: Path) -> None:
+def test_invalid_arguments_give_one_line_errors(tsallis: Any, trained: Path, tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -141,7 +141,7 @@ def test_mistakes_are_one_line(tsallis: Any, trained: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.process
-def test_without_its_packages_it_says_what_to_install(trained: Path) -> None:
+def test_missing_packages_give_an_install_hint(trained: Path) -> None:
     code = (
         "import sys; sys.modules['starlette'] = None; sys.modules['starlette.applications'] = None\n"
         f"sys.argv = ['tsallis', 'serve', {str(trained)!r}]\nfrom tsallis.toolkit.cli import main\nmain()"
@@ -150,7 +150,7 @@ def test_without_its_packages_it_says_what_to_install(trained: Path) -> None:
     assert done.returncode == 2 and "pip install 'tsallis[serve]'" in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_an_output_that_is_full_or_that_nobody_reads_ends_it_with_one_line(trained: Path) -> None:
+def test_full_or_closed_stdout_gives_a_one_line_error(trained: Path) -> None:
     def serve_into(handle: int) -> Ended:
         def work() -> None:
             os.dup2(handle, 1)
@@ -170,7 +170,7 @@ def test_an_output_that_is_full_or_that_nobody_reads_ends_it_with_one_line(train
     assert ended == Ended(2, "", message)
 
 
-def test_examples_are_of_the_development_set_where_it_is_there(trained: Path, tmp_path: Path) -> None:
+def test_examples_come_from_the_dev_set_if_it_exists(trained: Path, tmp_path: Path) -> None:
     from tsallis.toolkit.cli.serve import DEV_EXAMPLES, _dev_lines, _is_readable
 
     run = load_run(trained)
@@ -209,9 +209,7 @@ def ask_numbers(tab: Any) -> None:
 
 
 @pytest.mark.process
-def test_what_is_typed_is_answered_with_a_proof_a_tree_steps_and_attention(
-    tab: Any, serving: Serving, translator: Path
-) -> None:
+def test_typed_sources_show_proof_tree_steps_and_attention(tab: Any, serving: Serving, translator: Path) -> None:
     from playwright.sync_api import expect
 
     ask_numbers(tab)
@@ -239,7 +237,7 @@ def test_what_is_typed_is_answered_with_a_proof_a_tree_steps_and_attention(
 
 
 @pytest.mark.process
-def test_an_example_is_asked_by_a_click(tab: Any) -> None:
+def test_clicking_an_example_submits_it(tab: Any) -> None:
     lines = "nodes => nodes.map(n => n.innerText)"
     assert tab.eval_on_selector_all(".example-line", lines)[:2] == ["walk · V;PST", "try · V;3;SG;PRS"]
     tab.click("text=try · V;3;SG;PRS")
@@ -249,7 +247,7 @@ def test_an_example_is_asked_by_a_click(tab: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_all_searches_of_the_page(tab: Any) -> None:
+def test_page_runs_every_search_mode(tab: Any) -> None:
     from playwright.sync_api import expect
 
     ask_numbers(tab)
@@ -290,7 +288,7 @@ def test_an_output_is_completed_with_the_keyboard(tab: Any) -> None:
 
 
 @pytest.mark.process
-def test_mistakes_are_shown_as_text(tab: Any) -> None:
+def test_html_in_error_messages_is_escaped(tab: Any) -> None:
     tab.fill('input[name="column-0"]', "<img src=x onerror=alert(1)>")
     tab.fill('input[name="column-1"]', ";;<b>")
     tab.wait_for_selector(".fault")
@@ -308,7 +306,7 @@ def test_mistakes_are_shown_as_text(tab: Any) -> None:
     ],
     indirect=True,
 )
-def test_the_page_has_no_fault_of_accessibility(tab: Any) -> None:
+def test_page_has_no_accessibility_violations(tab: Any) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     results = [axe.Axe().run(tab)]
     ask_numbers(tab)

@@ -47,7 +47,7 @@ def unread() -> Run:
     return run
 
 
-def test_evaluate_reads_standard_input_by_its_name(tsallis, trained: Path, tmp_path: Path) -> None:
+def test_evaluate_accepts_a_dash_as_standard_input(tsallis, trained: Path, tmp_path: Path) -> None:
     (tmp_path / "known.tsv").write_text(KNOWN)
     of_file = tsallis("evaluate", trained, tmp_path / "known.tsv").stdout.splitlines()
     of_input = tsallis("evaluate", trained, "-", stdin=KNOWN).stdout.splitlines()
@@ -67,7 +67,7 @@ def test_evaluate_reads_standard_input_by_its_name(tsallis, trained: Path, tmp_p
     )
 
 
-def test_every_command_reads_standard_input_by_its_name(tsallis, trained: Path, tmp_path: Path) -> None:
+def test_every_command_accepts_a_dash_as_standard_input(tsallis, trained: Path, tmp_path: Path) -> None:
     for name, text in (("translate", ASKED), ("suggest", ASKED), ("score", KNOWN)):
         assert tsallis(name, trained, "-", stdin=text).stdout == tsallis(name, trained, stdin=text).stdout != ""
     pages = [tmp_path / "named.html", tmp_path / "unnamed.html"]
@@ -79,7 +79,7 @@ def test_every_command_reads_standard_input_by_its_name(tsallis, trained: Path, 
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_files_are_written_where_standard_output_is_closed_or_full(
+def test_files_are_written_despite_closed_or_full_stdout(
     unread: Run, trained: Path, tmp_path: Path, full: bool
 ) -> None:
     out, manifest = tmp_path / "o.jsonl", tmp_path / "m.json"
@@ -92,7 +92,7 @@ def test_files_are_written_where_standard_output_is_closed_or_full(
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_a_training_goes_on_without_its_display(unread: Run, tsallis, tmp_path: Path, full: bool) -> None:
+def test_training_continues_without_its_display(unread: Run, tsallis, tmp_path: Path, full: bool) -> None:
     config = strings(tmp_path / "data")
     done = unread("train", config, "--run-dir", tmp_path / "run", full=full)
     reason = "No space left on device" if full else "closed"
@@ -106,12 +106,12 @@ def test_a_training_goes_on_without_its_display(unread: Run, tsallis, tmp_path: 
     assert all(whole[name] == other[name] for name in whole if name.startswith("checkpoints/step"))
 
 
-def test_results_that_nobody_reads_end_a_command(unread: Run, trained: Path) -> None:
+def test_closed_stdout_ends_a_command_silently(unread: Run, trained: Path) -> None:
     done = unread("translate", trained, stdin=ASKED)
     assert (done.status, done.errors) == (0, "")
 
 
-def test_warnings_that_nobody_reads_end_nothing(trained: Path, tmp_path: Path) -> None:
+def test_closed_stderr_does_not_end_a_command(trained: Path, tmp_path: Path) -> None:
     """Standard error may be the same closed pipe: `tsallis analyze ... 2>&1 | head -1`."""
     (tmp_path / "lines").write_text("wölk\tV;PST\n")
     work = command("analyze", trained, "--text", tmp_path / "lines", "-o", tmp_path / "page.html")
@@ -143,7 +143,7 @@ class Broken:
         pass
 
 
-def test_what_comes_after_an_error_goes_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_optional_output_drops_text_after_a_write_error(capsys: pytest.CaptureFixture[str]) -> None:
     stream = Broken()
     output = OptionalOutput(stream, "we go on")
     assert output.encoding == "utf-8"
@@ -154,7 +154,7 @@ def test_what_comes_after_an_error_goes_nowhere(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == "tsallis: can't write to standard output (closed); we go on\n"
 
 
-def test_a_display_is_given_up_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_display_is_reported_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", Broken())
     with TrainingDisplay(Path("run"), resumed=False, epochs=1) as display:
         display.print_lines(["a", "b", "c"])

@@ -29,7 +29,7 @@ def suggestions(tsallis, run: Path, *lines: str, options: tuple[object, ...] = (
     return [json.loads(line) for line in tsallis("suggest", run, "--json", *options, stdin=text).stdout.splitlines()]
 
 
-def test_what_follows_is_the_next_step_and_adds_up(tsallis, trained: Path) -> None:
+def test_suggestions_extend_the_typed_text_and_sum_to_1(tsallis, trained: Path) -> None:
     start, typed, impossible = suggestions(tsallis, trained, SOURCE, f"{SOURCE}\ta", f"{SOURCE}\t#")
     assert [s["line"] for s in (start, typed, impossible)] == [1, 2, 3]
     assert not impossible["possible"] and impossible["log_prob"] is None and impossible["next"] == []
@@ -46,7 +46,7 @@ def test_what_follows_is_the_next_step_and_adds_up(tsallis, trained: Path) -> No
     assert typed["log_prob"] == pytest.approx(scored["tokens"][0]["log_prob"], abs=1e-5)
 
 
-def test_lines_of_text(tsallis, trained: Path) -> None:
+def test_plain_suggestions_match_json(tsallis, trained: Path) -> None:
     (content,) = suggestions(tsallis, trained, f"{SOURCE}\ta", options=("--n-best", 2))
     lines = tsallis("suggest", trained, "--n-best", 2, stdin=f"{SOURCE}\ta\n{SOURCE}\t#\n").stdout.splitlines()
     fields = [line.split("\t") for line in lines]
@@ -54,7 +54,7 @@ def test_lines_of_text(tsallis, trained: Path) -> None:
     assert fields[-1][2:] == ["0", "impossible"]
 
 
-def test_words_are_completed_from_their_beginnings(tsallis, translator: Path) -> None:
+def test_suggest_completes_partial_words(tsallis, translator: Path) -> None:
     """With subwords, the last typed word may be incomplete, but the words before it are complete."""
     whole, part, space = suggestions(tsallis, translator, "am", "am\tt", "am\tthe ")
     assert whole["mass"] == pytest.approx(1, abs=1e-5)
@@ -63,7 +63,7 @@ def test_words_are_completed_from_their_beginnings(tsallis, translator: Path) ->
     assert all(choice["text"].startswith("the ") for choice in space["next"])
 
 
-def test_python_suggests_what_the_command_does(tsallis, trained: Path) -> None:
+def test_python_suggest_matches_the_command(tsallis, trained: Path) -> None:
     run = open_run(trained)
     typed = ["", "a", "#"]
     command_answers = suggestions(tsallis, trained, *(f"{SOURCE}\t{text}" for text in typed), options=("--n-best", 3))
@@ -79,7 +79,7 @@ def test_python_suggests_what_the_command_does(tsallis, trained: Path) -> None:
     assert run.suggest([]) == []
 
 
-def test_lines_that_hold_nothing_have_no_answer_and_the_others_keep_their_numbers(tsallis, translator: Path) -> None:
+def test_blank_lines_get_no_suggestions_but_are_numbered(tsallis, translator: Path) -> None:
     answers = open_run(translator).suggest(["", "am", " "])
     assert [answer.line for answer in answers] == [1, 2, 3] and not answers[0].next and not answers[2].next
     assert [answer.to_dict() for answer in answers] == suggestions(tsallis, translator, "", "am", " ")
@@ -93,7 +93,7 @@ def test_lines_that_hold_nothing_have_no_answer_and_the_others_keep_their_number
         (([SOURCE],), {"n_best": 0}, "n_best must be a whole number from 1 to 1000, got 0"),
     ],
 )
-def test_python_refuses_what_the_command_does(
+def test_python_suggest_rejects_invalid_arguments(
     trained: Path, arguments: tuple[Any, ...], keywords: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InputError, match=re.escape(words)):
@@ -101,7 +101,7 @@ def test_python_refuses_what_the_command_does(
 
 
 @pytest.mark.process
-def test_a_terminal_is_answered_line_by_line(trained: Path) -> None:
+def test_suggest_answers_a_terminal_line_by_line(trained: Path) -> None:
     master, slave = pty.openpty()
     process = subprocess.Popen(
         command("suggest", trained), stdin=slave, stdout=slave, stderr=slave, env=environment(), start_new_session=True

@@ -46,7 +46,7 @@ def test_a_sweep_trains_compares_and_resumes(tmp_path: Path, tsallis: Run) -> No
 
 
 @pytest.mark.slow
-def test_a_failed_run_is_named_and_the_others_remain(tmp_path: Path, tsallis: Run) -> None:
+def test_failed_runs_are_reported_and_other_runs_finish(tmp_path: Path, tsallis: Run) -> None:
     config, folder = strings(tmp_path / "data"), tmp_path / "out"
     settings = "data.train=[train.tsv,missing.tsv]", "training.epochs=1"
     done = tsallis("sweep", config, *settings, "--run-dir", folder, "--device", "cpu", status=1)
@@ -56,7 +56,7 @@ def test_a_failed_run_is_named_and_the_others_remain(tmp_path: Path, tsallis: Ru
 
 
 @pytest.mark.slow
-def test_sigterm_ends_the_runs_and_the_same_command_goes_on(tmp_path: Path, tsallis: Run) -> None:
+def test_sigterm_stops_the_sweep_and_its_runs(tmp_path: Path, tsallis: Run) -> None:
     config, folder = strings(tmp_path / "data"), tmp_path / "out"
     settings = "model.dropout=[0.0]", "training.epochs=10000"
     process = subprocess.Popen(
@@ -83,7 +83,7 @@ def test_sigterm_ends_the_runs_and_the_same_command_goes_on(tmp_path: Path, tsal
         (["run_dir=[a,b]"], "run_dir can't have several values"),
     ],
 )
-def test_wrong_settings_end_the_command_before_the_first_run(
+def test_invalid_settings_are_rejected_before_the_first_run(
     tmp_path: Path, tsallis: Run, settings: list[str], message: str
 ) -> None:
     folder = tmp_path / "out"
@@ -92,7 +92,7 @@ def test_wrong_settings_end_the_command_before_the_first_run(
     assert not folder.exists()
 
 
-def test_random_combinations_are_distinct_and_repeat_with_their_seed() -> None:
+def test_random_combinations_are_distinct_and_seeded() -> None:
     swept = {"a": list(range(10)), "b": list(range(10)), "c": ["x"]}
     drawn = combinations(swept, 20, 1)
     assert len({run_name(values) for values in drawn}) == 20 and drawn == combinations(swept, 20, 1)
@@ -101,7 +101,7 @@ def test_random_combinations_are_distinct_and_repeat_with_their_seed() -> None:
     assert len({run_name(values) for values in combinations(swept, None, 1)}) == 100
 
 
-def test_a_list_in_a_list_is_one_value() -> None:
+def test_nested_lists_are_single_values() -> None:
     assert split_settings(["training.betas=[[0.9, 0.98], [0.9, 0.999]]"])[1] == {
         "training.betas": [[0.9, 0.98], [0.9, 0.999]]
     }
@@ -109,7 +109,7 @@ def test_a_list_in_a_list_is_one_value() -> None:
         split_settings(["a=[1"])
 
 
-def test_every_combination_has_a_folder_of_its_own() -> None:
+def test_every_combination_gets_a_distinct_folder_name() -> None:
     long = [{"training.init_from": "x" * 250}, {"training.init_from": f"{'x' * 250}y"}]
     for values in ([{"data.comment": c} for c in "#%;"], [{"a": "b/c"}, {"a": "b_c"}], long):
         runs = name_runs(values)

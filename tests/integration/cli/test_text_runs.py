@@ -79,7 +79,7 @@ def assert_same_but_for_rounding(ours: str, theirs: str) -> None:
     ],
     ids=lambda value: " ".join(f"{name}={value[name]}" for name in value),
 )
-def test_python_gives_what_the_command_prints(
+def test_python_translate_matches_the_command(
     tsallis, trained: Path, verbs: TextRun, capsys, options: dict[str, Any], details: dict[str, Any]
 ) -> None:
     stdin = "".join(f"{line}\n" for line in VERBS)
@@ -93,9 +93,7 @@ def test_python_gives_what_the_command_prints(
         assert [answer.text for answer in verbs.translate(VERBS, SearchOptions(**plain))] == text.splitlines()
 
 
-def test_translations_are_those_of_the_command_over_several_blocks(
-    tsallis, translator: Path, numbers: TextRun, capsys
-) -> None:
+def test_translations_in_several_blocks_match_the_command(tsallis, translator: Path, numbers: TextRun, capsys) -> None:
     lines = NUMBERS * 14  # 70 lines in blocks of 64; 28 lines are blank
     stdin = "".join(f"{line}\n" for line in lines)
     short = SearchOptions(max_length=6)
@@ -113,7 +111,7 @@ def test_translations_are_those_of_the_command_over_several_blocks(
     )
 
 
-def test_prefixes_are_a_column(tsallis, trained: Path, verbs: TextRun, capsys) -> None:
+def test_python_prefixes_match_the_prefix_column(tsallis, trained: Path, verbs: TextRun, capsys) -> None:
     prefixes = ["wa", "", "re", "r"]
     stdin = "".join(f"{line}\t{prefix}\n" for line, prefix in zip(VERBS, prefixes, strict=True))
     done = tsallis("translate", trained, "--prefix-column", "--json", stdin=stdin)
@@ -123,7 +121,7 @@ def test_prefixes_are_a_column(tsallis, trained: Path, verbs: TextRun, capsys) -
         verbs.translate(VERBS[:2], prefixes=["wa", "1"])
 
 
-def test_scores_are_those_of_the_command(tsallis, trained: Path, translator: Path, verbs, numbers, capsys) -> None:
+def test_python_scores_match_the_command(tsallis, trained: Path, translator: Path, verbs, numbers, capsys) -> None:
     forms = ["walked", "baking", "1", ""]
     lines = [
         "\t".join((line.split("\t")[0], form, line.split("\t")[1])) for line, form in zip(VERBS, forms, strict=True)
@@ -149,7 +147,7 @@ def test_scores_are_those_of_the_command(tsallis, trained: Path, translator: Pat
         {"mode": "sample", "num_samples": 4, "temperature": 0.6},
     ],
 )
-def test_symbols_have_log_probabilities_that_sum_up(tsallis, trained: Path, options: dict[str, Any]) -> None:
+def test_token_log_probs_sum_to_the_output_log_prob(tsallis, trained: Path, options: dict[str, Any]) -> None:
     done = tsallis(
         "translate", trained, *flags(**options), "--json", "--tokens", stdin="".join(f"{line}\n" for line in VERBS)
     )
@@ -165,7 +163,7 @@ def test_symbols_have_log_probabilities_that_sum_up(tsallis, trained: Path, opti
 
 
 @pytest.mark.parametrize("kind", ["verbs", "numbers", "softmax"])
-def test_alignments_are_the_weights_that_look_prints(tsallis, request: pytest.FixtureRequest, kind: str) -> None:
+def test_alignments_match_the_weights_of_look(tsallis, request: pytest.FixtureRequest, kind: str) -> None:
     """Alignments link each symbol to the source by its largest weight or by all weights above zero."""
     run, lines = (request.getfixturevalue(kind), VERBS if kind == "verbs" else NUMBERS)
     stdin = "".join(f"{line}\n" for line in lines)
@@ -203,7 +201,7 @@ def test_alignments_are_the_weights_that_look_prints(tsallis, request: pytest.Fi
     assert kind != "softmax" or count == 2 * sum(bool(line.strip()) for line in lines)
 
 
-def test_lists_have_an_alignment_in_the_last_column(tsallis, trained: Path) -> None:
+def test_alignments_are_printed_in_the_last_column(tsallis, trained: Path) -> None:
     for options, columns in ((("--n-best", 2), 5), (("--mode", "sample", "--num-samples", 2), 4), (("--min-risk",), 2)):
         done = tsallis("translate", trained, *options, "--alignment", "largest", stdin="walk\tV;PST\n")
         assert all(line.count("\t") == columns - 1 and "-0" in line for line in done.stdout.splitlines())
@@ -220,7 +218,7 @@ def test_lists_have_an_alignment_in_the_last_column(tsallis, trained: Path) -> N
         ({}, {"alignment": "all"}, "alignment must be 'largest' or 'support', got 'all'"),
     ],
 )
-def test_python_refuses_by_its_own_names(
+def test_python_errors_use_python_argument_names(
     verbs: TextRun, options: dict[str, Any], details: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InputError) as error:
@@ -228,7 +226,7 @@ def test_python_refuses_by_its_own_names(
     assert words in str(error.value) and "--" not in str(error.value)
 
 
-def test_keywords_are_no_options(verbs: TextRun) -> None:
+def test_search_options_as_keywords_raise(verbs: TextRun) -> None:
     with pytest.raises(TypeError, match="n_best"):
         verbs.translate(VERBS, n_best=2)
 
@@ -243,12 +241,12 @@ def test_keywords_are_no_options(verbs: TextRun) -> None:
         (["walk\tV;PST", "bake"], "lines:2: expected source<TAB>features"),
     ],
 )
-def test_what_are_no_lines_is_refused(verbs: TextRun, lines: Any, words: str) -> None:
+def test_invalid_lines_are_rejected(verbs: TextRun, lines: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         verbs.translate(lines)
 
 
-def test_known_outputs_are_one_a_line(verbs: TextRun) -> None:
+def test_score_requires_one_target_per_source(verbs: TextRun) -> None:
     assert verbs.translate([]) == [] == verbs.score([], [])
     for targets, words in (
         (["walked"], "targets must have one target per source, got 1 targets for 4 sources"),
@@ -260,7 +258,7 @@ def test_known_outputs_are_one_a_line(verbs: TextRun) -> None:
         verbs.score(["walk\tV;PST", "walk"], ["walked", "walked"])
 
 
-def test_alignments_do_not_depend_on_the_mode_of_the_model(trained: Path) -> None:
+def test_alignments_do_not_depend_on_training_mode(trained: Path) -> None:
     run = open_run(trained)
     before = [answer.best.alignment for answer in run.translate(VERBS, alignment="support") if answer.best]
     torch.nn.Module.train(run.run.model)
@@ -272,6 +270,6 @@ def test_alignments_do_not_depend_on_the_mode_of_the_model(trained: Path) -> Non
 
 
 @pytest.mark.parametrize("others", ["runs/x", Path("runs/x")])
-def test_other_runs_are_a_list(trained: Path, others: Any) -> None:
+def test_a_single_path_for_others_is_rejected(trained: Path, others: Any) -> None:
     with pytest.raises(InputError, match=r"others must be a list of run folders, got a single one: .*runs/x"):
         open_run(trained, others=others)

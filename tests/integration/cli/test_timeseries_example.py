@@ -72,7 +72,7 @@ def test_continuous_attention_finds_the_end_of_the_stay(challenge: Path, tmp_pat
     assert [signal["channel"] for signal in json.loads(data[1])["signals"]] == ["HR", "HR", "Temp", "Temp"]
 
 
-def test_areas_of_known_scores(example: ModuleType) -> None:
+def test_auroc_and_auprc_match_known_values(example: ModuleType) -> None:
     labels = torch.tensor([0.0, 0.0, 1.0, 1.0])
     scores = torch.tensor([0.1, 0.4, 0.35, 0.8])
     assert example.auroc(scores, labels) == 0.75 and example.auprc(scores, labels) == pytest.approx(5 / 6)

@@ -19,7 +19,7 @@ from tsallis.toolkit.tasks.registry import load_config
 from tsallis.toolkit.training.run_folder import start_run
 
 
-def test_a_run_that_starts_from_another_one(tsallis: Run, inflector: Path, tmp_path: Path) -> None:
+def test_initialized_runs_resume_without_their_source(tsallis: Run, inflector: Path, tmp_path: Path) -> None:
     """A run that was initialized from another run must not need it after the start, even when it is resumed."""
     source, config = tmp_path / "source", strings(tmp_path / "data", lines=40)
     shutil.copytree(inflector, source)
@@ -48,7 +48,9 @@ def test_a_run_that_starts_from_another_one(tsallis: Run, inflector: Path, tmp_p
     assert tsallis("translate", tmp_path / "killed", stdin="walk\tV;PST\n").stdout.count("\n") == 1
 
 
-def test_a_source_that_does_not_fit_is_refused(tsallis: Run, inflector: Path, translator: Path, tmp_path: Path) -> None:
+def test_invalid_training_settings_are_rejected(
+    tsallis: Run, inflector: Path, translator: Path, tmp_path: Path
+) -> None:
     config = strings(tmp_path / "data")
     for overrides, words in (
         ([f"training.init_from={tmp_path}"], "training.init_from: .*: not a run folder"),
@@ -68,7 +70,7 @@ def test_a_source_that_does_not_fit_is_refused(tsallis: Run, inflector: Path, tr
         assert not (tmp_path / "run").exists()
 
 
-def test_a_run_is_made_longer(tsallis: Run, tmp_path: Path) -> None:
+def test_extended_runs_equal_runs_of_the_final_length(tsallis: Run, tmp_path: Path) -> None:
     """An extended run must equal a run with the final length; settings that change its updates are rejected."""
     config, run, long = strings(tmp_path / "data"), tmp_path / "run", tmp_path / "long"
     more = ["training.epochs=4", "training.checkpoint_every=3", "training.keep=1", "search.beam_size=2"]
@@ -122,7 +124,7 @@ def test_a_dry_run_writes_nothing(tsallis: Run, tmp_path: Path) -> None:
     )
 
 
-def test_an_override_may_leave_a_setting_of_the_file_without_effect(tmp_path: Path) -> None:
+def test_overrides_may_make_file_settings_ineffective(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("version: 1\ndata: {embedded: english-verbs}\ntraining: {schedule: plateau, plateau_patience: 5}\n")
     for overrides in ([], ["training.schedule=constant"], ["training={schedule: constant}"]):

@@ -54,7 +54,7 @@ def known(trained: Path) -> Path:
     return path
 
 
-def test_the_run_folder(trained: Path) -> None:
+def test_run_folder_contains_logs_and_checkpoints(trained: Path) -> None:
     names = {p.name for p in trained.iterdir()}
     assert {"config.yaml", "model.json", "task.json", "src.model", "tgt.model", "log.jsonl", "timing.jsonl"} <= names
     _, *events = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
@@ -64,7 +64,7 @@ def test_the_run_folder(trained: Path) -> None:
     assert saved == ["step-00000016", "step-00000020"]
 
 
-def test_evaluation(tsallis, trained: Path, known: Path) -> None:
+def test_evaluate_reports_all_metrics(tsallis, trained: Path, known: Path) -> None:
     report = json.loads(tsallis("evaluate", trained, known, "--json").stdout)
     assert {*report} == {*REPORT.split()}
     assert report["samples"] == 5 and report["on"] == str(known) and report["run"] == str(trained)
@@ -83,7 +83,7 @@ def test_two_runs_are_compared(tsallis, trained: Path, known: Path) -> None:
     assert "second - first" in tsallis("evaluate", trained, trained, known).stdout
 
 
-def test_averages(tsallis, trained: Path) -> None:
+def test_average_writes_a_usable_checkpoint(tsallis, trained: Path) -> None:
     assert "step-00000016, step-00000020" in tsallis("average", trained).stdout
     used = tsallis("translate", trained, "--checkpoint", "average", stdin=f"{DEV[0][0]}\n")
     assert used.stdout.count("\n") == 1

@@ -46,12 +46,12 @@ def gold(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_answers_are_those_of_one_process(launch: Launch, lines: Path, gold: Path) -> None:
+def test_answers_match_one_process(launch: Launch, lines: Path, gold: Path) -> None:
     for arguments in (("translate", RUN, lines, "--n-best", 2), ("score", RUN, gold, "--tokens")):
         assert launch("-m", "tsallis", *arguments, "--device", "cpu").stdout == alone(*arguments, "--device", "cpu")
 
 
-def test_scores_are_those_of_one_process(launch: Launch, gold: Path) -> None:
+def test_evaluation_matches_one_process(launch: Launch, gold: Path) -> None:
     arguments = ("evaluate", RUN, gold, "--json", "--device", "cpu")
     shared, single = (json.loads(text) for text in (launch("-m", "tsallis", *arguments).stdout, alone(*arguments)))
     for report in (shared, single):
@@ -59,7 +59,7 @@ def test_scores_are_those_of_one_process(launch: Launch, gold: Path) -> None:
     assert shared == single
 
 
-def test_bad_lines(launch: Launch, lines: Path) -> None:
+def test_invalid_lines_are_skipped_or_stop_all_processes(launch: Launch, lines: Path) -> None:
     whole = lines.read_text()
     lines.write_text(whole.replace("jump\tV;PST\n", "jump\n", 1) + "open\n")
     skipped = ("translate", RUN, lines, "--on-error", "skip", "--device", "cpu")
@@ -72,12 +72,12 @@ def test_bad_lines(launch: Launch, lines: Path) -> None:
     assert f"{lines}:3: expected" in line
 
 
-def test_standard_input_is_no_file(launch: Launch) -> None:
+def test_standard_input_is_rejected(launch: Launch) -> None:
     (line,) = ours(launch("-m", "tsallis", "translate", RUN, "--device", "cpu", status=1))
     assert "several processes can't read standard input" in line
 
 
-def test_a_process_that_dies_ends_the_others(tmp_path: Path) -> None:
+def test_killed_process_ends_the_other_processes(tmp_path: Path) -> None:
     path = tmp_path / "many"
     path.write_text("".join(f"{line}\n" for line in LINES * 200))
     options = ("--nproc-per-node", "2", "--standalone", "--local-addr", "127.0.0.1", "-m", "tsallis")
@@ -101,7 +101,7 @@ def test_a_process_that_dies_ends_the_others(tmp_path: Path) -> None:
     assert answered[:5] == alone("translate", RUN, path, "--device", "cpu").splitlines()[:5]
 
 
-def test_the_command_for_several_machines(tmp_path: Path, lines: Path) -> None:
+def test_documented_multi_machine_command_runs(tmp_path: Path, lines: Path) -> None:
     """Two launchers on this machine run the command of the page with one process each."""
     text = (Path(__file__).parents[3] / "docs" / "how-to" / "cluster.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"```bash\ntorchrun (.*?) > answers.txt\n```", text, re.S)

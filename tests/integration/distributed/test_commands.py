@@ -27,7 +27,7 @@ training: {batch_size: 8, updates: 3, strategy: fsdp}
 """
 
 
-def test_training_with_images(launch: Launch, tmp_path: Path) -> None:
+def test_training_finds_images_on_every_process(launch: Launch, tmp_path: Path) -> None:
     """Images are not parameters: every process, and the copy that is validated, must find them."""
     np.save(tmp_path / "images.npy", np.zeros((20, 8, 8, 3), np.uint8))
     rows = [f"{i}\tis it {word}?\t{word}\n" for i in range(20) for word in ("red", "blue")]
@@ -46,7 +46,7 @@ def test_training_with_images(launch: Launch, tmp_path: Path) -> None:
         ("training.max_tokens=2", "at most 2 symbols (max_tokens)"),
     ],
 )
-def test_a_mistake_is_one_line(launch: Launch, tmp_path: Path, change: str, words: str) -> None:
+def test_invalid_settings_give_a_one_line_error(launch: Launch, tmp_path: Path, change: str, words: str) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG)
     done = launch("-m", "tsallis", "train", config, change, "--run-dir", tmp_path / "run", "--device", "cpu", status=1)
@@ -55,7 +55,7 @@ def test_a_mistake_is_one_line(launch: Launch, tmp_path: Path, change: str, word
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 
-def test_a_mistake_of_the_first_process_alone_is_one_line(launch: Launch, tmp_path: Path) -> None:
+def test_first_process_errors_give_a_one_line_error(launch: Launch, tmp_path: Path) -> None:
     """Only the first process writes, so it must report its error to all processes; otherwise they wait forever."""
     config, run = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(CONFIG)

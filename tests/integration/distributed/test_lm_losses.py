@@ -18,7 +18,7 @@ from tsallis.huggingface import lm_loss
 pytestmark = pytest.mark.slow
 
 
-def test_two_processes_compute_the_gradient_of_one(launch: Launch, tmp_path: Path) -> None:
+def test_two_process_gradients_match_one_process(launch: Launch, tmp_path: Path) -> None:
     expected = {}
     for kind in KINDS:
         model = build_model(kind)

@@ -21,7 +21,7 @@ LINES = [f"{verb}\tV;PST" for verb in ("walk", "play", "jump", "open", "visit")]
 
 
 @pytest.mark.slow
-def test_two_workers_answer_as_one_process(tmp_path: Path) -> None:
+def test_two_ray_workers_match_one_process(tmp_path: Path) -> None:
     pytest.importorskip("ray.data", exc_type=ImportError)
     text = (TESTS.parent / "docs" / "how-to" / "cluster.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", text, re.S)

@@ -95,7 +95,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()][1:]
 
 
-def test_a_killed_run_goes_on_to_the_bit(folders: Path) -> None:
+def test_killed_runs_resume_bit_identically(folders: Path) -> None:
     whole, killed = folders / "whole", folders / "killed"
     index = checkpoints(whole).index()
     assert index.finished and index == checkpoints(killed).index()
@@ -128,7 +128,7 @@ def test_a_signal_to_one_process_ends_all_with_a_checkpoint(folders: Path) -> No
 
 
 @pytest.mark.parametrize(("name", "lost"), [("first", 1), ("second", 0)])
-def test_the_process_that_is_left_says_so(folders: Path, name: str, lost: int) -> None:
+def test_surviving_process_reports_the_killed_one(folders: Path, name: str, lost: int) -> None:
     """A process must report that the other one was killed, unless torchrun ends it first and reports the kill."""
     text = (folders / f"{name}.err").read_text()
     message = f"tsallis (process {1 - lost}): another process has ended; run the same command again"
@@ -139,7 +139,7 @@ def test_the_process_that_is_left_says_so(folders: Path, name: str, lost: int) -
 
 
 @pytest.mark.parametrize("name", ["one to ddp", "one to fsdp", "fsdp to one", "fsdp"])
-def test_runs_change_hands(folders: Path, name: str) -> None:
+def test_runs_resume_with_other_process_counts(folders: Path, name: str) -> None:
     """One process and two processes group batches into updates differently, but share the format of checkpoints."""
     result = folders / name
     index = checkpoints(result).index()
@@ -153,7 +153,7 @@ def test_runs_change_hands(folders: Path, name: str) -> None:
     assert all(value.isfinite().all() for value in last(result).values())
 
 
-def test_two_strategies_go_on_alike(folders: Path) -> None:
+def test_resumed_ddp_and_fsdp_runs_match(folders: Path) -> None:
     one, other = last(folders / "one to ddp"), last(folders / "one to fsdp")
     for name, value in one.items():
         torch.testing.assert_close(other[name], value, atol=1e-8, rtol=1e-7, msg=name)
@@ -184,7 +184,7 @@ def hindered(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return base, [line for line in done.stderr.splitlines() if line.startswith("tsallis (")]
 
 
-def test_a_process_that_does_not_see_the_folder(hindered: tuple[Path, list[str]]) -> None:
+def test_run_folder_missing_on_one_process_stops_training(hindered: tuple[Path, list[str]]) -> None:
     """Training must stop with an error at a fresh start and when resuming, and must not create the folder."""
     base, said = hindered
     for line, name in ((said[0], "fresh"), (said[2], "run")):
@@ -194,7 +194,7 @@ def test_a_process_that_does_not_see_the_folder(hindered: tuple[Path, list[str]]
     assert not (base / "fresh" / "log.jsonl").exists()
 
 
-def test_a_full_disk_is_said_once_and_loses_nothing(hindered: tuple[Path, list[str]]) -> None:
+def test_full_disk_is_reported_once_and_loses_nothing(hindered: tuple[Path, list[str]]) -> None:
     base, said = hindered
     assert said[1].endswith(
         "can't be written: No space left on device; fix this, then run the same command again to resume"

@@ -57,7 +57,7 @@ def assert_same(result: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_do_what_one_does(
+def test_two_processes_match_one_process(
     alone: dict[str, Any], two_processes: dict[str, Any], kind: str, strategy: str
 ) -> None:
     """Parameters, losses, optimizer and metrics must agree; states of one process load on two, and vice versa."""

@@ -34,27 +34,27 @@ def test_every_task_has_samples() -> None:
     assert (*registry.TASKS,) == TASKS
 
 
-def test_some_cases(tmp_path: Path) -> None:
+def test_a_few_fuzz_cases_pass(tmp_path: Path) -> None:
     """A failing case is printed as TARGET:SEED; `python -m integration.fuzz.runner TARGET:SEED` repeats it."""
     done = fuzz(40, "--folder", tmp_path / "samples")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
-def test_many_cases() -> None:
+def test_many_fuzz_cases_pass() -> None:
     done = fuzz(2000)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
-def test_files_of_earlier_searches_end_well() -> None:
+def test_stored_files_of_guided_searches_pass() -> None:
     done = fuzz(module="guided")
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout.split()[0]) > 5 * len(READERS)
 
 
 @pytest.mark.slow
-def test_a_search_by_lines_of_code(tmp_path: Path) -> None:
+def test_coverage_guided_search_finds_no_fault(tmp_path: Path) -> None:
     if find_spec("atheris") is None:
         pytest.skip("needs atheris: it has wheels for Linux on x86-64 and Python 3.11 to 3.13")
     done = fuzz("--seconds", 60, "--faults", tmp_path / "faults", module="guided")
@@ -64,7 +64,7 @@ def test_a_search_by_lines_of_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "fault", ["raise KeyError(1)", "print(chr(155))", "sys.exit(3)", "print('Traceback', file=sys.stderr)"]
 )
-def test_a_search_notices_a_fault(fault: str, tmp_path: Path) -> None:
+def test_guided_search_raises_for_faults(fault: str, tmp_path: Path) -> None:
     def read(path: Path) -> None:
         exec(fault)
 
@@ -72,7 +72,7 @@ def test_a_search_notices_a_fault(fault: str, tmp_path: Path) -> None:
         read_once(Reader("a", read), b"", tmp_path)
 
 
-def test_cases_are_always_the_same_and_miss_no_target() -> None:
+def test_chosen_cases_are_deterministic_and_cover_all_targets() -> None:
     cases = choose(5000)
     assert cases == choose(5000) and abs(len(cases) - 5000) < len(TARGETS)
     assert {name for name, _ in cases} == set(TARGETS) and len(set(cases)) == len(cases)
@@ -95,7 +95,7 @@ def test_cases_are_always_the_same_and_miss_no_target() -> None:
         (0, "", "Traceback (most recent call last):\n", "a traceback"),
     ],
 )
-def test_what_counts_as_a_fault(status: int, stdout: str, stderr: str, fault: str) -> None:
+def test_judge_reports_faults(status: int, stdout: str, stderr: str, fault: str) -> None:
     result = judge(status, stdout, stderr)
     assert fault in result and bool(result) == bool(fault)
 
@@ -113,7 +113,7 @@ FAULTS = {
 
 
 @pytest.mark.slow
-def test_faults_are_noticed_and_put_down_to_their_case() -> None:
+def test_runner_reports_faults_of_the_right_case() -> None:
     """One of five cases fails; only this case must be reported, even if it ends the process."""
     code = f"""
 import os, sys, time

@@ -11,7 +11,7 @@ from tsallis.analysis import draw_density, signal_densities
 from tsallis.continuous import BetaGaussian, Gaussian, Mixture, TruncatedParabola, TruncatedParaboloid
 
 
-def test_a_parabola_by_hand() -> None:
+def test_drawn_parabola_matches_closed_form() -> None:
     density = TruncatedParabola(torch.tensor([0.25, 0.9]), torch.tensor([0.01, 0.01]))  # its half width is sqrt(5 var)
     half = math.sqrt(0.05)
     drawn = draw_density(density, 0)
@@ -24,7 +24,7 @@ def test_a_parabola_by_hand() -> None:
     assert draw_density(density, 1).size == pytest.approx(1 - (0.9 - half), abs=1e-6)
 
 
-def test_a_paraboloid_by_hand() -> None:
+def test_drawn_paraboloid_matches_closed_form() -> None:
     variance = 0.01  # the half axes are sqrt(6 var)
     drawn = draw_density(TruncatedParaboloid(torch.tensor([0.5, 0.4]), variance * torch.eye(2)))
     assert drawn.size == pytest.approx(math.pi * 6 * variance, abs=2e-3) and drawn.bounded and len(drawn.outlines) == 1
@@ -33,14 +33,14 @@ def test_a_paraboloid_by_hand() -> None:
     assert drawn.deviation == pytest.approx((0.1, 0.1))
 
 
-def test_a_gaussian_has_no_end() -> None:
+def test_gaussian_support_is_unbounded() -> None:
     line = draw_density(Gaussian(torch.tensor(0.5), torch.tensor(0.01)))
     assert (line.support, line.size, line.bounded) == ((), 1.0, False)
     plane = draw_density(Gaussian(torch.tensor([0.5, 0.5]), 0.01 * torch.eye(2), dims=2))
     assert (plane.size, plane.bounded, len(plane.outlines)) == (1.0, False, 2)
 
 
-def test_the_support_of_a_mixture_is_a_union() -> None:
+def test_mixture_support_is_union_of_parts() -> None:
     parts = TruncatedParabola(torch.tensor([0.2, 0.8]), torch.tensor([0.001, 0.001]))
     drawn = draw_density(Mixture(torch.tensor([0.5, 0.5]), parts))
     assert len(drawn.support) == 2 and drawn.size == pytest.approx(4 * math.sqrt(0.005), abs=1e-5)
@@ -49,7 +49,7 @@ def test_the_support_of_a_mixture_is_a_union() -> None:
     assert drawn.support == (pytest.approx((0.4 - math.sqrt(0.005), 0.5 + math.sqrt(0.005)), abs=1e-6),)
 
 
-def test_one_density_of_a_batch() -> None:
+def test_draw_density_selects_one_of_a_batch() -> None:
     batch = TruncatedParabola(torch.tensor([[0.2, 0.5], [0.7, 0.8]]), torch.tensor(1e-3))
     heads = TruncatedParabola(torch.tensor([0.2, 0.5]).view(2, 1, 1), torch.tensor(1e-3))
     alphas = BetaGaussian(torch.tensor([0.2, 0.5]), torch.tensor(1e-3), alpha=torch.tensor([1.0, 2.0]))
@@ -63,7 +63,7 @@ def test_one_density_of_a_batch() -> None:
             draw_density(batch, index)
 
 
-def test_densities_over_time() -> None:
+def test_signal_densities_are_per_channel_and_head() -> None:
     density = TruncatedParabola(torch.rand(1, 3, 2), 0.01 + 0.01 * torch.rand(1, 3, 2))
     densities = signal_densities(density, ["pulse", "temperature"])
     assert [(one.channel, one.head) for one in densities][:4] == [

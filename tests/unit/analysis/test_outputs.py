@@ -36,7 +36,7 @@ OUTPUTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0, 3.0])
-def test_the_threshold_is_the_one_that_makes_the_probabilities(alpha: float) -> None:
+def test_threshold_reproduces_probabilities(alpha: float) -> None:
     layer = OutputLayer(4, 9, "entmax", alpha, forbidden=(0,)).double()
     scores = layer(4 * torch.randn(20, 4, dtype=torch.float64))
     steps = output_steps(layer, scores)
@@ -49,7 +49,7 @@ def test_the_threshold_is_the_one_that_makes_the_probabilities(alpha: float) -> 
     torch.testing.assert_close(steps.norm, scores[:, 1:].norm(dim=-1))  # the forbidden symbol has no score
 
 
-def test_softmax_has_no_threshold_and_alpha_relu_its_own() -> None:
+def test_softmax_has_no_threshold_and_alpha_relu_has_tau() -> None:
     scores = torch.randn(3, 5)
     assert output_steps(OutputLayer(2, 5, "softmax"), scores).threshold is None
     steps = output_steps(OutputLayer(2, 5, "alpha_relu", 1.5, tau=0.1), scores)
@@ -59,7 +59,7 @@ def test_softmax_has_no_threshold_and_alpha_relu_its_own() -> None:
 
 @pytest.mark.parametrize("make", [transformer, lstm])
 @pytest.mark.parametrize("arguments", OUTPUTS)
-def test_output_statistics_beside_single_steps(make: Any, arguments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_statistics_match_single_steps(make: Any, arguments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = sharp(make, **arguments), corpus(9)
     monkeypatch.setattr("tsallis.analysis.outputs.AT_ONCE", 20)  # two or three steps at once
     statistics = output_statistics(model, data.batches(4))
@@ -94,7 +94,7 @@ def test_sums_of_normalised_outputs_lie_in_one_bin() -> None:
     assert len(histogram.counts) == 1 and histogram.edges[0] < 1 < histogram.edges[1]
 
 
-def test_without_steps_there_are_no_statistics() -> None:
+def test_statistics_without_batches_raise() -> None:
     with pytest.raises(InputError, match="can't describe outputs"):
         output_statistics(transformer(), [])
     with pytest.raises(InputError, match="can't compute a loss"):
@@ -105,7 +105,7 @@ def test_without_steps_there_are_no_statistics() -> None:
 
 
 @pytest.mark.parametrize("make", [transformer, lstm])
-def test_forced_supports_beside_single_steps(make: Any) -> None:
+def test_teacher_forced_supports_match_single_steps(make: Any) -> None:
     model, data = sharp(make), corpus(6)
     rows = dict(teacher_forced_supports(model, data.batches(4), TGT))
     assert sorted(rows) == list(range(6))
@@ -123,7 +123,7 @@ def test_forced_supports_beside_single_steps(make: Any) -> None:
             assert [p for _, p in step.words] == sorted((p for _, p in step.words), reverse=True)
 
 
-def test_a_step_lists_as_many_words_as_wanted() -> None:
+def test_words_argument_limits_listed_words() -> None:
     model = sharp(transformer, output="softmax")
     for _, steps in teacher_forced_supports(model, corpus(2).batches(2), TGT, words=2):
         assert all(len(step.words) == 2 and step.support == len(TGT) - 3 for step in steps)
@@ -138,7 +138,7 @@ def search(model: Any, src: Tensor, **options: Any) -> Result:
 
 
 @pytest.mark.parametrize("make", [transformer, lstm])
-def test_paths_of_the_tree_are_the_hypotheses(make: Any) -> None:
+def test_tree_paths_match_hypotheses(make: Any) -> None:
     model, src = sharp(make, output_alpha=1.1), torch.tensor([[4, 6, 5]])
     result = search(model, src, n_best=20, max_length=4)
     assert len({h.tokens[:2] for h in result.hypotheses if len(h.tokens) > 1}) > 2  # prefixes with continuations
@@ -173,7 +173,7 @@ def test_in_a_complete_tree_every_step_sums_to_one() -> None:
         assert sum(edge.prob for edge in tree.children(node)) == pytest.approx(1, abs=1e-9)
 
 
-def test_a_beam_has_a_tree_with_its_bound() -> None:
+def test_beam_search_tree_keeps_the_search_bound() -> None:
     model, src = sharp(transformer, output="softmax"), torch.tensor([[4, 6, 5]])
     (result,) = beam_search(model, src, torch.tensor([3]), beam_size=3, n_best=3, max_length=5)
     tree = beam_tree(model, src[0], result, TGT)
@@ -201,14 +201,14 @@ def test_a_tree_has_the_certificate_of_its_search() -> None:
     assert tree.certificate == "complete" and tree.mass == pytest.approx(1, abs=1e-6)
 
 
-def test_hypotheses_of_another_model_are_refused() -> None:
+def test_impossible_hypotheses_raise() -> None:
     model = trie(GRAMMAR)
     result = Result((Hypothesis((5,), -1.0, (1, 1), (1, 1)),), Certificate("complete", -math.inf))
     with pytest.raises(ValueError, match="the hypothesis is impossible for this model: '▁y' has"):
         beam_tree(model, torch.tensor([[4]]), result, TGT)
 
 
-def test_a_search_that_found_nothing_has_a_tree_without_edges() -> None:
+def test_search_without_hypotheses_gives_an_empty_tree() -> None:
     tree = beam_tree(lstm(), torch.tensor([[4]]), Result((), Certificate("none", -1.0)), TGT)
     assert tree.edges == () and tree.children(0) == [] and tree.mass == 0 and tree.bound == -1
 
@@ -216,7 +216,7 @@ def test_a_search_that_found_nothing_has_a_tree_without_edges() -> None:
 # Importance
 
 
-def test_a_mask_head_gives_nothing() -> None:
+def test_mask_head_zeroes_one_head() -> None:
     attention = MultiheadAttention(8, 2, batch_first=True).eval()
     x = torch.randn(2, 3, 8)
     before = attention(x, x, x)[0]
@@ -234,7 +234,7 @@ def test_a_mask_head_gives_nothing() -> None:
             pass
 
 
-def test_importance_beside_values_of_zero() -> None:
+def test_head_importance_matches_zeroed_values() -> None:
     model, data = sharp(transformer), corpus(6)
     importance = head_importance(model, data.batches(4))
     batch = data.batch(list(range(6)))

@@ -71,7 +71,7 @@ def compute_weights(model: TransformerSeq2Seq, data: Corpus, row: int) -> list[T
     return [by_module[module] for module in modules]
 
 
-def test_weights_are_those_of_every_head() -> None:
+def test_recorded_weights_match_recomputed_weights() -> None:
     data = corpus(3)
     model = transformer(encoder_layers=3)
     recording = recording_of(model, data)
@@ -103,7 +103,7 @@ def test_weights_are_those_of_every_head() -> None:
 
 
 @pytest.mark.parametrize("make", [transformer, lstm])
-def test_a_sentence_alone_is_the_same_as_in_a_batch(make: Any) -> None:
+def test_recording_does_not_depend_on_batch_size(make: Any) -> None:
     model, data = make(), corpus(9)
     alone = {s.text.index: s for s in recording_of(model, data, 1)}
     whole = {s.text.index: s for s in recording_of(model, data, 9)}
@@ -115,7 +115,7 @@ def test_a_sentence_alone_is_the_same_as_in_a_batch(make: Any) -> None:
             assert (one.support == other.support).all()
 
 
-def test_the_attention_of_an_lstm_is_one_head() -> None:
+def test_lstm_attention_is_recorded_as_one_head() -> None:
     model, data = lstm(attention="sparsemax"), corpus()
     recording = recording_of(model, data)
     assert recording.layers == (AttentionLayer("cross", 0, (2.0,)),)
@@ -127,7 +127,7 @@ def test_the_attention_of_an_lstm_is_one_head() -> None:
 
 
 @pytest.mark.parametrize(("density", "alpha"), [("gaussian", 1.0), ("truncated_parabola", 2.0), (1.5, 1.5)])
-def test_of_continuous_attention_the_masses_are_recorded(density: Any, alpha: float) -> None:
+def test_continuous_attention_records_masses(density: Any, alpha: float) -> None:
     model, data = lstm(density=density, num_basis=6), corpus()
     recording = recording_of(model, data)
     assert recording.layers == (AttentionLayer("cross", 0, (alpha,)),)
@@ -137,7 +137,7 @@ def test_of_continuous_attention_the_masses_are_recorded(density: Any, alpha: fl
         np.testing.assert_allclose(sentence.weights[0].dense()[0], decoded.attention[0].detach().numpy(), atol=1e-6)
 
 
-def test_recording_leaves_the_model_as_it_was() -> None:
+def test_recording_restores_modes_and_removes_hooks() -> None:
     model, data = transformer(), corpus()
     model.decoder.layers[1].train(False)
     before = [module.training for module in model.modules()]
@@ -149,7 +149,7 @@ def test_recording_leaves_the_model_as_it_was() -> None:
 
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("module", [MultiheadAttention, nn.MultiheadAttention])
-def test_what_a_module_returns_stays_the_same(module: Any, batch_first: bool) -> None:
+def test_capture_weights_keeps_module_outputs(module: Any, batch_first: bool) -> None:
     attention = module(8, 2, batch_first=batch_first).eval()
     x = torch.randn(3, 4, 8)
     captured: list[Tensor] = []
@@ -170,7 +170,7 @@ def test_what_a_module_returns_stays_the_same(module: Any, batch_first: bool) ->
         torch.testing.assert_close(weights, outside[2][1])
 
 
-def test_an_error_in_a_pass_removes_the_hooks() -> None:
+def test_capture_weights_removes_hooks_after_errors() -> None:
     attention = MultiheadAttention(8, 2)
     with pytest.raises(ValueError, match="size 8"), capture_weights([attention], lambda number, weights: None):
         attention(torch.randn(1, 3), torch.randn(1, 3), torch.randn(1, 3))
@@ -194,7 +194,7 @@ class Described:
 LAYER = AttentionLayer("encoder", 0, (1.5,))
 
 
-def test_another_model_needs_an_adapter_of_three_methods() -> None:
+def test_custom_adapters_can_be_recorded() -> None:
     weights = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]], [[[1.0, 0.0], [0.5, 0.5]]]])
     one, other = record(Described({0: weights}, (LAYER,)), [None])
     assert one.weights[0].dense().tolist() == [[[1, 0], [0, 1]]]
@@ -202,18 +202,18 @@ def test_another_model_needs_an_adapter_of_three_methods() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 2), (2, 2, 2, 2), (2, 1, 1, 2), (2, 1, 2, 1), (1, 1, 2, 2)])
-def test_weights_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+def test_weights_of_wrong_shape_raise(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"encoder layer 1 must have shape \(2, 1, 2, 2\)"):
         list(record(Described({0: torch.ones(shape)}, (LAYER,)), [None]))
 
 
-def test_a_layer_without_weights_is_named() -> None:
+def test_missing_layer_weights_raise() -> None:
     layers = (LAYER, AttentionLayer("encoder", 1, (1.5,)))
     with pytest.raises(ValueError, match="got none for encoder layer 2"):
         list(record(Described({0: torch.ones(2, 1, 2, 2)}, layers), [None]))
 
 
-def test_models_without_such_attention_are_refused() -> None:
+def test_models_without_supported_attention_raise() -> None:
     with pytest.raises(ValueError, match="got Linear"):
         read_model(nn.Linear(1, 1), SRC, TGT)
 
@@ -227,12 +227,12 @@ def test_models_without_such_attention_are_refused() -> None:
         (("cross", 0, (1.5,), True), "causal must be False"),
     ],
 )
-def test_bad_layers(arguments: Any, message: str) -> None:
+def test_invalid_attention_layers_raise(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AttentionLayer(*arguments)
 
 
-def test_sparse_weights_keep_everything() -> None:
+def test_sparse_weights_round_trip_to_dense() -> None:
     dense = next(iter(random_sentences(1, LAYERS, seed=3))).weights[1].dense()
     weights = SparseWeights.of(dense)
     np.testing.assert_array_equal(weights.dense(), dense)
@@ -246,7 +246,7 @@ def statistics() -> list[Statistic[Any]]:
     return [Density(LAYERS), Diversity(LAYERS), Roles(LAYERS), Contrasts(LAYERS)]
 
 
-def test_an_empty_recording_has_no_statistics() -> None:
+def test_empty_and_exhausted_recordings_raise() -> None:
     for statistic in statistics():
         with pytest.raises(InputError, match="it has no sentences"):
             collect(Recording(LAYERS, []), statistic)
@@ -282,7 +282,7 @@ def test_memory_does_not_grow_with_the_corpus() -> None:
     assert many < 2 * few
 
 
-def test_a_recording_holds_one_batch() -> None:
+def test_recording_keeps_at_most_two_batches() -> None:
     references = []
     for sentence in recording_of(transformer(), corpus(20), size=2):
         references.append(weakref.ref(sentence))
@@ -290,7 +290,7 @@ def test_a_recording_holds_one_batch() -> None:
     assert len(references) == 20
 
 
-def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_documentation_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path(__file__).resolve().parents[3] / "docs" / "analysis.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
     for block in blocks:

@@ -29,7 +29,7 @@ def names(summary: RunSummary) -> list[str]:
     return [f"{layer.name}{', causal' if layer.causal else ''}" for layer in summary.layers]
 
 
-def test_heads_are_those_of_a_recording_of_the_model() -> None:
+def test_summary_matches_recorded_model() -> None:
     """Use batches with padding at the end, and a model with exact zeros."""
     torch.manual_seed(1)
     model, data = transformer().eval(), corpus(5)
@@ -61,7 +61,7 @@ def test_heads_are_those_of_a_recording_of_the_model() -> None:
             np.testing.assert_array_equal(weights.dense(), reference.dense())
 
 
-def test_attention_is_a_decoders_where_no_query_attends_ahead() -> None:
+def test_causal_attention_is_detected_as_decoder() -> None:
     for causal, kind in ((False, "encoder"), (True, "decoder")):
         summary = summarize_weights([softmax(1, 2, 4, 4, causal=causal)], PIECES)
         assert names(summary) == [f"{kind} layer 1{', causal' if causal else ''}"]
@@ -74,19 +74,19 @@ def test_attention_is_a_decoders_where_no_query_attends_ahead() -> None:
     assert names(summary) == ["decoder layer 1"]
 
 
-def test_one_layer_ahead_makes_none_causal() -> None:
+def test_one_noncausal_layer_makes_all_layers_noncausal() -> None:
     layers = [softmax(1, 2, 4, 4, causal=True), softmax(1, 2, 4, 4)]
     assert names(summarize_weights(layers, PIECES)) == ["encoder layer 1", "encoder layer 2"]
 
 
-def test_a_layer_that_is_left_out_keeps_its_number() -> None:
+def test_omitted_layers_do_not_change_layer_numbers() -> None:
     summary = summarize_weights([None, softmax(1, 2, 4, 4), None, softmax(1, 3, 4, 4)], PIECES, name="mine")
     assert names(summary) == ["encoder layer 2", "encoder layer 4"] and summary.name == "mine"
     assert [head.layer for head in summary.heads] == [1, 1, 3, 3, 3]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_every_precision_with_its_zeros_and_without_gradients(dtype: torch.dtype) -> None:
+def test_every_dtype_preserves_weights_and_zeros(dtype: torch.dtype) -> None:
     weights = softmax(1, 2, 4, 4, dtype=dtype)
     weights[0, 0, 1] = torch.tensor([0, 1, 0, 0])
     weights[0, 1, 2] = 0  # a query that sees no key
@@ -97,26 +97,26 @@ def test_every_precision_with_its_zeros_and_without_gradients(dtype: torch.dtype
     np.testing.assert_array_equal(values, weights[0].detach().float().numpy().astype(np.float64))
 
 
-def test_a_weight_that_float32_has_no_number_for_is_no_zero() -> None:
+def test_weights_below_float32_range_count_as_nonzero() -> None:
     weights = torch.tensor([[1.0, 1e-60], [1e-60, 1.0]], dtype=torch.float64)[None, None]
     assert summarize_weights([weights], ["a", "b"]).heads[0].density == 1
 
 
-def test_sums_may_lie_beside_one_as_far_as_the_caller_says() -> None:
+def test_tolerance_sets_allowed_deviation_of_sums() -> None:
     sink = 0.6 * softmax(1, 2, 4, 4)
     with pytest.raises(ValueError, match=r"must sum to 1 within 0\.01"):
         summarize_weights([sink], PIECES)
     assert summarize_weights([sink], PIECES, tolerance=1).heads[0].density == 1
 
 
-def test_as_many_sentences_are_shown_as_the_caller_says() -> None:
+def test_sentences_argument_limits_shown_sentences() -> None:
     summary = summarize_weights([softmax(9, 2, 4, 4)], [PIECES] * 9, sentences=2)
     assert summary.corpus.sentences == 9 and len(summary.sentences) == 2
     with pytest.raises(ValueError, match="sentences must be at least 1, got 0"):
         summarize_weights([softmax(9, 2, 4, 4)], [PIECES] * 9, sentences=0)
 
 
-def test_marks_of_tokenizers_are_understood() -> None:
+def test_tokenizer_marks_are_normalized() -> None:
     for tokens, pieces in (
         (["[CLS]", "play", "##ing", "[SEP]"], ("[CLS]", "▁play", "ing", "[SEP]")),
         (["The", "Ġcaf", "Ã©", "Ċ"], ("The", "▁caf", "é", r"\n")),
@@ -163,7 +163,7 @@ SHAPE = r"must have shape \[1, heads, 4, 4\] .* got"
         ({**OWN, "attention": [ONE], "tolerance": 2}, "tolerance must be from 0 to 1, got 2"),
     ],
 )
-def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_raise(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as raised:
         summarize_weights(**arguments)
     assert "\n" not in str(raised.value)
@@ -180,7 +180,7 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -
         ((1, 1, 3), -1.0, None),  # a query after its end
     ],
 )
-def test_a_value_that_is_no_weight_is_named(index: tuple[int, ...], value: float, message: str | None) -> None:
+def test_invalid_weights_outside_padding_raise(index: tuple[int, ...], value: float, message: str | None) -> None:
     weights = softmax(2, 2, 4, 4)
     weights[1, ..., 3] = 0
     weights /= weights.sum(-1, keepdim=True)
@@ -209,7 +209,7 @@ def pad(weights: Tensor, size: int, *, before: tuple[bool, bool], value: float) 
 @pytest.mark.parametrize("value", [0.0, 0.125, 1.0, math.nan, math.inf, -1.0])
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_batch_may_be_padded_to_any_length_on_either_side(value: float, before: bool, causal: bool) -> None:
+def test_padding_of_any_length_and_side_is_ignored(value: float, before: bool, causal: bool) -> None:
     """The values in the padding never count."""
     sizes, tokens = (4, 2, 3), [PIECES, PIECES[:2], PIECES[:3]]
     weights = [softmax(2, n, n, causal=causal) for n in sizes]
@@ -223,7 +223,7 @@ def test_a_batch_may_be_padded_to_any_length_on_either_side(value: float, before
 
 
 @pytest.mark.parametrize("before", [(False, False), (True, False), (False, True), (True, True)])
-def test_each_side_of_cross_attention_has_its_padding(before: tuple[bool, bool]) -> None:
+def test_cross_attention_padding_is_ignored_per_side(before: tuple[bool, bool]) -> None:
     sides = {"decoder_tokens": [["<s>", "a"], ["<s>"]], "encoder_tokens": [PIECES, PIECES[:3]]}
     weights = [softmax(2, 2, 4), softmax(2, 1, 3)]
     batch = torch.cat([pad(w, 9, before=before, value=math.nan) for w in weights])
@@ -232,7 +232,7 @@ def test_each_side_of_cross_attention_has_its_padding(before: tuple[bool, bool])
         np.testing.assert_array_equal(sentence.weights[0].dense(), expected)
 
 
-def test_weight_on_padding_is_missed_by_the_sums() -> None:
+def test_weight_on_padding_raises() -> None:
     with pytest.raises(ValueError, match=r"attention\[0\]\[1, 0, 0\] must sum to 1 .* over 3 keys"):
         summarize_weights([softmax(2, 1, 4, 4)], [PIECES, PIECES[:3]])
 
@@ -250,11 +250,11 @@ def test_weight_on_padding_is_missed_by_the_sums() -> None:
         ([[softmax(1, 1, 4, 4)]], PIECES, r"attention\[0\] must be a floating-point tensor or None, got list"),
     ],
 )
-def test_other_types_are_refused(attention: Any, tokens: Any, message: str) -> None:
+def test_wrong_types_raise(attention: Any, tokens: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         summarize_weights(attention, tokens)
 
 
-def test_a_page_has_no_alphas_and_no_model() -> None:
+def test_page_has_null_alpha_and_parameters() -> None:
     page = build_page([summarize_weights([softmax(1, 2, 4, 4)], PIECES)])
     assert "<title>model</title>" in page and '"alpha":null' in page and '"parameters":null' in page

@@ -71,7 +71,7 @@ def bessel(order: float, z: float) -> float:
 
 
 @both
-def test_functions_on_the_line(dtype: torch.dtype) -> None:
+def test_expectations_and_gradients_in_1d_are_accurate(dtype: torch.dtype) -> None:
     """Narrow and wide functions are accurate, and so are gradients in the variance."""
     densities: list[tuple[str, float, Callable[[Tensor, Tensor], Density]]] = [
         ("laplace", 1.0, Laplace),
@@ -116,7 +116,7 @@ def test_functions_on_the_line(dtype: torch.dtype) -> None:
         quadrature_sizes.Roots(),
     ],
 )
-def test_bounds_are_bounds_and_not_far_off(rule: quadrature_sizes.Error) -> None:
+def test_error_bounds_hold_and_are_tight(rule: quadrature_sizes.Error) -> None:
     """Sharper functions never need fewer points, and half of the points are not enough for 1e-12."""
     counts = []
     for sharpness in (0.5, 2.0, 8.0, 32.0):
@@ -127,7 +127,7 @@ def test_bounds_are_bounds_and_not_far_off(rule: quadrature_sizes.Error) -> None
     assert counts == sorted(counts)
 
 
-def test_what_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_accuracy_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quadrature_sizes, "_warnings", set())
     density = BetaGaussian(torch.tensor([0.5, 0.5]), torch.eye(2), torch.tensor(1.5), 2)
     with pytest.warns(
@@ -162,7 +162,7 @@ def test_masses_sum_to_one_and_split_evenly(alpha: float) -> None:
             torch.testing.assert_close(masses.sum(0), columns, atol=bound, rtol=0)
 
 
-def test_a_cell_of_a_strongly_correlated_density() -> None:
+def test_strongly_correlated_cell_masses_are_accurate() -> None:
     """The density lies almost on a line, so the mass of a cell is the mass of an interval."""
     cov = 4e-4 * torch.tensor([[1, 0.999], [0.999, 1]], dtype=D)
     masses = grid_masses(Gaussian(torch.tensor([0.475, 0.49], dtype=D), cov, 2), 2, 1)
@@ -170,7 +170,7 @@ def test_a_cell_of_a_strongly_correlated_density() -> None:
     assert masses.flatten().tolist() == pytest.approx([below, 1 - below], abs=1e-12)
 
 
-def test_wrong_spreads_places_and_factors_are_refused() -> None:
+def test_invalid_covariances_positions_and_factors_raise() -> None:
     eye, nan, inf = torch.eye(2), math.nan, math.inf
     skew = torch.tensor([[1.0, 0.4], [0.1, 1.0]])
     for make, message in (
@@ -202,14 +202,14 @@ def test_wrong_spreads_places_and_factors_are_refused() -> None:
         TruncatedParabola([0.0], 1.0)  # type: ignore[arg-type]
 
 
-def test_numbers_do_in_place_of_tensors() -> None:
+def test_densities_accept_numbers() -> None:
     for made in (TruncatedParabola(0.0, 1), TruncatedParabola.from_factor(0, 1.0), Laplace.from_scale(0.0, 0.5**0.5)):
         assert made.batch_shape == () and made.dtype == torch.float32 and made.variance.item() == pytest.approx(1)
     wide = Gaussian(torch.zeros(3, dtype=D), 2.0)
     assert wide.dtype == D and wide.variance.tolist() == pytest.approx([2.0] * 3)
 
 
-def test_two_rows_of_two_places_are_on_the_line() -> None:
+def test_match_moments_resolves_ambiguous_2x2_positions() -> None:
     weights, places = torch.full((2, 2), 0.5), torch.tensor([[0.0, 1.0], [0.2, 0.4]])
     density = match_moments(Gaussian, weights, places)
     assert density.dims == 1 and density.mean.tolist() == pytest.approx([0.5, 0.3])
@@ -218,7 +218,7 @@ def test_two_rows_of_two_places_are_on_the_line() -> None:
 
 
 @pytest.mark.parametrize("alpha", [2.2, 3.5, 5.0, 10.0, 100.0])
-def test_a_learned_alpha_above_2_is_as_good_as_a_number(alpha: float) -> None:
+def test_tensor_alpha_above_2_matches_float_alpha(alpha: float) -> None:
     """Such a density ends in a power that no rule integrates exactly; its nodes are dense at the ends."""
     learned, std = torch.tensor(alpha, dtype=D), torch.tensor([0.001, 0.03, 0.2, 1.0], dtype=D)
     basis = text_basis(32).double()

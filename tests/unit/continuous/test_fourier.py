@@ -44,7 +44,7 @@ def bessel(n: int, z: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 6e-7), (D, 1e-14)])
-def test_characteristic_functions_are_those_of_bessel(dtype: torch.dtype, tolerance: float) -> None:
+def test_characteristic_functions_match_bessel(dtype: torch.dtype, tolerance: float) -> None:
     z = torch.linspace(0.5, 88, 5001, dtype=D).to(dtype).double()
     for order, expected in ((2.0, 2 * bessel(1, z) / z), (3.0, 8 * bessel(2, z) / z**2)):
         result = characteristic(z.to(dtype).square(), order, 88.0).double()
@@ -55,7 +55,7 @@ def test_characteristic_functions_are_those_of_bessel(dtype: torch.dtype, tolera
 
 @pytest.mark.parametrize("alpha", [1.05, 1.5, 2.0, 4.0])
 @pytest.mark.parametrize("sizes", [(0.002, 0.004), (0.01, 0.25), (0.3, 0.9)], ids=str)
-def test_they_are_what_nodes_give(alpha: float, sizes: tuple[float, float]) -> None:
+def test_fourier_expectations_match_nodes(alpha: float, sizes: tuple[float, float]) -> None:
     """Compare tiny, eccentric and large ellipses; errors are relative to the largest value or gradient."""
     mean, cov = ellipses(12, *sizes)
     upstream = torch.randn(12, 9, generator=torch.Generator().manual_seed(1), dtype=D)
@@ -74,7 +74,7 @@ def test_they_are_what_nodes_give(alpha: float, sizes: tuple[float, float]) -> N
                 assert (grad - exact_grad).abs().max() < grad_error * exact_grad.abs().max()
 
 
-def test_functions_that_are_no_circles() -> None:
+def test_noncircular_functions_match_nodes() -> None:
     mean, cov = ellipses(7, 0.02, 0.2)
     density = TruncatedParaboloid(mean, cov)
     long = torch.tensor([[0.03, 0.015], [0.015, 0.01]], dtype=D).expand(9, 2, 2)
@@ -83,7 +83,7 @@ def test_functions_that_are_no_circles() -> None:
         torch.testing.assert_close(density.expect(basis), density.expect(basis, NODES), atol=1e-9, rtol=0)
 
 
-def test_derivatives_of_every_order() -> None:
+def test_first_and_second_derivatives_pass_gradcheck() -> None:
     mean, cov = (x.requires_grad_() for x in ellipses(2, 0.05, 0.2))
     basis = scattered(0.02, 3)
 
@@ -95,7 +95,7 @@ def test_derivatives_of_every_order() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 1 << 12, 1 << 17])
-def test_rows_come_back_in_their_order(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grouped_rows_keep_their_order(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fourier, "CHUNK", chunk)
     monkeypatch.setattr(fourier, "GROUP", 5)
     mean, cov = ellipses(24, 0.03, 0.3)
@@ -107,7 +107,7 @@ def test_rows_come_back_in_their_order(chunk: int, monkeypatch: pytest.MonkeyPat
     torch.testing.assert_close(to_found, to_exact, atol=1e-8, rtol=0)
 
 
-def test_far_away_nothing_is_left_of_the_images() -> None:
+def test_far_densities_have_zero_values_and_gradients() -> None:
     mean = torch.tensor([[0.5, 0.5], [30.5, 0.5], [0.5, -1e4]]).requires_grad_()
     value = TruncatedParaboloid(mean, 0.01 * torch.eye(2)).expect(image_basis())
     assert (value[0] > 0.1).any() and (value[1:] == 0).all()
@@ -115,7 +115,7 @@ def test_far_away_nothing_is_left_of_the_images() -> None:
     assert (grad[1:] == 0).all()
 
 
-def test_a_lattice_that_would_be_too_large_is_left_to_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_lattices_fall_back_to_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     density, basis = TruncatedParaboloid(*ellipses(3, 0.05, 0.2)), scattered()
     exact = density.expect(basis)
     monkeypatch.setattr(fourier, "LARGEST", 1)
@@ -123,7 +123,7 @@ def test_a_lattice_that_would_be_too_large_is_left_to_nodes(monkeypatch: pytest.
     torch.testing.assert_close(density.expect(basis), exact, atol=1e-9, rtol=0)
 
 
-def test_what_is_remembered_follows_the_basis() -> None:
+def test_cache_follows_basis_changes_and_is_limited() -> None:
     """Check that the cache follows loading, in-place changes and changes of device or dtype, and stays limited."""
     density = TruncatedParaboloid(*ellipses(3, 0.05, 0.2))
     basis, other = scattered(0.01), scattered(0.0025).state_dict()

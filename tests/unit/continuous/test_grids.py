@@ -30,7 +30,7 @@ def summed(density: Any, height: int, width: int, fine: int) -> Tensor:
     ],
     ids=["gaussian", "paraboloid", "1.5", "tensor"],
 )
-def test_masses_of_cells(family: Any) -> None:
+def test_cell_masses_match_summed_pdf(family: Any) -> None:
     mean = torch.tensor([0.6, 0.35]).double()
     density = family(mean, torch.tensor(COV).double())
     result = grid_masses(density, 5, 7)
@@ -42,7 +42,7 @@ def test_masses_of_cells(family: Any) -> None:
     torch.testing.assert_close(grid_masses(small, 5, 7), only, atol=2e-6, rtol=0)
 
 
-def test_masses_of_mixtures() -> None:
+def test_mixture_masses_are_weighted_sums() -> None:
     means, weights = torch.tensor([[0.4, 0.5], [0.6, 0.2]]), torch.tensor([0.25, 0.75])
     covs = torch.stack([torch.tensor(COV), 0.01 * torch.eye(2)])
     parts = [TruncatedParaboloid(mean, cov) for mean, cov in zip(means, covs, strict=True)]
@@ -60,7 +60,7 @@ def test_cells_outside_an_ellipse_have_no_mass() -> None:
     torch.testing.assert_close(result.sum(), torch.tensor(1.0), atol=1e-4, rtol=0)
 
 
-def test_masses_of_what_has_no_grid() -> None:
+def test_invalid_dimensions_and_sizes_raise() -> None:
     with pytest.raises(ValueError, match="density must have 2 dimensions, got 1"):
         grid_masses(Gaussian(torch.tensor(0.5), torch.tensor(0.1)), 2, 2)
     with pytest.raises(ValueError, match="height and width must be at least 1, got 0 and 2"):
@@ -68,7 +68,7 @@ def test_masses_of_what_has_no_grid() -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
-def test_nan_stays_in_its_row(alpha: float) -> None:
+def test_nan_affects_only_its_row(alpha: float) -> None:
     mean = torch.tensor([[0.4, 0.5], [torch.nan, 0.5]])
     masses = grid_masses(BetaGaussian(mean, 0.01 * torch.eye(2), alpha, 2, validate_args=False), 2, 3)
     assert masses[1].isnan().all()

@@ -50,7 +50,7 @@ def integrated(density: Density, edges: Tensor) -> Tensor:
 
 
 @every_kind
-def test_masses_are_integrals(name: str) -> None:
+def test_masses_match_numerical_integrals(name: str) -> None:
     density = make(name)
     masses = cell_masses(density, EDGES)
     assert masses.shape == (3, 2, 9) and masses.dtype == torch.float64
@@ -60,7 +60,7 @@ def test_masses_are_integrals(name: str) -> None:
 
 
 @every_kind
-def test_float32_sums_to_one_and_nothing_lies_outside(name: str) -> None:
+def test_float32_masses_sum_to_one_and_vanish_outside_support(name: str) -> None:
     density = KINDS[name](MEAN.float(), VARIANCE.float())
     edges = torch.linspace(-8, 8, 1601)
     masses = cell_masses(density, edges)
@@ -77,7 +77,7 @@ def test_float32_sums_to_one_and_nothing_lies_outside(name: str) -> None:
         assert outside.any() and inside.any()
 
 
-def test_mixtures() -> None:
+def test_mixture_masses_match_parts_and_integrals() -> None:
     weights = torch.tensor([0.3, 0.7], dtype=torch.float64)
     parts = TruncatedParabola(torch.tensor([[0.2, 0.8]]).double().expand(4, 2), torch.tensor(0.01).double())
     masses = cell_masses(Mixture(weights.expand(4, 2), parts), EDGES)
@@ -87,7 +87,7 @@ def test_mixtures() -> None:
     torch.testing.assert_close(cell_masses(several, EDGES), integrated(several, EDGES), atol=2e-5, rtol=0)
 
 
-def test_each_density_may_have_edges_of_its_own() -> None:
+def test_edges_can_differ_per_density() -> None:
     edges = torch.stack([EDGES, EDGES / 2, EDGES - 0.1]).unsqueeze(1)  # [3, 1, cells + 1]
     masses = cell_masses(make("Gaussian"), edges)
     for row in range(3):
@@ -95,7 +95,7 @@ def test_each_density_may_have_edges_of_its_own() -> None:
         torch.testing.assert_close(masses[row], alone)
 
 
-def test_tails_keep_their_digits() -> None:
+def test_tail_masses_are_accurate() -> None:
     """Far from the mean, the difference of distribution functions near 1 would be only rounding error."""
     edges = torch.tensor([-7.0, -6.0, -5.0, 5.0, 6.0, 7.0])
     mean, one = torch.tensor(0.0), torch.tensor(1.0)
@@ -105,7 +105,7 @@ def test_tails_keep_their_digits() -> None:
         torch.testing.assert_close(masses, masses.flip(0))
 
 
-def test_bad_arguments() -> None:
+def test_invalid_arguments_raise() -> None:
     density = make("Gaussian")
     with pytest.raises(ValueError, match="density must have 1 dimension, got 2"):
         cell_masses(TruncatedParaboloid(torch.zeros(2), torch.eye(2)), EDGES)
@@ -126,7 +126,7 @@ def slopes_at_edges(density: Density, edges: Tensor) -> tuple[Tensor, Tensor]:
 
 @every_kind
 @pytest.mark.parametrize("at", ["mean", "ends", "equal"])
-def test_gradients_with_edges_at_degenerate_places(name: str, at: str) -> None:
+def test_gradients_at_degenerate_edges_match_pdf(name: str, at: str) -> None:
     """Place edges at the mean, at the end of the support, and two at the same point."""
     mean, std = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (0.5, 0.15))
     alphas = {"alphas": lambda m, v: BetaGaussian(m, v, torch.tensor(1.3, dtype=torch.float64))}
@@ -150,7 +150,7 @@ def test_gradients_with_edges_at_degenerate_places(name: str, at: str) -> None:
 
 
 @every_kind
-def test_nan_stays_in_its_row(name: str) -> None:
+def test_nan_affects_only_its_row_and_cells(name: str) -> None:
     mean = MEAN.clone()
     mean[1] = torch.nan
     density: Density = KINDS[name](MEAN, VARIANCE)

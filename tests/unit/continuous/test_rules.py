@@ -31,7 +31,7 @@ D = torch.float64
 
 
 @pytest.mark.parametrize("points", [1, 2, 7, 64, 160])
-def test_rules_are_those_of_numpy(points: int) -> None:
+def test_rules_match_numpy(points: int) -> None:
     for ours, theirs in (
         (rules.gauss_legendre(points), np.polynomial.legendre.leggauss(points)),
         (rules.gauss_hermite(points), np.polynomial.hermite_e.hermegauss(points)),
@@ -58,7 +58,7 @@ def test_jacobi_rules_are_exact(a: float, b: float) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0, 3.0])
-def test_learned_rules_are_the_fixed_ones(alpha: float) -> None:
+def test_learned_alpha_rules_match_fixed_alpha_rules(alpha: float) -> None:
     t = torch.tensor(alpha, dtype=D)
     f = lambda x: torch.exp(-((x - 0.3) ** 2)) * torch.cos(x)  # noqa: E731
     fixed, learned = rules.beta_line(64, alpha), rules.sine_line(128, t)
@@ -68,7 +68,7 @@ def test_learned_rules_are_the_fixed_ones(alpha: float) -> None:
     assert float(fixed.weights @ g(fixed.nodes)) == pytest.approx(float(learned.weights @ g(learned.nodes)), abs=1e-10)
 
 
-def test_rules_survive_the_modes_they_are_made_in() -> None:
+def test_rules_made_under_torch_modes_are_plain_tensors() -> None:
     with torch.inference_mode():
         rules.gauss_hermite(37)
         made = rules.beta_line(39, 1.7)
@@ -85,7 +85,7 @@ def test_rules_survive_the_modes_they_are_made_in() -> None:
 
 
 @pytest.mark.parametrize("small", [1e-9, 1e-4, 9e-3, 1.1e-2, 4.9e-2, 5.1e-2])
-def test_functions_with_a_removable_singularity(small: float) -> None:
+def test_ratio_functions_match_mpmath_near_zero(small: float) -> None:
     mp = pytest.importorskip("mpmath")
     mp.mp.dps = 40
     x = torch.tensor(small, dtype=D, requires_grad=True)
@@ -102,7 +102,7 @@ def test_functions_with_a_removable_singularity(small: float) -> None:
             assert result.item() == pytest.approx(float(mp.diff(exact, mp.mpf(small), order)), rel=1e-9)
 
 
-def test_points_follow_the_width_of_the_functions() -> None:
+def test_default_points_are_accurate_for_every_width() -> None:
     d = TruncatedParabola(torch.tensor([0.5], dtype=D), torch.tensor(0.04, dtype=D))
     for width in (0.5, 0.1, 0.03, 0.01):
         basis = gaussian_grid(20, width)
@@ -118,7 +118,7 @@ def test_points_follow_the_width_of_the_functions() -> None:
             assert (single.expect(basis) - exact).abs().max() * variance * 2 * math.pi < 3e-6
 
 
-def test_products_are_all_pairs() -> None:
+def test_product_basis_contains_all_pairs() -> None:
     t = torch.rand(4, 3, 2, dtype=D)
     for first, second in (
         (gaussian_grid(3, 0.2), gaussian_grid(4, [0.1, 0.3])),
@@ -138,7 +138,7 @@ def test_products_are_all_pairs() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 50, 1 << 17])
-def test_sums_of_products_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_sums_of_products_match_einsum(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from tsallis.continuous import gaussian_products
 
     monkeypatch.setattr(gaussian_products, "CHUNK", chunk)
@@ -160,7 +160,7 @@ def test_sums_of_products_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch)
     assert torch.autograd.gradgradcheck(sums, (x, y))
 
 
-def test_bases_that_are_none_are_refused() -> None:
+def test_invalid_bases_and_densities_raise() -> None:
     for make, message in (
         (lambda: GaussianBasis(torch.zeros(3), 0.0), "variance must be positive"),
         (lambda: Gaussian(0.0, -1.0), "variance must be positive and finite, got -1"),
@@ -231,7 +231,7 @@ def pair(centre: Tensor, variance: Tensor) -> ProductBasis:
 
 @pytest.mark.parametrize("alpha", [1.1, 1.5, 1.9])
 @pytest.mark.parametrize("points", [None, (40, 80)])
-def test_products_have_gradients_in_all_they_depend_on(alpha: float, points: tuple[int, int] | None) -> None:
+def test_product_gradients_match_finite_differences(alpha: float, points: tuple[int, int] | None) -> None:
     """Check first and second derivatives in a learned alpha that all densities share, and in the basis."""
     values = torch.tensor([alpha, 0.2, 0.02], dtype=D, requires_grad=True)
     mean, cov = torch.tensor([0.4, 0.5], dtype=D), 0.03 * torch.eye(2, dtype=D)
@@ -253,7 +253,7 @@ def test_products_have_gradients_in_all_they_depend_on(alpha: float, points: tup
     assert torch.autograd.gradgradcheck(lambda v: expect(*v.unbind()), values, atol=1e-4)
 
 
-def test_sums_of_products_are_quick_where_only_points_have_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_paths_are_used_for_point_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     from tsallis.continuous import bases, fourier
     from tsallis.continuous.densities import elliptical
     from tsallis.nn import ContinuousAttention2d
@@ -290,7 +290,7 @@ def test_sums_of_products_are_quick_where_only_points_have_gradients(monkeypatch
         plane_sum(torch.ones(2, dtype=D, requires_grad=True), *torch.zeros(2, 1, 2, dtype=D), one, one)
 
 
-def test_forward_mode_in_the_plane() -> None:
+def test_forward_mode_in_2d_matches_finite_differences() -> None:
     cov, basis, step = 0.03 * torch.eye(2, dtype=D), image_basis(3).double(), torch.tensor([1.0, 0.3], dtype=D)
     for alpha in (1.01, 1.5):
 
@@ -306,14 +306,14 @@ def test_forward_mode_in_the_plane() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, D])
 @pytest.mark.parametrize("width", [1e-3, 3.14159e-8, 1e-12])
-def test_functions_however_narrow_have_a_width(width: float, dtype: torch.dtype) -> None:
+def test_width_of_narrow_functions_is_accurate(width: float, dtype: torch.dtype) -> None:
     basis = GaussianBasis(torch.linspace(0, 1, 3, dtype=dtype), width**2)
     assert basis.width == pytest.approx(width, rel=1e-5)
     values = TruncatedParabola(torch.tensor(0.5, dtype=dtype), torch.tensor(0.01, dtype=dtype)).expect(basis)
     assert values.isfinite().all()
 
 
-def test_the_width_follows_the_variances() -> None:
+def test_basis_width_follows_changed_variances() -> None:
     """A rule made for wider functions would be far off."""
     for shape in ((3,), (3, 2)):
         basis = GaussianBasis(torch.rand(shape, dtype=D), 0.01)

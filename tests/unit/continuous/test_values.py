@@ -51,7 +51,7 @@ def test_positions_are_cell_centres_of_even_and_odd_lengths() -> None:
         box_centres(torch.zeros(3, 2), (1, 1))
 
 
-def test_irregular_positions_each_of_their_own() -> None:
+def test_irregular_positions_are_fitted_per_row() -> None:
     """Check time stamps, and boxes in the plane."""
     stamps = torch.rand(3, 8, dtype=torch.float64)
     values = torch.randn(3, 8, 2, dtype=torch.float64)
@@ -79,7 +79,7 @@ def test_positions_may_be_learned() -> None:
     assert torch.autograd.gradgradcheck(lambda p, v: fit(v, positions=p).coefficients, (positions, values))
 
 
-def test_float32_is_as_good_as_its_rounding() -> None:
+def test_float32_fit_matches_float64_for_long_inputs() -> None:
     """At a length of 3000 the system is so ill-conditioned that a float32 inverse would be off by a quarter."""
     fit = ValueFunction(text_basis(32))
     values = torch.randn(3000, 4)
@@ -90,7 +90,7 @@ def test_float32_is_as_good_as_its_rounding() -> None:
         torch.testing.assert_close(fit(values).coefficients, single)
 
 
-def test_regressions_are_remembered_until_something_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regressions_are_cached_until_inputs_change(monkeypatch: pytest.MonkeyPatch) -> None:
     from tsallis.continuous import value_function as module
 
     solved: list[torch.Size] = []
@@ -119,7 +119,7 @@ def test_regressions_are_remembered_until_something_moves(monkeypatch: pytest.Mo
     assert "basis.centres" in fit.state_dict()
 
 
-def test_the_batch_of_a_density_stands_behind_that_of_the_signal() -> None:
+def test_density_batch_must_begin_with_signal_batch() -> None:
     fit = ValueFunction(text_basis(32))
     values = torch.randn(4, 9, 5)
     assert fit(values).expect(density(4)).shape == (4, 2, 3, 5)
@@ -129,7 +129,7 @@ def test_the_batch_of_a_density_stands_behind_that_of_the_signal() -> None:
         fit(values).expect(TruncatedParabola(torch.tensor(0.5), torch.tensor(0.01)))
 
 
-def test_wrong_observations_are_refused() -> None:
+def test_invalid_observations_raise() -> None:
     fit, plane = ValueFunction(text_basis(32)), ValueFunction(image_basis(3))
     x = torch.randn(2, 6, 3)
     for arguments, message in (
@@ -154,7 +154,7 @@ def test_wrong_observations_are_refused() -> None:
             ValueFunction(text_basis(32), ridge)
 
 
-def test_masked_regression_is_that_of_the_rows_that_count() -> None:
+def test_masked_regression_matches_selected_rows() -> None:
     f = torch.randn(8, 4, dtype=torch.float64)
     mask = torch.tensor([True, False, True, True, True, False, True, True])
     f[1] = torch.nan
@@ -164,7 +164,7 @@ def test_masked_regression_is_that_of_the_rows_that_count() -> None:
         torch.testing.assert_close(result[mask], ridge_regression(f[mask], ridge))
 
 
-def test_moments_of_weights() -> None:
+def test_moments_match_known_values() -> None:
     weights = torch.tensor([[0.0, 1.0, 0.0], [0.2, 0.3, 0.5]])
     positions = torch.tensor([[torch.nan, 0.5, torch.nan], [0.0, 0.5, 1.0]])
     mean, variance = moments(weights, positions)
@@ -180,7 +180,7 @@ def test_moments_of_weights() -> None:
         moments(weights, positions[:, :2])
 
 
-def test_regressions_under_torch_func_are_those_without() -> None:
+def test_regressions_under_torch_func_match_plain() -> None:
     """Regressions are solved again, because tensors wrapped by a transformation must not be cached."""
     values, lengths = torch.randn(3, 7, 2, dtype=torch.float64), torch.tensor([7, 4, 1])
     fit = ValueFunction(text_basis(32))
@@ -196,7 +196,7 @@ def test_regressions_under_torch_func_are_those_without() -> None:
 
 
 @pytest.mark.parametrize("basis", [text_basis(8), image_basis(4)], ids=["text", "image"])
-def test_a_basis_is_pickled(basis: Basis) -> None:
+def test_basis_survives_pickling(basis: Basis) -> None:
     copy = pickle.loads(pickle.dumps(basis))
     coordinates = [torch.rand(5) for _ in range(basis.dims)]
     torch.testing.assert_close(copy.at(*coordinates), basis.at(*coordinates))
@@ -217,7 +217,7 @@ class Tilted(Basis):
         return torch.stack([torch.ones_like(t), self.slope * t + self.offset], -1)
 
 
-def test_what_is_remembered_follows_a_basis_without_buffers() -> None:
+def test_cache_follows_a_basis_without_buffers() -> None:
     values = torch.randn(9, 3, dtype=torch.float64)
     bases: list[Basis] = [Tilted(1.0), Tilted(1.0 + 1e-9), Tilted(2.0)]
     fit = ValueFunction(bases[0])
@@ -236,7 +236,7 @@ def test_what_is_remembered_follows_a_basis_without_buffers() -> None:
     )
 
 
-def test_new_buffers_in_the_place_of_old_ones_are_seen() -> None:
+def test_cache_detects_replaced_buffers() -> None:
     """Freed memory is reused for the next tensor of the same size."""
     fit, values = ValueFunction(text_basis(32)), torch.randn(9, 3)
     for step in range(20):
@@ -246,7 +246,7 @@ def test_new_buffers_in_the_place_of_old_ones_are_seen() -> None:
         assert torch.equal(fit(values).coefficients, expected(values).coefficients)
 
 
-def test_what_is_remembered_survives_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_survives_eval_and_train(monkeypatch: pytest.MonkeyPatch) -> None:
     fit, values = ValueFunction(text_basis(32)), torch.randn(9, 3)
     fit(values)
     (solver,) = fit._solvers.values()
@@ -259,7 +259,7 @@ def test_what_is_remembered_survives_evaluation(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("lengths", [None, [9, 4]])
-def test_made_in_inference_mode(lengths: list[int] | None) -> None:
+def test_value_functions_made_in_inference_mode_match(lengths: list[int] | None) -> None:
     from tsallis.nn import ContinuousAttention1d, ContinuousAttention2d
 
     values = torch.randn(2, 9, 4)
@@ -277,7 +277,7 @@ def test_made_in_inference_mode(lengths: list[int] | None) -> None:
 
 
 @pytest.mark.parametrize("lengths", [None, [5]])
-def test_a_basis_that_learns_has_gradients_by_the_regression_too(lengths: list[int] | None) -> None:
+def test_learned_basis_gets_gradients_through_regression(lengths: list[int] | None) -> None:
     values = torch.sin(torch.arange(12, dtype=torch.float64)).view(1, 6, 2)
     t, at = torch.linspace(0.2, 0.9, 4, dtype=torch.float64), torch.tensor([[0.3, 0.8]], dtype=torch.float64)
     count = 6 if lengths is None else lengths[0]
@@ -304,7 +304,7 @@ def test_a_basis_that_learns_has_gradients_by_the_regression_too(lengths: list[i
 
 
 @pytest.mark.parametrize("dims", [1, 2])
-def test_moments_have_gradients_in_weights_of_zero(dims: int) -> None:
+def test_moments_have_gradients_at_zero_weights(dims: int) -> None:
     weights = torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0], dtype=torch.float64, requires_grad=True)
     t = torch.rand(5, dims, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     finite, t[3], t[4] = t[:3].clone(), torch.nan, torch.finfo(torch.float64).max

@@ -37,7 +37,7 @@ def some(seed: int, rows: int = 6, count: int = 90) -> Events:
     return Events(chance.integers(0, rows, count), times, chance.integers(0, 3, count), values, ["a", "b", "c"])
 
 
-def test_observations_plain_or_packed(tmp_path: Path) -> None:
+def test_read_events_reads_plain_and_compressed_files(tmp_path: Path) -> None:
     (tmp_path / "plain.csv").write_text(HEADER + LINES)
     with lzma.open(tmp_path / "s.csv.xz", "wt") as stream:
         stream.write(HEADER + LINES)
@@ -61,21 +61,21 @@ def test_observations_plain_or_packed(tmp_path: Path) -> None:
         (HEADER, "there is no observation"),
     ],
 )
-def test_malformed_observations(tmp_path: Path, content: str, message: str) -> None:
+def test_malformed_observations_raise(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "f.csv"
     path.write_text(content)
     with pytest.raises(InputError, match=message):
         read_events(path)
 
 
-def test_labels(tmp_path: Path) -> None:
+def test_read_labels_selects_columns(tmp_path: Path) -> None:
     path = tmp_path / "o.csv"
     path.write_text("RecordID,SAPS-I,died\n7,6,0\n9,16,1\n")
     assert read_labels(path, "died") == {7: 0, 9: 1}
     assert read_labels(path, "RecordID", "SAPS-I") == {6: 7, 16: 9}
 
 
-def test_channels_hold_each_series_observations_in_time() -> None:
+def test_channels_hold_observations_sorted_by_time() -> None:
     result = events((9, 5, "b", 1), (7, 3, "a", 2), (7, 1, "a", 3), (7, 2, "c", 4), (8, 0, "a", 5))
     series = IrregularSeries(result, ["a", "b"], [9, 7, 6])
     assert len(series) == 3 and series.counts.tolist() == [[0, 1], [2, 0], [0, 0]]
@@ -90,7 +90,7 @@ def test_channels_hold_each_series_observations_in_time() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 7))
-def test_the_grid_is_what_a_loop_says(seed: int, steps: int) -> None:
+def test_grid_matches_loops(seed: int, steps: int) -> None:
     series = IrregularSeries(some(seed), ["a", "b", "c"], range(7))
     values, observed, since = series.grid(steps, 8.0)
     for row in range(7):
@@ -106,7 +106,7 @@ def test_the_grid_is_what_a_loop_says(seed: int, steps: int) -> None:
                 assert since[row, step, channel] == step - at
 
 
-def test_scaling_by_channel_and_by_logarithm() -> None:
+def test_scaling_standardizes_each_channel() -> None:
     chance = np.random.default_rng(0)
     values = np.concatenate([chance.lognormal(3, 1, 4000), chance.normal(-5, 2, 4000), np.ones(10)])
     channels = np.repeat([0, 1, 3], [4000, 4000, 10])
@@ -121,7 +121,7 @@ def test_scaling_by_channel_and_by_logarithm() -> None:
     assert scaling(np.array([5.0]), np.array([2])).tolist() == [0.0]
 
 
-def test_scaling_is_that_of_the_series_it_was_made_from() -> None:
+def test_scaling_clips_other_series_to_fitted_range() -> None:
     series = IrregularSeries(some(1), ["a", "b", "c"], range(6))
     scaled = series.scaled(series.scaling())
     assert not np.array_equal(scaled.values, series.values) and np.array_equal(scaled.times, series.times)
@@ -134,7 +134,7 @@ def test_descriptors_are_the_first_values() -> None:
     assert np.array_equal(result, [[7, np.nan], [np.nan, 8], [np.nan, np.nan]], equal_nan=True)
 
 
-def test_the_challenge_of_2012(shared_data: Path) -> None:
+def test_physionet_2012_files_are_read(shared_data: Path) -> None:
     folder = shared_data / "physionet2012"
     if not folder.is_dir():
         pytest.skip(f"needs data: {folder}")

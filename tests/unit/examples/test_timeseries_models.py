@@ -23,7 +23,7 @@ def observations(rows: int, length: int, d: int = 2) -> tuple[Tensor, Tensor, Te
     return torch.randn(rows, length, d), torch.rand(rows, length, dtype=torch.float64), mask
 
 
-def test_fitted_is_the_value_function_whatever_stands_together() -> None:
+def test_fitted_matches_value_function() -> None:
     fit = ValueFunction(gaussian_grid(6, (0.1, 0.3)), 0.5)
     values, positions, mask = observations(2 * AT_ONCE + 3, 9)
     result = fitted(fit, values, positions, mask)
@@ -34,14 +34,14 @@ def test_fitted_is_the_value_function_whatever_stands_together() -> None:
     assert torch.equal(fitted(fit, values, positions, mask), result)
 
 
-def test_fitted_takes_rows_without_any_place() -> None:
+def test_fitted_accepts_rows_without_observations() -> None:
     fit = ValueFunction(gaussian_grid(4, 0.3))
     result = fitted(fit, torch.ones(3, 0, 2), torch.ones(3, 0), torch.ones(3, 0, dtype=torch.bool))
     assert result.shape == (3, 4, 2) and not result.any()
 
 
 @pytest.mark.parametrize("density", ["gaussian", "truncated_parabola", "learned", 1.5])
-def test_what_is_read_is_the_integral_of_density_and_signal(density: str | float) -> None:
+def test_read_matches_integral_of_density_and_signal(density: str | float) -> None:
     basis = gaussian_grid(5, 0.2)
     model = SignalClassifier(basis, channels=3, d_values=2, d_static=1, heads=2, density=density)
     coefficients = torch.randn(4, 3, 5, 2)
@@ -53,7 +53,7 @@ def test_what_is_read_is_the_integral_of_density_and_signal(density: str | float
 
 
 @pytest.mark.parametrize("density", ["gaussian", "truncated_parabola"])
-def test_the_reach_is_where_the_densities_are_above_zero(density: str) -> None:
+def test_reach_matches_density_support(density: str) -> None:
     model = SignalClassifier(gaussian_grid(5, 0.2), channels=3, d_values=1, heads=2, density=density)
     reach = model.reach()
     assert all(x.shape == (2, 3) and not x.requires_grad for x in reach)
@@ -68,7 +68,7 @@ def test_the_reach_is_where_the_densities_are_above_zero(density: str) -> None:
 
 @pytest.mark.parametrize("hidden", [0, 5])
 @pytest.mark.parametrize("transform", ["softmax", "sparsemax", 1.5])
-def test_the_grid_attends_to_its_steps(transform: str | float, hidden: int) -> None:
+def test_grid_context_is_attention_weighted_sum(transform: str | float, hidden: int) -> None:
     model = GridClassifier(4, d_static=3, d_model=6, transform=transform, hidden=hidden).eval()
     with torch.no_grad():
         model.score.weight.mul_(30)
@@ -93,7 +93,7 @@ def test_all_parameters_learn() -> None:
             assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
 
 
-def test_settings_that_are_refused() -> None:
+def test_invalid_settings_raise() -> None:
     basis = gaussian_grid(5, 0.2)
     with pytest.raises(ValueError, match="heads must be at least 1, got 0"):
         SignalClassifier(basis, 2, 1, heads=0)
@@ -110,6 +110,6 @@ def test_settings_that_are_refused() -> None:
 
 
 @pytest.mark.parametrize("module", [timeseries_data, timeseries_models])
-def test_docstrings_are_right(module: ModuleType) -> None:
+def test_doctests_pass(module: ModuleType) -> None:
     result = doctest.testmod(module, extraglobs={"torch": torch}, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert result.attempted and not result.failed

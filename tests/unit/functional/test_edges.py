@@ -19,7 +19,7 @@ from tsallis.compat import SparsemaxLoss
 from tsallis.nn import EntmaxLoss, OutputLayer
 
 
-def test_a_mask_does_not_enlarge_scores() -> None:
+def test_mask_must_broadcast_to_scores() -> None:
     for scores, mask in ((torch.zeros(3), torch.ones(5, 3)), (torch.zeros(4, 1), torch.ones(4, 5))):
         with pytest.raises(ValueError, match="can't be broadcast to scores"):
             tsallis.entmax(scores, mask=mask.bool())
@@ -40,14 +40,14 @@ def test_probabilities_are_a_plain_tensor(requires_grad: bool) -> None:
             assert torch.load(file).equal(probs)
 
 
-def test_smoothing_of_a_target_that_is_excluded() -> None:
+def test_smoothed_loss_of_an_excluded_target_is_infinite() -> None:
     scores = torch.tensor([[0.0, -torch.inf, 1.0]], requires_grad=True)
     loss = tsallis.entmax_loss(scores, torch.tensor([1]), label_smoothing=0.1)
     assert loss == torch.inf == torch.nn.functional.cross_entropy(scores, torch.tensor([1]), label_smoothing=0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_autocast_leaves_float64_as_it_is(dtype: torch.dtype) -> None:
+def test_autocast_keeps_float64(dtype: torch.dtype) -> None:
     hidden, weight, target = torch.randn(5, 4, dtype=dtype), torch.randn(7, 4, dtype=dtype), torch.arange(5)
     with torch.autocast("cpu", torch.bfloat16):
         loss = tsallis.linear_entmax_loss(hidden, weight, target)
@@ -60,7 +60,7 @@ def test_autocast_leaves_float64_as_it_is(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 @pytest.mark.parametrize("gap", [1e-7, 1e-8, 1e-10, 0.0, -1e-8, -1e-10])
-def test_rows_in_which_nothing_takes_part_are_zeros_next_to_softmax(gap: float, backend: str) -> None:
+def test_fully_masked_rows_are_zero_for_alpha_near_1(gap: float, backend: str) -> None:
     scores = torch.tensor([[-torch.inf, -torch.inf], [1.0, 2.0]], requires_grad=True)
     with tsallis.backend(backend):
         probs = tsallis.entmax(scores, 1 + gap)
@@ -70,7 +70,7 @@ def test_rows_in_which_nothing_takes_part_are_zeros_next_to_softmax(gap: float, 
 
 
 @pytest.mark.parametrize("backend", ["auto", "eager"])
-def test_alpha_learns_nothing_of_rows_in_which_nothing_takes_part(backend: str) -> None:
+def test_alpha_gradient_of_fully_masked_rows_is_zero(backend: str) -> None:
     scores, alpha = torch.tensor([[-torch.inf, -torch.inf], [1.0, 2.0]]), torch.ones(2, 1, requires_grad=True)
     with tsallis.backend(backend):
         tsallis.entmax_loss(scores, torch.tensor([0, 1]), alpha, reduction="sum").backward()
@@ -79,7 +79,7 @@ def test_alpha_learns_nothing_of_rows_in_which_nothing_takes_part(backend: str) 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
-def test_shares_of_a_row_in_which_nothing_takes_part_have_no_loss(alpha: float, smoothing: float) -> None:
+def test_fully_masked_rows_with_soft_targets_have_zero_loss(alpha: float, smoothing: float) -> None:
     scores = torch.tensor([[-torch.inf, -torch.inf], [1.0, 2.0]], requires_grad=True)
     shares = torch.full((2, 2), 0.5)
     loss = tsallis.entmax_loss(scores, shares, alpha, reduction="none", label_smoothing=smoothing)
@@ -94,13 +94,13 @@ def test_smoothing_is_computed_in_the_dtype_of_the_scores() -> None:
     torch.testing.assert_close(smooth, tsallis.entmax_loss(scores, mixture), rtol=0, atol=1e-14)
 
 
-def test_a_threshold_does_not_enlarge_scores() -> None:
+def test_tau_must_broadcast_to_scores() -> None:
     with pytest.raises(ValueError, match=r"tau must be broadcastable to the scores of shape \(3,\), got \(2, 3\)"):
         tsallis.alpha_relu(torch.zeros(3), tau=torch.zeros(2, 3))
     assert tsallis.alpha_relu(torch.zeros(2, 3), tau=torch.zeros(2, 1)).shape == (2, 3)
 
 
-def test_alphas_below_one_are_refused_inside_transformations() -> None:
+def test_alphas_below_1_raise_under_vmap() -> None:
     query, alphas = torch.randn(1, 1, 3, 4), torch.tensor([[0.5]])
     with pytest.raises(ValueError, match=r"alpha must be finite and at least 1, got a tensor with 0\.5"):
         torch.func.vmap(lambda a: tsallis.entmax_attention(query, query, query, a))(alphas)
@@ -109,13 +109,13 @@ def test_alphas_below_one_are_refused_inside_transformations() -> None:
         torch.func.vmap(lambda a: tsallis.linear_entmax_loss(hidden, hidden, target, alpha=a))(torch.tensor([0.5]))
 
 
-def test_no_lengths_of_no_sequences() -> None:
+def test_empty_batches_accept_empty_key_lengths() -> None:
     query = torch.randn(0, 2, 3, 4)
     assert tsallis.entmax_attention(query, query, query, key_lengths=[]).shape == query.shape
 
 
 @pytest.mark.parametrize("dim", ["1", None, 1.0, True, (0, 1)])
-def test_a_dimension_is_an_integer(dim: Any) -> None:
+def test_noninteger_dims_raise(dim: Any) -> None:
     x = torch.randn(2, 3)
     for call in (tsallis.entmax, tsallis.functional.budgeted_entmax, tsallis.functional.normmax):
         with pytest.raises(TypeError, match=r"dim must be an integer, got "):
@@ -125,7 +125,7 @@ def test_a_dimension_is_an_integer(dim: Any) -> None:
             call(x.softmax(-1), 1.5, dim=dim)
 
 
-def test_what_is_no_tensor_or_number_is_named() -> None:
+def test_invalid_argument_types_and_values_raise() -> None:
     x, y = torch.randn(2, 3), torch.tensor([0, 1])
     wrong: list[tuple[type[Exception], Any, str]] = [
         (TypeError, lambda: tsallis.entmax_loss([[1.0, 2.0]], y), "scores must be a tensor, got list"),
@@ -153,7 +153,7 @@ def test_what_is_no_tensor_or_number_is_named() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_not_finite_is_named(value: float) -> None:
+def test_nonfinite_numbers_raise(value: float) -> None:
     x, y, q = torch.randn(2, 3), torch.tensor([0, 1]), torch.randn(2, 3, 4)
     calls: dict[str, Any] = {
         "scale": lambda: tsallis.entmax_attention(q, q, q, scale=value),
@@ -171,7 +171,7 @@ def test_a_number_that_is_not_finite_is_named(value: float) -> None:
         tsallis.entmax_attention(q, q, q, dropout_p=value)
 
 
-def test_a_number_may_be_a_tensor() -> None:
+def test_numbers_may_be_single_element_tensors() -> None:
     x, q = torch.randn(2, 3), torch.randn(2, 3, 4)
     pairs = [
         (tsallis.normmax(x, torch.tensor(2)), tsallis.normmax(x, 2.0)),
@@ -195,7 +195,7 @@ def _nested(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("convert", [Tensor.to_sparse, _nested])
-def test_every_tensor_is_dense(convert: Any) -> None:
+def test_sparse_and_nested_tensors_raise(convert: Any) -> None:
     x, y, q = torch.randn(2, 3), torch.tensor([0, 1]), torch.randn(2, 3, 4)
     mask, numbers, alphas = convert(torch.ones(3, 3).bool()), convert(torch.ones(3)), convert(torch.full((2,), 1.5))
     attend, linear, loss = tsallis.entmax_attention, tsallis.linear_entmax_loss, tsallis.entmax_loss
@@ -239,7 +239,7 @@ BAD_INTEGERS = ["1", 1.0, True, None, 1j, torch.tensor([1, 2])]
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_complex_targets_and_an_ignore_index_that_is_no_integer(name: str) -> None:
+def test_complex_targets_and_noninteger_ignore_index_raise(name: str) -> None:
     x, target = torch.randn(2, 3), torch.tensor([0, 1])
     with pytest.raises(TypeError, match=r"class targets must contain integers, got torch\.complex64"):
         LOSSES[name](x, target.to(torch.complex64))
@@ -249,7 +249,7 @@ def test_complex_targets_and_an_ignore_index_that_is_no_integer(name: str) -> No
     assert LOSSES[name](x, target, ignore_index=np.int64(1)).isfinite()
 
 
-def test_a_query_offset_and_key_lengths_are_integers() -> None:
+def test_noninteger_query_offset_and_key_lengths_raise() -> None:
     query = torch.randn(1, 2, 3, 4)
     for value in BAD_INTEGERS:
         with pytest.raises(TypeError, match=f"query_offset must be an integer, got {re.escape(repr(value))}"):

@@ -12,7 +12,7 @@ import tsallis
 
 
 @pytest.mark.parametrize(("dtype", "least"), [(torch.float64, 1e-60), (torch.float32, 1e-36)])
-def test_entropy_of_tiny_probabilities(dtype: torch.dtype, least: float) -> None:
+def test_entropy_of_tiny_probabilities_matches_closed_form(dtype: torch.dtype, least: float) -> None:
     """Check alpha near 0, for which the entropy counts the support, even with tiny probabilities."""
     p = torch.tensor([1.0, least], dtype=dtype, requires_grad=True)
     alpha = torch.tensor(0.01, dtype=dtype, requires_grad=True)
@@ -26,7 +26,7 @@ def test_entropy_of_tiny_probabilities(dtype: torch.dtype, least: float) -> None
     assert of_alpha.item() == pytest.approx(slope, rel=1e-4)
 
 
-def test_entropy_of_probabilities_too_small_for_a_normal_number() -> None:
+def test_entropy_of_subnormal_probabilities_is_finite() -> None:
     p = torch.tensor([1.0, 1e-44], requires_grad=True)
     alpha = torch.tensor([0.05], requires_grad=True)
     entropy = tsallis.tsallis_entropy(p, alpha)
@@ -34,13 +34,13 @@ def test_entropy_of_probabilities_too_small_for_a_normal_number() -> None:
     assert entropy.isfinite() and alpha.grad is not None and alpha.grad.isfinite().all()
 
 
-def test_entropy_along_any_dim() -> None:
+def test_entropy_supports_any_dim() -> None:
     p = torch.rand(2, 3, 4).softmax(1)
     assert tsallis.tsallis_entropy(p, 1.5, dim=1).shape == (2, 4)
     torch.testing.assert_close(tsallis.tsallis_entropy(p, 1.5, 1), tsallis.tsallis_entropy(p.movedim(1, -1), 1.5))
 
 
-def test_escort() -> None:
+def test_escort_matches_known_values() -> None:
     p = torch.tensor([[0.7, 0.3, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     torch.testing.assert_close(tsallis.escort(p, 1.0), p)
     torch.testing.assert_close(tsallis.escort(p, 0.0)[0], torch.tensor([0.5, 0.5, 0.0]))
@@ -53,7 +53,7 @@ def test_escort() -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0, 4.0])
-def test_normmax_solves_its_problem(alpha: float) -> None:
+def test_normmax_maximizes_its_objective(alpha: float) -> None:
     z = torch.randn(4, 6, dtype=torch.float64) * 2
     p = tsallis.normmax(z, alpha)
     value = (p * z).sum(-1) - p.norm(alpha, -1)
@@ -65,7 +65,7 @@ def test_normmax_solves_its_problem(alpha: float) -> None:
 
 @pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
 @pytest.mark.parametrize("budget", [0.5, 1.0, 2.0, 3.5, 5.0])
-def test_budgets(alpha: float, budget: float) -> None:
+def test_budgeted_entmax_sums_to_the_budget(alpha: float, budget: float) -> None:
     z = torch.randn(6, 5, dtype=torch.float64) * 3
     p = tsallis.budgeted_entmax(z, alpha, budget)
     torch.testing.assert_close(p.sum(-1), torch.full((6,), budget, dtype=torch.float64))
@@ -80,7 +80,7 @@ def test_budgets(alpha: float, budget: float) -> None:
 
 
 @pytest.mark.parametrize("beta", [-3.0, -0.5])
-def test_escort_of_a_negative_beta(beta: float) -> None:
+def test_escort_supports_negative_beta(beta: float) -> None:
     """Check negative powers: that of the smallest probability can be far outside the range of float32."""
     p = torch.tensor([[0.0, -31.0, -torch.inf], [0.0, 0.0, 0.0], [-torch.inf, 0.0, -torch.inf]]).softmax(-1)
     powers = torch.where(p == 0, 0, p.double() ** beta)

@@ -27,7 +27,7 @@ LOSSES: dict[str, Loss] = {
 
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 @pytest.mark.parametrize("name", LOSSES)
-def test_all_targets_ignored(name: str, backend: str) -> None:
+def test_ignored_targets_give_nan_loss_and_zero_gradients(name: str, backend: str) -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(3, 4, requires_grad=True), torch.randn(6, 4, requires_grad=True)
     alpha = torch.tensor(1.5, requires_grad=True)
@@ -56,7 +56,7 @@ OF_NO_ROW: dict[str, Function] = {
 
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 @pytest.mark.parametrize("name", OF_NO_ROW)
-def test_no_row_at_all(name: str, backend: str) -> None:
+def test_empty_batches_have_zero_gradients(name: str, backend: str) -> None:
     """Check that gradients are zero and not missing: optimizers and data parallelism expect them."""
     hidden, weight, bias = (torch.randn(s, requires_grad=True) for s in ((0, 4), (6, 4), (6,)))
     alpha = torch.nn.Parameter(torch.tensor(1.5))

@@ -18,7 +18,7 @@ def some() -> SparseRows:
     return SparseRows(torch.tensor([2, 0, 1]), torch.tensor([0.25, 0.75, 1.0]), torch.tensor([0, 2, 2, 3]))
 
 
-def test_dense_and_back() -> None:
+def test_dense_conversion_round_trips() -> None:
     rows = SparseRows.from_dense(PROBS.reshape(3, 1, 3))
     assert (rows.indices.dtype, rows.probs.dtype) == (torch.int32, torch.float32)
     assert rows.indices.tolist() == [0, 2, 1]
@@ -30,7 +30,7 @@ def test_dense_and_back() -> None:
         rows.dense(2)
 
 
-def test_the_largest_entries() -> None:
+def test_top_k_keeps_the_largest_entries() -> None:
     """Check that rows with fewer entries are unchanged, and that rows of zeros stay empty."""
     rows = SparseRows.from_dense(torch.cat([PROBS, torch.tensor([[0.5, 0.375, 0.125]])]), top_k=2)
     assert torch.equal(rows.dense(3), torch.cat([PROBS, torch.tensor([[0.5, 0.375, 0.0]])]))
@@ -41,7 +41,7 @@ def test_the_largest_entries() -> None:
 
 
 @pytest.mark.parametrize("rows", [slice(1, 3), slice(None, None, 2), slice(0, 0), torch.tensor([2, -1, 0, 2])])
-def test_selected_rows(rows: slice | Tensor) -> None:
+def test_slices_and_indices_select_rows(rows: slice | Tensor) -> None:
     expected = PROBS[rows]
     if isinstance(rows, Tensor):
         expected = torch.where((rows < 0).unsqueeze(-1), 0, expected)
@@ -71,13 +71,13 @@ def test_selected_rows(rows: slice | Tensor) -> None:
         ({"tail": [0.1]}, r"\(3,\), got \(1,\)"),
     ],
 )
-def test_bad_values(change: dict[str, list[float]], message: str) -> None:
+def test_invalid_values_raise(change: dict[str, list[float]], message: str) -> None:
     values = {"indices": some().indices, "probs": some().probs, "offsets": some().offsets}
     with pytest.raises(ValueError, match=message):
         SparseRows(**values | {name: torch.tensor(value) for name, value in change.items()})
 
 
-def test_bad_types() -> None:
+def test_invalid_types_raise() -> None:
     with pytest.raises(TypeError, match="indices must contain integers"):
         SparseRows(some().probs, some().probs, some().offsets)
     with pytest.raises(TypeError, match="probs must be floating point"):
@@ -93,7 +93,7 @@ def test_sums_within_the_tolerance_and_tails_are_accepted() -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5])
-def test_probabilities_in_bfloat16_are_divided_by_their_sum(alpha: float) -> None:
+def test_bfloat16_probabilities_are_normalized(alpha: float) -> None:
     probs = entmax(torch.randn(200, 1000, generator=torch.Generator().manual_seed(0)) * 3, alpha).bfloat16()
     assert ((probs.float().sum(-1) - 1).abs() > 1e-3).any()
     expected = probs.float() / probs.float().sum(-1, keepdim=True)
@@ -108,7 +108,7 @@ def test_probabilities_in_bfloat16_are_divided_by_their_sum(alpha: float) -> Non
 
 
 @pytest.mark.parametrize("rows", [0, [0, 1], torch.tensor([0.0])])
-def test_selections_that_are_no_numbers_of_rows(rows: Any) -> None:
+def test_invalid_selection_types_raise(rows: Any) -> None:
     with pytest.raises(TypeError, match="rows must"):
         some()[rows]
 
@@ -120,12 +120,12 @@ def test_a_mask_selects_rows() -> None:
 
 
 @pytest.mark.parametrize("rows", [torch.tensor(1), torch.tensor([[0, 1]])])
-def test_selections_of_another_shape(rows: Tensor) -> None:
+def test_selections_of_wrong_shape_raise(rows: Tensor) -> None:
     with pytest.raises(ValueError, match="rows must have the shape"):
         some()[rows]
 
 
-def test_a_dtype_is_no_device_and_no_class_is_no_entry() -> None:
+def test_to_rejects_dtypes_and_zero_classes_are_accepted() -> None:
     with pytest.raises(TypeError, match="device must be a device"):
         some().to(torch.float64)  # type: ignore[arg-type]
     assert len(SparseRows.from_dense(torch.zeros(3, 0))) == 3
@@ -134,7 +134,7 @@ def test_a_dtype_is_no_device_and_no_class_is_no_entry() -> None:
 
 
 @pytest.mark.parametrize("loss", [entmax_loss, alpha_relu_loss])
-def test_rows_made_in_inference_mode_are_targets(loss: Any) -> None:
+def test_rows_made_in_inference_mode_work_as_targets(loss: Any) -> None:
     with torch.inference_mode():
         rows = SparseRows.from_dense(PROBS)
     scores = torch.randn(3, 3, requires_grad=True)
@@ -144,7 +144,7 @@ def test_rows_made_in_inference_mode_are_targets(loss: Any) -> None:
     torch.testing.assert_close(scores.grad, expected.grad)
 
 
-def test_a_mask_of_another_length_is_named() -> None:
+def test_mask_of_wrong_length_raises() -> None:
     rows = SparseRows.from_dense(torch.eye(3))
     with pytest.raises(ValueError, match=r"a mask of rows must have the shape \[3\], got \[2\]"):
         rows[torch.tensor([True, False])]

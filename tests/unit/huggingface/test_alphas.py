@@ -22,7 +22,7 @@ from tsallis.huggingface import (
 )
 
 
-def test_a_cast_keeps_the_values_to_the_bit() -> None:
+def test_learned_alphas_stay_in_float32() -> None:
     module = LearnedAlpha(3, initial=1.2345)
     before = module.bias.detach().clone()
     for cast in (module.bfloat16, module.half, module.double, lambda: module.to(torch.float16)):
@@ -42,7 +42,7 @@ def test_fixed_alphas_stay_in_float32(value: Any) -> None:
     assert module.to("meta")().is_meta and "meta" in repr(module)
 
 
-def test_a_fixed_alpha_is_a_number_wherever_it_comes_from() -> None:
+def test_fixed_alpha_is_a_number_after_every_update() -> None:
     module, other = FixedAlpha(1.5), FixedAlpha(2.0)
     assert module() == 1.5 and repr(module) == "FixedAlpha(1.5)"
     module.load_state_dict(other.state_dict())
@@ -57,7 +57,7 @@ def test_a_fixed_alpha_is_a_number_wherever_it_comes_from() -> None:
     assert torch.equal(FixedAlpha([1.5, 2.0])(), torch.tensor([1.5, 2.0]))
 
 
-def test_fixed_alphas_are_checked() -> None:
+def test_invalid_fixed_alphas_raise() -> None:
     for value in (0.9, [1.5, 0.9], torch.tensor([1.5, 0.9], dtype=torch.float64)):
         with pytest.raises(ValueError, match=r"alpha must be finite and at least 1, got 0\.9"):
             FixedAlpha(value)
@@ -65,7 +65,7 @@ def test_fixed_alphas_are_checked() -> None:
         FixedAlpha(torch.ones(2, 2))
 
 
-def test_another_alpha_needs_no_other_code() -> None:
+def test_new_alphas_do_not_recompile() -> None:
     """Check that a new alpha never triggers compilation, even with more alphas than the recompilation limit."""
     batch, model = inputs(BY_NAME["bert"]), sparsify(build("bert"), 1.0)
     graphs: list[int] = []
@@ -99,13 +99,13 @@ def test_groups_hold_every_trainable_parameter_once() -> None:
     assert all(not torch.equal(x, before[name]) for name, x in alphas(model).items())
 
 
-def test_frozen_alphas_are_warned_of() -> None:
+def test_frozen_alphas_warn() -> None:
     model = sparsify(build("bert"), {0: "learned"})
     alpha_parameters(model)[0].requires_grad_(False)
     with pytest.warns(UserWarning, match=r"learned alphas of 1 attentions are frozen.* PEFT .*\['tsallis_alpha'\]"):
         assert len(parameter_groups(model, 1e-3)) == 2
 
 
-def test_without_learned_alphas_there_is_no_group_of_them() -> None:
+def test_fixed_alphas_add_no_parameter_group() -> None:
     model = sparsify(build("bert"), 1.5)
     assert len(parameter_groups(model, 1e-3)) == 2 and alpha_parameters(model) == []

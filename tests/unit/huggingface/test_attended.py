@@ -43,7 +43,7 @@ def naive_mean(model: Any, batch: dict[str, Tensor], decoder: Tensor | None) -> 
 
 @pytest.mark.parametrize("attended", [1.3, 2.5])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_mean_is_met_without_padding(name: str, attended: float, tmp_path: Path) -> None:
+def test_calibrated_mean_matches_target_without_padding(name: str, attended: float, tmp_path: Path) -> None:
     batch, model, decoder = inputs(BY_NAME[name]), sparsify(build(name), 1.5), None
     if BY_NAME[name].kind == "seq2seq":
         batch["decoder_input_ids"][1, 3:] = 0
@@ -61,7 +61,7 @@ def test_the_mean_is_met_without_padding(name: str, attended: float, tmp_path: P
         assert not torch.equal(densify(loaded)(**batch)[0], model(**batch)[0])
 
 
-def test_a_mask_of_the_decoder_excludes_its_padding() -> None:
+def test_decoder_attention_mask_excludes_padding() -> None:
     batch, model = inputs(BY_NAME["bart"]), sparsify(build("bart"), 1.5)
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
     with torch.no_grad(), DensityMeter(model) as meter:
@@ -70,7 +70,7 @@ def test_a_mask_of_the_decoder_excludes_its_padding() -> None:
     assert sorted(queries) == [7, 7, 7, 7, 11, 11]  # per head: encoder 7 + 4, decoder 5 + 2
 
 
-def test_half_precision_keeps_the_factor() -> None:
+def test_scales_stay_in_float32_in_half_precision() -> None:
     model, batch = sparsify(build("llama")), inputs(BY_NAME["llama"])
     calibrate_attended(model, [batch], 2)
     before = scales(model)

@@ -36,7 +36,7 @@ def module(causal: bool = False) -> nn.Module:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["none", "boolean", "additive"])
-def test_masks_and_biases_add_up(kind: str, causal: bool) -> None:
+def test_attention_with_mask_and_bias_matches_reference(kind: str, causal: bool) -> None:
     q, k, v = torch.randn(3, 2, 4, 5, 8).unbind()
     bias, boolean = torch.randn(1, 4, 5, 5), torch.rand(2, 1, 5, 5) > 0.3
     boolean[..., 0] = True
@@ -53,7 +53,7 @@ def test_masks_and_biases_add_up(kind: str, causal: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_lowest_numbers_hide_keys(dtype: torch.dtype) -> None:
+def test_lowest_mask_values_hide_keys(dtype: torch.dtype) -> None:
     q, k, v = torch.randn(3, 2, 4, 5, 8, dtype=dtype).unbind()
     visible = torch.rand(2, 1, 5, 5) > 0.3
     visible[0, :, 2] = False  # a query that sees no key
@@ -74,13 +74,13 @@ def test_the_lowest_numbers_hide_keys(dtype: torch.dtype) -> None:
         ("cache", "a paged cache"),
     ],
 )
-def test_what_cannot_be_computed_is_refused(argument: str, message: str) -> None:
+def test_unsupported_arguments_raise(argument: str, message: str) -> None:
     q = torch.randn(1, 1, 2, 4)
     with pytest.raises(NotImplementedError, match=f"Module uses {message}"):
         attention_forward(module(), q, q, q, None, **{argument: 1.0})
 
 
-def test_queries_of_a_norm_may_be_more_precise() -> None:
+def test_output_has_the_dtype_of_the_values() -> None:
     q = torch.randn(1, 1, 2, 4)
     output, _ = attention_forward(module(), q, q, q.bfloat16(), None)
     assert output.dtype == torch.bfloat16
@@ -96,7 +96,7 @@ def test_packed_sentences_do_not_see_each_other() -> None:
     torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=1e-5, atol=1e-5)
 
 
-def test_a_mask_of_the_users_own() -> None:
+def test_custom_masks_are_applied() -> None:
     model = sparsify(build("llama"), 1.5)
     ids = inputs(BY_NAME["llama"])["input_ids"][:1]
     window = torch.ones(7, 7).tril().bool() & ~torch.ones(7, 7).tril(-2).bool()
@@ -106,7 +106,7 @@ def test_a_mask_of_the_users_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
-def test_autocast(name: str) -> None:
+def test_autocast_gives_float32_alpha_gradients(name: str) -> None:
     batch, model = inputs(BY_NAME[name]), sparsify(build(name), "learned", initial=1.5)
     with torch.autocast("cpu", torch.bfloat16):
         loss = model(**batch).logits.float().square().mean()
@@ -136,7 +136,7 @@ def without_sdpa(name: str) -> Any:
 @pytest.mark.filterwarnings("ignore:.*has attentions that do not use")
 @pytest.mark.parametrize("padding", [False, True])
 @pytest.mark.parametrize("name", WITHOUT_SDPA)
-def test_a_decoder_that_relies_on_its_mask_stays_causal(name: str, padding: bool) -> None:
+def test_decoders_causal_only_by_mask_stay_causal(name: str, padding: bool) -> None:
     batch, model = inputs(BY_NAME["bart"]), without_sdpa(name)
     if not padding:
         batch["attention_mask"] = torch.ones_like(batch["attention_mask"])
@@ -152,7 +152,7 @@ def test_a_decoder_that_relies_on_its_mask_stays_causal(name: str, padding: bool
 
 @pytest.mark.parametrize("name", ["nllb_moe", "pegasus_x"])
 @pytest.mark.filterwarnings("ignore:.*has attentions that do not use")
-def test_full_masks_generate_the_same_with_every_cache(name: str) -> None:
+def test_generation_with_full_masks_matches_without_cache(name: str) -> None:
     batch, model = inputs(BY_NAME["bart"]), sparsify(without_sdpa(name), 1.5)
     del batch["decoder_input_ids"]
     settings = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
@@ -161,7 +161,7 @@ def test_full_masks_generate_the_same_with_every_cache(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*has attentions that do not use")
-def test_an_attention_of_the_models_own_gets_the_mask_it_adds() -> None:
+def test_custom_attention_receives_additive_masks() -> None:
     sizes = {**SEQ2SEQ, "encoder_layers": 1, "decoder_layers": 1}
     del sizes["decoder_start_token_id"]
     model = fill(lambda: tf.InformerModel(tf.InformerConfig(**SERIES, **sizes)))
@@ -180,7 +180,7 @@ def test_an_attention_of_the_models_own_gets_the_mask_it_adds() -> None:
     torch.testing.assert_close(run(sparsify(model, 1.0)), reference, rtol=1e-5, atol=1e-5)
 
 
-def test_a_model_that_drops_queries_drops_them_of_its_mask() -> None:
+def test_dropped_queries_are_dropped_from_the_mask() -> None:
     if not hasattr(tf, "Gemma4TextConfig"):
         pytest.skip("needs transformers: with Gemma 4")
     sizes = {"num_hidden_layers": 4, "head_dim": 4, "global_head_dim": 4, "num_global_key_value_heads": 2}
@@ -196,11 +196,11 @@ def test_a_model_that_drops_queries_drops_them_of_its_mask() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
-def test_masks_that_attention_does_not_need_are_not_made(family: Family) -> None:
+def test_families_use_attention_without_full_masks(family: Family) -> None:
     assert sparsify(build(family)).config._attn_implementation == NAME
 
 
-def test_full_masks_are_boolean_or_added() -> None:
+def test_boolean_and_additive_full_masks_match() -> None:
     q, k, v = torch.randn(3, 2, 4, 5, 8).unbind()
     visible = torch.rand(2, 1, 5, 5) > 0.3
     visible[0, :, 2] = False  # a query that sees no key
@@ -214,7 +214,7 @@ def test_full_masks_are_boolean_or_added() -> None:
     assert not torch.allclose(alone, attention_forward(module(causal=True), q, k, v, None)[0])
 
 
-def test_densities_under_full_masks_count_what_is_visible() -> None:
+def test_densities_under_full_masks_count_visible_keys() -> None:
     batch, model = inputs(BY_NAME["bart"]), without_sdpa("nllb_moe")
     with torch.no_grad(), DensityMeter(sparsify(model, 1.0)) as meter:
         model(**batch)

@@ -66,7 +66,7 @@ def test_alphas_are_annealed_saved_and_resumed(tmp_path: Path) -> None:
         assert torch.equal(parameter, model.get_parameter(name)), name
 
 
-def test_the_best_model_has_its_own_alpha(tmp_path: Path) -> None:
+def test_best_model_restores_its_alpha(tmp_path: Path) -> None:
     arguments = {
         "eval_strategy": "steps",
         "eval_steps": 2,
@@ -114,7 +114,7 @@ def test_learned_alphas_train_and_are_logged(tmp_path: Path) -> None:
         ({"logging_strategy": "no"}, []),
     ],
 )
-def test_attention_is_logged_where_the_trainer_logs(
+def test_attention_is_logged_at_the_steps_of_the_loss(
     arguments: dict[str, Any], steps: list[int], tmp_path: Path
 ) -> None:
     """Check that attention is logged at the same steps as the loss. An epoch has three batches."""
@@ -128,7 +128,7 @@ def test_attention_is_logged_where_the_trainer_logs(
         assert [entry["step"] for entry in history if "density" in entry] == steps
 
 
-def test_a_new_training_ends_the_measurement_of_an_interrupted_one(tmp_path: Path) -> None:
+def test_new_training_ends_an_interrupted_measurement(tmp_path: Path) -> None:
     class Interrupted(tf.Trainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             raise KeyboardInterrupt
@@ -145,7 +145,7 @@ def test_a_new_training_ends_the_measurement_of_an_interrupted_one(tmp_path: Pat
     assert len(graphs) == 1
 
 
-def test_a_stream_is_logged_without_densities_where_its_end_is_not_known(tmp_path: Path) -> None:
+def test_densities_are_omitted_if_the_epoch_end_is_unknown(tmp_path: Path) -> None:
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self) -> Iterator[Any]:
             return iter(ROWS * 3)
@@ -159,7 +159,7 @@ def test_a_stream_is_logged_without_densities_where_its_end_is_not_known(tmp_pat
     assert [(entry["step"], "density" in entry) for entry in entries] == [(1, True), (3, False), (4, True)]
 
 
-def test_the_trainer_leaves_alphas_without_decay(tmp_path: Path) -> None:
+def test_trainer_excludes_alphas_from_weight_decay(tmp_path: Path) -> None:
     model = sparsify(build("bert"), "learned")
     decayed = trainer(model, tmp_path).get_decay_parameter_names(model)
     assert decayed and not [name for name in decayed if "alpha" in name]
@@ -172,12 +172,12 @@ def test_the_trainer_leaves_alphas_without_decay(tmp_path: Path) -> None:
         ({"target": 0.5}, r"alpha must be finite and at least 1, got 0\.5"),
     ],
 )
-def test_settings_are_checked(options: dict[str, Any], message: str) -> None:
+def test_invalid_settings_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AnnealAlpha(**options)
 
 
-def test_adapters_of_peft_learn_and_keep_alphas(tmp_path: Path) -> None:
+def test_peft_adapters_learn_and_save_alphas(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     batch = inputs(BY_NAME["llama"])
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["tsallis_alpha"])
@@ -201,7 +201,7 @@ def test_adapters_of_peft_learn_and_keep_alphas(tmp_path: Path) -> None:
     assert all(torch.equal(one, other) for one, other in zip(alphas(merged).values(), learned, strict=True))
 
 
-def test_fixed_alphas_travel_with_adapters_that_name_them(tmp_path: Path) -> None:
+def test_peft_saves_fixed_alphas_only_in_modules_to_save(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     for folder, modules, expected in (("without", None, 1.5), ("with", ["tsallis_alpha"], 1.75)):
         config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=modules)

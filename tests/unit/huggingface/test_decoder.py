@@ -77,7 +77,7 @@ def small(kind: str) -> Any:
 
 @pytest.mark.parametrize("end", [2, [2, 5]], ids=["one end", "two ends"])
 @pytest.mark.parametrize("kind", ["decoder", "seq2seq"])
-def test_whole_distributions_are_found_and_proved(kind: str, end: int | list[int]) -> None:
+def test_exhaustive_and_exact_search_match_enumeration(kind: str, end: int | list[int]) -> None:
     decoder = TransformersDecoder(small(kind), 2.0, end=end)
     ids = torch.tensor([[4, 7, 3], [6, 8, 0]])
     src, lengths = decoder.sources({"input_ids": ids, "attention_mask": (ids > 0).long()})
@@ -98,7 +98,7 @@ def test_whole_distributions_are_found_and_proved(kind: str, end: int | list[int
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bart", "t5", "mistral"])
-def test_softmax_beams_are_those_of_generate(name: str) -> None:
+def test_softmax_beams_match_generate(name: str) -> None:
     model = build(name).double()
     family = BY_NAME[name]
     batch = {x: ids[:1] for x, ids in inputs(family).items() if x != "decoder_input_ids"}
@@ -112,7 +112,7 @@ def test_softmax_beams_are_those_of_generate(name: str) -> None:
     assert {tuple(decoder.ids(h.tokens)) for h in result.hypotheses} == {tuple(x) for x in outputs[:, first:].tolist()}
 
 
-def test_keys_and_values_are_held_where_the_cache_is_plain() -> None:
+def test_keys_and_values_are_kept_for_plain_caches() -> None:
     held = {}
     for family in DECODERS:
         decoder = make(family)
@@ -124,7 +124,7 @@ def test_keys_and_values_are_held_where_the_cache_is_plain() -> None:
     )
 
 
-def test_only_the_last_token_is_read() -> None:
+def test_search_steps_read_only_the_last_token() -> None:
     decoder = make("llama")
     lengths = []
     decoder.model.register_forward_pre_hook(
@@ -137,7 +137,7 @@ def test_only_the_last_token_is_read() -> None:
 
 @pytest.mark.parametrize("kind", ["eager", "sparse"])
 @pytest.mark.parametrize("family", DECODERS, ids=str)
-def test_attention_is_that_of_whole_passes(family: Family, kind: str) -> None:
+def test_attention_matches_full_forward_passes(family: Family, kind: str) -> None:
     if kind == "eager":  # float32: in float64, Llama's eager attention returns NaN for padding rows
         model = build(family)
         model.set_attn_implementation("eager")
@@ -166,7 +166,7 @@ def test_attention_is_that_of_whole_passes(family: Family, kind: str) -> None:
         assert any(min(result.best.num_attended) < n for result, n in zip(results, lengths.tolist(), strict=True))
 
 
-def test_attention_joins_prefixes_of_several_lengths() -> None:
+def test_exact_search_with_attention_finds_the_same_outputs() -> None:
     decoder = TransformersDecoder(sparsify(small("seq2seq"), 1.5), 2.0, end=END, attention=True)
     src, lengths = decoder.sources({"input_ids": torch.tensor([[4, 7, 3], [6, 8, 5]])})
     plain = TransformersDecoder(decoder.model, 2.0, end=END)
@@ -177,12 +177,12 @@ def test_attention_joins_prefixes_of_several_lengths() -> None:
         assert {n for h in other.hypotheses for n in h.num_attended} == {0}
 
 
-def test_attention_without_weights_is_refused() -> None:
+def test_attention_without_weights_raises() -> None:
     with pytest.raises(ValueError, match=r"LlamaForCausalLM \(sdpa\) returns no weights: sparsify the model"):
         TransformersDecoder(build("llama"), 1.5, end=END, attention=True)
 
 
-def test_what_is_never_generated_has_no_probability() -> None:
+def test_suppressed_tokens_have_no_probability() -> None:
     model = build("llama")
     model.generation_config.bad_words_ids = [[7], [8, 9]]
     model.generation_config.suppress_tokens = [11, 12]
@@ -206,7 +206,7 @@ def test_forced_first_tokens_belong_to_the_start() -> None:
 
 
 @pytest.mark.parametrize("end", [2, [2, 5]], ids=["one end", "two ends"])
-def test_the_last_id_may_begin_an_output(end: int | list[int]) -> None:
+def test_last_vocabulary_id_can_start_an_output(end: int | list[int]) -> None:
     decoder = make("llama", alpha=1.0, end=end)
     prefix = decoder.symbols([39])
     for result in beam_search(decoder, *sources(decoder, "llama"), max_length=3, prefixes=[prefix] * 2):
@@ -216,7 +216,7 @@ def test_the_last_id_may_begin_an_output(end: int | list[int]) -> None:
         decoder.symbols([40])
 
 
-def test_labels_of_trainer_are_targets() -> None:
+def test_targets_accept_trainer_labels() -> None:
     decoder = make("t5")
     tgt_in, tgt_out = decoder.targets(torch.tensor([[5, 6, END], [7, END, -100]]))
     assert tgt_in.tolist() == [[1, 8, 9], [1, 10, 0]]
@@ -225,7 +225,7 @@ def test_labels_of_trainer_are_targets() -> None:
     assert all(torch.equal(a, b) for a, b in itertools.zip_longest((tgt_in, tgt_out), same))
 
 
-def test_mistakes_are_named() -> None:
+def test_invalid_arguments_raise() -> None:
     with pytest.raises(ValueError, match="BertModel does not generate from input_ids"):
         TransformersDecoder(tf.BertModel(tf.BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1)))
     model = build("gpt2")

@@ -23,11 +23,11 @@ def m2m() -> Any:
 
 
 @pytest.mark.parametrize("make", [m2m, lambda: build("bart"), lambda: build("t5")])
-def test_labels_follow_the_start(make: Any) -> None:
+def test_labels_are_shifted_after_the_start_token(make: Any) -> None:
     assert decoder_inputs(make(), LABELS).tolist() == SHIFTED and LABELS[1, 2] == -100
 
 
-def test_a_start_is_looked_for_and_missed() -> None:
+def test_start_token_comes_from_generation_config_or_raises() -> None:
     model = m2m()
     model.config.decoder_start_token_id = None
     model.generation_config.decoder_start_token_id = 1

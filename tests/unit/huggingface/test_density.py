@@ -15,7 +15,7 @@ from tsallis.huggingface import DensityMeter, sparsify
 
 
 @pytest.mark.parametrize("name", ["bert", "mistral", "t5"])
-def test_densities_are_those_of_the_weights(name: str) -> None:
+def test_densities_match_attention_weights(name: str) -> None:
     batch, model = inputs(BY_NAME[name]), sparsify(build(name), "learned", initial=1.5)
     with torch.no_grad(), DensityMeter(model) as meter:
         model(**batch)
@@ -35,7 +35,7 @@ def test_densities_are_those_of_the_weights(name: str) -> None:
 
 @pytest.mark.parametrize("length", [5, 7])
 @pytest.mark.parametrize("name", ["bart", "t5"])
-def test_every_query_of_cross_attention_counts(name: str, length: int) -> None:
+def test_cross_attention_density_counts_every_query(name: str, length: int) -> None:
     """Check that no query counts as padding, even if the target is as long as its source."""
     batch, model = inputs(BY_NAME[name]), sparsify(build(name), 1.5, kind="cross")
     batch["decoder_input_ids"] = torch.randint(3, 40, (2, length))
@@ -48,7 +48,7 @@ def test_every_query_of_cross_attention_counts(name: str, length: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
-def test_keys_that_an_additive_mask_hides_are_not_visible(name: str) -> None:
+def test_density_ignores_keys_hidden_by_additive_masks(name: str) -> None:
     batch, model = inputs(BY_NAME[name]), sparsify(build(name), 1.5)
     visible = torch.ones(2, 1, 7, 7).tril().bool()
     visible[1, ..., 3] = False
@@ -65,7 +65,7 @@ def test_keys_that_an_additive_mask_hides_are_not_visible(name: str) -> None:
     assert all((x == 1).all() for x in meter.densities().values())
 
 
-def test_padding_of_a_model_that_adds_its_mask_does_not_count() -> None:
+def test_density_ignores_padding_of_additive_mask_models() -> None:
     sizes = {**SMALL, **TEXT, "max_2d_position_embeddings": 8}
     model = sparsify(fill(lambda: tf.LayoutLMModel(tf.LayoutLMConfig(**sizes))), 1.0)
     batch = {**inputs(BY_NAME["bert"]), "bbox": torch.zeros(2, 7, 4, dtype=torch.long)}
@@ -74,7 +74,7 @@ def test_padding_of_a_model_that_adds_its_mask_does_not_count() -> None:
     assert all((x == 1).all() for x in meter.densities().values())
 
 
-def test_passes_add_up_and_end_with_the_block() -> None:
+def test_density_meter_accumulates_passes_inside_the_block() -> None:
     batch, model = inputs(BY_NAME["bert"]), sparsify(build("bert"), {0: 1.5})
     with DensityMeter(model) as meter:
         model(**batch)
@@ -109,6 +109,6 @@ def test_a_compiled_model_is_measured_and_stays_compiled() -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_what_is_not_sparse_is_refused() -> None:
+def test_modules_without_sparse_attention_raise() -> None:
     with pytest.raises(ValueError, match="Linear has no sparse attention: call sparsify first"):
         DensityMeter(nn.Linear(2, 2))

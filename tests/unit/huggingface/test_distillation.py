@@ -53,7 +53,7 @@ def targets(model: Any, batch: dict[str, Tensor], shift: bool, alpha: float = 1.
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
 @pytest.mark.parametrize("weight", [1.0, 0.25])
-def test_targets_are_the_probabilities_of_the_teacher(name: str, weight: float, tmp_path: Path) -> None:
+def test_targets_match_teacher_probabilities(name: str, weight: float, tmp_path: Path) -> None:
     teacher, student, shift = build(name), build(name), name == "llama"
     with torch.no_grad():
         for x in student.parameters():
@@ -77,7 +77,7 @@ def test_targets_are_the_probabilities_of_the_teacher(name: str, weight: float, 
     torch.testing.assert_close(lm_loss(student, batch, 1.5, teacher=data.rows), dense, rtol=1e-5, atol=1e-5)
 
 
-def test_the_largest_probabilities_of_a_softmax_classifier(tmp_path: Path) -> None:
+def test_top_k_stores_the_tail_of_a_softmax_classifier(tmp_path: Path) -> None:
     config = tf.BertConfig(**SMALL, **TEXT, num_labels=5)
     model = fill(lambda: tf.BertForSequenceClassification(config))
     rows = [{"input_ids": ids, "labels": i} for i, ids in enumerate(IDS)]
@@ -96,7 +96,7 @@ def test_the_largest_probabilities_of_a_softmax_classifier(tmp_path: Path) -> No
     assert data.collate([data[i] for i in range(5)])["labels"].tolist() == [-101, -102, -103, -104, -105]
 
 
-def test_a_student_in_trainer(tmp_path: Path) -> None:
+def test_trainer_loss_is_0_for_a_student_equal_to_its_teacher(tmp_path: Path) -> None:
     """Check that the loss of a student that equals its teacher is 0. Evaluation data keep their labels."""
     model = build("llama")
     store(model, tmp_path / "teacher")
@@ -122,7 +122,7 @@ def test_a_student_in_trainer(tmp_path: Path) -> None:
     assert trainer.evaluate()["eval_loss"] == pytest.approx(plain.evaluate()["eval_loss"], rel=1e-4)
 
 
-def test_other_teachers_data_and_labels_are_rejected(tmp_path: Path) -> None:
+def test_mismatched_teachers_data_and_labels_are_rejected(tmp_path: Path) -> None:
     model = build("llama")
     store(model, tmp_path)
     store(model, tmp_path)
@@ -152,7 +152,7 @@ def test_other_teachers_data_and_labels_are_rejected(tmp_path: Path) -> None:
         )
 
 
-def test_an_encoder_decoder_reads_the_labels_of_the_data(tmp_path: Path) -> None:
+def test_encoder_decoder_distillation_needs_decoder_input_ids(tmp_path: Path) -> None:
     model = build("t5")
     store(model, tmp_path / "t")
     data = DistilledDataset(ROWS, tmp_path / "t", 1.0, collate)
@@ -171,7 +171,7 @@ def test_an_encoder_decoder_reads_the_labels_of_the_data(tmp_path: Path) -> None
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
     ],
 )
-def test_a_refused_call_writes_nothing(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_failed_calls_write_no_files(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         distill(build("llama"), ROWS, tmp_path / "out", collator=collate, **options)
 
@@ -187,7 +187,7 @@ def test_a_refused_call_writes_nothing(options: dict[str, Any], message: str, tm
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_damaged_and_missing_parts(tmp_path: Path) -> None:
+def test_damaged_and_missing_parts_raise_until_rebuilt(tmp_path: Path) -> None:
     model, part = build("llama"), tmp_path / "part-00000000.safetensors"
     store(model, tmp_path)
     whole, other = part.read_bytes(), (tmp_path / "part-00000003.safetensors").read_bytes()
@@ -204,7 +204,7 @@ def test_damaged_and_missing_parts(tmp_path: Path) -> None:
     DistilledDataset(ROWS, tmp_path)
 
 
-def test_rows_counted_from_the_end(tmp_path: Path) -> None:
+def test_negative_indices_count_from_the_end(tmp_path: Path) -> None:
     store(build("llama"), tmp_path)
     data = DistilledDataset(ROWS, tmp_path, collator=collate)
     for index in range(-len(ROWS), 0):
@@ -214,7 +214,7 @@ def test_rows_counted_from_the_end(tmp_path: Path) -> None:
         data[len(ROWS)]
 
 
-def test_options_of_the_trainers_loss_are_checked() -> None:
+def test_invalid_trainer_loss_options_raise() -> None:
     rows = tsallis.SparseRows(torch.tensor([1]), torch.ones(1), torch.tensor([0, 1]))
     for options in ({"alpha": -1.0}, {"label_smoothing": 7.0}, {"label_smoothing": 0.1, "teacher": rows}):
         with pytest.raises(ValueError, match="must"):

@@ -102,13 +102,13 @@ def check(model: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), QUICK)
-def test_probabilities_are_those_of_the_model(kind: str, name: str) -> None:
+def test_probabilities_match_forward_passes(kind: str, name: str) -> None:
     check(build(kind, name))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), [case for case in EVERY if case not in QUICK and case[1] not in NOT_TINY])
-def test_probabilities_of_every_type_are_those_of_the_model(kind: str, name: str) -> None:
+def test_probabilities_of_every_type_match_forward_passes(kind: str, name: str) -> None:
     model = build(kind, name)
     if (reason := UNSUPPORTED.get(model.config.model_type)) is not None:
         with pytest.raises(ValueError, match=reason):
@@ -121,14 +121,14 @@ def tiny(name: str, **options: Any) -> Any:
     return build("seq2seq" if name in ("bart", "bigbird_pegasus", "marian", "nllb-moe") else "causal", name, **options)
 
 
-def test_an_encoder_and_a_decoder_of_two_types() -> None:
+def test_encoder_and_decoder_may_have_different_types() -> None:
     sides = [tf.RobertaConfig(**SMALL, **TEXT), tf.BertConfig(**SMALL, **TEXT | {"vocab_size": 20})]
     config = tf.EncoderDecoderConfig.from_encoder_decoder_configs(*sides, decoder_start_token_id=1, pad_token_id=0)
     check(fill(tf.EncoderDecoderModel(config)))
 
 
 @pytest.mark.parametrize(("source", "target"), [(8, 12), (12, 8)])
-def test_the_vocabulary_is_that_of_the_outputs(source: int, target: int) -> None:
+def test_source_and_target_vocabularies_may_differ(source: int, target: int) -> None:
     options = {"decoder_vocab_size": target, "share_encoder_decoder_embeddings": False}
     model = tiny("marian", vocab_size=source, **options)
     decoder = TransformersDecoder(model, 1.0, end=END)
@@ -149,12 +149,12 @@ def test_the_vocabulary_is_that_of_the_outputs(source: int, target: int) -> None
 
 @pytest.mark.parametrize("name", ["llama", "bart"])
 @pytest.mark.parametrize("option", [{"use_cache": False}, {"tie_word_embeddings": False}], ids=str)
-def test_options_of_the_configuration(name: str, option: dict[str, bool]) -> None:
+def test_probabilities_match_with_other_config_options(name: str, option: dict[str, bool]) -> None:
     check(tiny(name, **option))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_reads_sources_of_several_lengths(dtype: torch.dtype) -> None:
+def test_half_precision_scores_match_float32(dtype: torch.dtype) -> None:
     model = tiny("roberta")
     expected = TransformersDecoder(model, 1.0, end=END)
     values = score(expected, *expected.sources(pad(SOURCES)), *expected.targets(OUTPUTS))
@@ -163,14 +163,14 @@ def test_half_precision_reads_sources_of_several_lengths(dtype: torch.dtype) -> 
     torch.testing.assert_close(halves, values, rtol=0.02, atol=0.3)
 
 
-def test_a_decoder_with_fewer_layers_than_its_encoder() -> None:
+def test_decoder_may_have_more_layers_than_its_encoder() -> None:
     """Check a decoder for which Transformers creates a cache of one layer, as many as the encoder has."""
     options = {"encoder_layers": 1, "decoder_layers": 2}
     check(build("causal", "bart", **options))
     check(build("seq2seq", "bart", **options))
 
 
-def test_rotations_that_change_with_the_length() -> None:
+def test_length_dependent_rope_matches_forward_passes() -> None:
     """Check rotations that differ between cached keys and longer prefixes, and between sources of a batch."""
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 5}
     factors = {"short_factor": [1.0, 1.0], "long_factor": [8.0, 9.0], "factor": 8.0}
@@ -194,13 +194,13 @@ def test_rotations_that_change_with_the_length() -> None:
         ),
     ],
 )
-def test_models_that_have_no_distribution_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+def test_unsupported_models_raise(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TransformersDecoder(tiny(name, **options), 1.0, end=END)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.float32, torch.uint8])
-def test_masks_of_every_type(dtype: torch.dtype) -> None:
+def test_masks_of_every_dtype_are_accepted(dtype: torch.dtype) -> None:
     decoder = TransformersDecoder(tiny("llama"), 1.0, end=END)
     batch = pad(SOURCES)
     ids, lengths = decoder.sources({**batch, "attention_mask": batch["attention_mask"].to(dtype)})
@@ -226,7 +226,7 @@ def test_masks_of_every_type(dtype: torch.dtype) -> None:
         ({"token_type_ids": torch.ones(2, 3)}, "only input_ids and attention_mask, got token_type_ids"),
     ],
 )
-def test_mistakes_in_sources_are_named(batch: dict[str, torch.Tensor], message: str) -> None:
+def test_invalid_sources_raise(batch: dict[str, torch.Tensor], message: str) -> None:
     decoder = TransformersDecoder(tiny("llama"), 1.0, end=END)
     with pytest.raises(ValueError, match=message):
         decoder.sources({"input_ids": torch.tensor([[4, 5, 6], [7, 8, 9]]), **batch})
@@ -236,7 +236,7 @@ def test_mistakes_in_sources_are_named(batch: dict[str, torch.Tensor], message: 
     assert decoder.sources({"input_ids": hidden, "attention_mask": torch.tensor([[0, 1]])})[0].tolist() == [[4]]
 
 
-def test_starts_and_bad_words_are_those_of_generate() -> None:
+def test_bad_words_are_suppressed_and_start_lists_raise() -> None:
     model = tiny("bart")
     model.generation_config.bad_words_ids = [[END], [7]]
     assert TransformersDecoder(model, 1.0, end=END).suppress == [7]
@@ -245,7 +245,7 @@ def test_starts_and_bad_words_are_those_of_generate() -> None:
         TransformersDecoder(model, 1.0, end=END)
 
 
-def test_sources_that_are_too_long_are_refused() -> None:
+def test_too_long_sources_raise() -> None:
     for name, options, most in (
         ("bart", {"max_position_embeddings": 8}, 8),
         ("bigbird_pegasus", {"attention_type": "block_sparse", "block_size": 1, "num_random_blocks": 1}, 7),
@@ -259,7 +259,7 @@ def test_sources_that_are_too_long_are_refused() -> None:
         beam_search(decoder, *decoder.sources({"input_ids": torch.full((1, 7), 5)}), max_length=5)
 
 
-def test_attention_of_sources_that_are_read_apart() -> None:
+def test_attention_of_padded_sources_matches_single_passes() -> None:
     model = tiny("roberta")
     model.set_attn_implementation("eager")
     decoder = TransformersDecoder(model, 1.0, end=END, attention=True)
@@ -277,7 +277,7 @@ def test_attention_of_sources_that_are_read_apart() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5, check_dtype=False)
 
 
-def test_adapters() -> None:
+def test_lora_adapters_match_forward_passes() -> None:
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(tiny("trocr"), peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
     decoder = TransformersDecoder(model.eval(), 1.0, end=END)

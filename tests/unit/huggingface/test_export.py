@@ -32,7 +32,7 @@ def longer_batch() -> dict[str, Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", ["of one size", "of any size"])
-def test_a_model_computes_the_same_in_onnxruntime(sizes: str, tmp_path: Path) -> None:
+def test_onnx_model_matches_pytorch(sizes: str, tmp_path: Path) -> None:
     batch, model = inputs(BY_NAME["bert"]), sparsify(build("bert"), {0: 1.5, 1: "learned"})
     path = tmp_path / "model.onnx"
     shapes = {name: SIZES for name in batch} if sizes == "of any size" else None
@@ -45,7 +45,7 @@ def test_a_model_computes_the_same_in_onnxruntime(sizes: str, tmp_path: Path) ->
         torch.testing.assert_close(output, model(**batch).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_a_file_has_the_number_of_a_fixed_alpha(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_alpha_is_exported_to_onnx_as_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     module, owner = FixedAlpha(1.5), sys.modules[FixedAlpha.__module__]
     monkeypatch.setattr(owner, "traced", lambda: True)
     assert module() is module.value
@@ -66,7 +66,7 @@ def test_a_file_has_the_number_of_a_fixed_alpha(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-def test_an_exported_program_computes_the_same_for_any_size() -> None:
+def test_exported_program_matches_for_other_sizes() -> None:
     batch, model = inputs(BY_NAME["bert"]), sparsify(build("bert"), {0: 1.5, 1: "learned"})
     shapes = {name: SIZES for name in batch}
     program = torch.export.export(model, (), batch, dynamic_shapes=shapes, strict=False).module()

@@ -22,7 +22,7 @@ SAMPLE = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "max_
 
 
 @pytest.mark.parametrize(("alpha", "temperature"), [(1.0, 1.0), (1.5, 0.5), (2.0, 2.0)])
-def test_the_softmax_of_what_comes_out_is_entmax(alpha: float, temperature: float) -> None:
+def test_softmax_of_processed_scores_is_entmax(alpha: float, temperature: float) -> None:
     scores = torch.randn(3, 9)
     probs = EntmaxLogitsProcessor(alpha, temperature)(torch.zeros(3, 1), scores).softmax(-1)
     reference = tsallis.entmax(scores / temperature, alpha)
@@ -31,7 +31,7 @@ def test_the_softmax_of_what_comes_out_is_entmax(alpha: float, temperature: floa
 
 
 @pytest.mark.parametrize("name", ["llama", "bart"])
-def test_every_sampled_token_lies_in_its_support(name: str) -> None:
+def test_sampled_tokens_lie_in_the_support(name: str) -> None:
     model, processor = build(name), EntmaxLogitsProcessor(1.5, temperature=4.0)
     batch = inputs(BY_NAME[name], "left")
     batch.pop("decoder_input_ids", None)
@@ -59,7 +59,7 @@ def test_every_sampled_token_lies_in_its_support(name: str) -> None:
         ("top_h", 0.5, "top_h=None"),
     ],
 )
-def test_settings_that_act_after_entmax_are_refused(name: str, value: float, neutral: str) -> None:
+def test_settings_applied_after_entmax_raise(name: str, value: float, neutral: str) -> None:
     """Check that such settings are rejected, and that the value in the error message changes no probability."""
     model, prompts = build("llama"), torch.full((2000, 3), 5)
     call = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 1, "attention_mask": torch.ones(2000, 3)}
@@ -80,7 +80,7 @@ def test_settings_that_act_after_entmax_are_refused(name: str, value: float, neu
 
 
 @pytest.mark.parametrize("place", ["model", "call"])
-def test_a_temperature_that_acts_after_entmax_is_undone(place: str) -> None:
+def test_temperature_of_generate_is_undone_with_a_warning(place: str) -> None:
     """Check that samples follow p; if the temperature were not undone, they would follow p^(1/T), normalised."""
     model, prompts = build("llama"), torch.full((4000, 3), 5)
     call = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 1, "attention_mask": torch.ones(4000, 3)}
@@ -98,14 +98,14 @@ def test_a_temperature_that_acts_after_entmax_is_undone(place: str) -> None:
     assert (shares - expected).abs().sum() / 2 < 0.05 < (cold / cold.sum() - expected).abs().sum() / 4
 
 
-def test_watermarks_are_refused() -> None:
+def test_watermarks_raise() -> None:
     model, marks = build("llama"), WatermarkingConfig(bias=5.0)
     call = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 1, "watermarking_config": marks}
     with pytest.raises(ValueError, match="pass watermarking_config=None to generate"):
         model.generate(torch.full((1, 3), 5), **call, logits_processor=[EntmaxLogitsProcessor(1.5)])
 
 
-def test_settings_that_change_nothing_are_accepted() -> None:
+def test_neutral_settings_are_accepted() -> None:
     model, prompt = build("llama"), torch.full((1, 3), 5)
     call = {"do_sample": True, "max_new_tokens": 2, "attention_mask": torch.ones(1, 3), "min_p": 0.0}
     model.generate(
@@ -115,7 +115,7 @@ def test_settings_that_change_nothing_are_accepted() -> None:
     model.generate(prompt, **greedy, temperature=0.5, logits_processor=[EntmaxLogitsProcessor()])
 
 
-def test_every_call_begins_anew() -> None:
+def test_support_sizes_are_reset_for_every_call() -> None:
     """Check prompts that are longer, continue at the next length with different tokens, or differ in number."""
     model, processor = build("llama"), EntmaxLogitsProcessor()
     assert processor.support_sizes.numel() == 0
@@ -125,7 +125,7 @@ def test_every_call_begins_anew() -> None:
         assert processor.support_sizes.shape == (len(prompt), 5)
 
 
-def test_a_beam_search_is_one_call() -> None:
+def test_beam_search_counts_as_one_call() -> None:
     model, processor = build("llama"), EntmaxLogitsProcessor(1.5, temperature=4.0)
     torch.manual_seed(0)
     model.generate(**inputs(BY_NAME["llama"], "left"), **SAMPLE, num_beams=3, logits_processor=[processor])
@@ -148,7 +148,7 @@ def test_assisted_generation_counts_every_step_once(drafts: str) -> None:
     assert processor.support_sizes[0, :count].tolist() == expected
 
 
-def test_settings_are_checked() -> None:
+def test_invalid_settings_raise() -> None:
     for value in (0, -1, math.inf, math.nan):
         with pytest.raises(ValueError, match=f"temperature must be above 0 and finite, got {value}"):
             EntmaxLogitsProcessor(temperature=value)
@@ -157,7 +157,7 @@ def test_settings_are_checked() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1e-39, 1e-300])
-def test_tiny_temperatures_leave_the_best_token(temperature: float) -> None:
+def test_tiny_temperatures_keep_only_the_best_token(temperature: float) -> None:
     log_probs = EntmaxLogitsProcessor(1.5, temperature)(torch.tensor([[1]]), torch.tensor([[1.0, 2.0, 1.5]]))
     assert log_probs.tolist() == [[-math.inf, 0.0, -math.inf]]
 
@@ -173,7 +173,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("scans")
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral"])
 @torch.no_grad()
-def test_a_screened_cache_gives_the_logits_of_one_pass(name: str) -> None:
+def test_screened_cache_matches_logits_of_one_pass(name: str) -> None:
     model, cache = sparsify(build(name), 1.5), ScreenedCache()
     ids = torch.randint(5, VOCABULARY, (2, 12))
     mask = torch.ones_like(ids)
@@ -201,7 +201,7 @@ def test_a_screened_cache_gives_the_logits_of_one_pass(name: str) -> None:
 @pytest.mark.usefixtures("scans")
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"do_sample": True}], ids=str)
 @pytest.mark.parametrize("name", ["llama", "bart"])
-def test_generation_with_a_screened_cache(name: str, options: dict[str, object]) -> None:
+def test_generation_with_a_screened_cache_matches_default(name: str, options: dict[str, object]) -> None:
     model, prompt, screened = sparsify(build(name), 1.5), torch.randint(5, VOCABULARY, (2, 9)), ScreenedCache()
     outputs = []
     for cache in (None, screened if name == "llama" else EncoderDecoderCache(screened, ScreenedCache())):
@@ -212,7 +212,7 @@ def test_generation_with_a_screened_cache(name: str, options: dict[str, object])
 
 @pytest.mark.usefixtures("scans")
 @torch.no_grad()
-def test_a_screened_cache_is_stored() -> None:
+def test_screened_cache_survives_pickling() -> None:
     model, ids, cache = sparsify(build("llama"), 1.5), torch.randint(5, VOCABULARY, (1, 9)), ScreenedCache()
     for empty in (cache, ScreenedCache()):
         pickle.dumps(empty)
@@ -226,7 +226,7 @@ def test_a_screened_cache_is_stored() -> None:
 @pytest.mark.usefixtures("scans")
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral"])
 @torch.no_grad()
-def test_autocast(name: str) -> None:
+def test_screened_cache_is_accurate_under_autocast(name: str) -> None:
     """Check that errors are close to those without a scan, though rotated keys and values differ in dtype."""
     model, ids = sparsify(build(name), 1.5), torch.randint(5, VOCABULARY, (2, 9))
     expected, errors = model(ids).logits[:, -1], []
@@ -240,7 +240,7 @@ def test_autocast(name: str) -> None:
 
 @pytest.mark.usefixtures("scans")
 @torch.no_grad()
-def test_half_precision() -> None:
+def test_screened_cache_matches_one_pass_in_bfloat16() -> None:
     model, ids, cache = (
         sparsify(build("llama"), 1.5).to(torch.bfloat16),
         torch.randint(5, VOCABULARY, (1, 9)),
@@ -254,7 +254,7 @@ def test_half_precision() -> None:
     torch.testing.assert_close(model(ids[:, -1:], past_key_values=cache).logits[:, -1], logits[:, -1])
 
 
-def test_gradients_with_a_screened_cache() -> None:
+def test_screened_cache_gradients_match_one_pass() -> None:
     model, cache, ids = sparsify(build("llama"), 1.5), ScreenedCache(), torch.randint(5, VOCABULARY, (1, 9))
     model(ids[:, :5], past_key_values=cache)
     model(ids[:, 5:], past_key_values=cache).logits[0, -1, 0].backward()

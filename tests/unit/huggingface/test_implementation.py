@@ -37,7 +37,7 @@ def moshi() -> Any:
 
 
 @pytest.mark.parametrize("name", ["sdpa", "eager"])
-def test_a_second_call_makes_a_model_sparse_that_another_function_was_set_for(name: str) -> None:
+def test_sparsify_overrides_a_changed_attention_function(name: str) -> None:
     model = build("bert")
     before = model(**BATCH).logits
     sparse = sparsify(model, 2.0)(**BATCH).logits
@@ -47,7 +47,7 @@ def test_a_second_call_makes_a_model_sparse_that_another_function_was_set_for(na
     assert densify(model).config._attn_implementation == name
 
 
-def test_one_part_that_calls_another_function_is_enough() -> None:
+def test_sparsify_overrides_a_single_changed_part() -> None:
     model = sparsify(clip(), 2.0)
     model.set_attn_implementation({"vision_config": "sdpa"})
     sparsify(model, 2.0)
@@ -63,7 +63,7 @@ def test_a_meter_warns_if_no_sparse_attention_ran() -> None:
         raise RuntimeError("of its own")
 
 
-def test_models_that_share_a_configuration_stay_apart(tmp_path: Any) -> None:
+def test_models_with_a_shared_config_stay_independent(tmp_path: Any) -> None:
     config = copy.deepcopy(CONFIG)
     teacher, student = (fill(lambda: tf.BertModel(config)) for _ in range(2))
     before = teacher(**BATCH).last_hidden_state
@@ -77,7 +77,7 @@ def test_models_that_share_a_configuration_stay_apart(tmp_path: Any) -> None:
     assert torch.equal(densify(teacher)(**BATCH).last_hidden_state, before)
 
 
-def test_a_model_made_from_a_sparse_ones_configuration_has_one_of_its_own() -> None:
+def test_model_built_from_a_sparse_config_gets_its_own_config() -> None:
     sparse = sparsify(build("bert"), 2.0)
     other = fill(lambda: tf.BertForMaskedLM(sparse.config))
     sparsify(other, 1.5, layers=0)
@@ -87,7 +87,7 @@ def test_a_model_made_from_a_sparse_ones_configuration_has_one_of_its_own() -> N
 
 
 @pytest.mark.parametrize("make", [clip, lambda: build("t5"), lambda: build("bert")])
-def test_modules_that_share_a_configuration_go_on_sharing_it(make: Any) -> None:
+def test_modules_still_share_configs_after_sparsify(make: Any) -> None:
     model = make()
     before = [id(x) for module in model.modules() for x in vars(module).values() if isinstance(x, tf.PreTrainedConfig)]
     sparsify(model)
@@ -100,7 +100,7 @@ def test_modules_that_share_a_configuration_go_on_sharing_it(make: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*has attentions that do not use")
 @pytest.mark.parametrize("make", [encoder_alone, moshi])
-def test_parts_that_are_not_built_make_no_difference(make: Any) -> None:
+def test_unbuilt_config_parts_are_ignored(make: Any) -> None:
     model = make()
     before = model.config._attn_implementation
     if all(find_obstacles(model).values()):
@@ -108,7 +108,7 @@ def test_parts_that_are_not_built_make_no_difference(make: Any) -> None:
     assert densify(sparsify(model)).config._attn_implementation == before and not alphas(model)
 
 
-def test_every_part_gets_its_own_function_back() -> None:
+def test_densify_restores_the_function_of_each_part() -> None:
     model = clip()
     model.set_attn_implementation({"text_config": "eager"})
     densify(sparsify(sparsify(model, layers="vision*"), 2.0))
@@ -116,7 +116,7 @@ def test_every_part_gets_its_own_function_back() -> None:
     assert [config._attn_implementation for config in configs] == ["sdpa", "eager", "sdpa"]
 
 
-def test_a_failure_leaves_a_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_sparsify_leaves_the_model_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     model, config = clip(), None
     config = model.config
     monkeypatch.setattr(type(model.vision_model), "_can_set_attn_implementation", classmethod(lambda cls: False))
@@ -127,7 +127,7 @@ def test_a_failure_leaves_a_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(alphas(sparsify(model, layers="text_model.*"))) == 2  # the text model alone can be made sparse
 
 
-def test_densify_takes_what_is_around_a_model() -> None:
+def test_densify_accepts_compiled_and_peft_models() -> None:
     model = build("bert")
     before = model(**BATCH).logits
     compiled = torch.compile(sparsify(model, 2.0), backend="eager")
@@ -141,7 +141,7 @@ def test_densify_takes_what_is_around_a_model() -> None:
     assert not alphas(adapter) and torch.equal(model(**BATCH).logits, before)
 
 
-def test_a_part_that_is_sparsified_by_itself() -> None:
+def test_submodules_can_be_sparsified_separately() -> None:
     model = build("bert")
     before = model(**BATCH).logits
     sparsify(model.bert, 2.0)
@@ -153,7 +153,7 @@ def test_a_part_that_is_sparsified_by_itself() -> None:
     assert torch.equal(densify(model)(**BATCH).logits, before)
 
 
-def test_a_part_of_a_sparse_model_is_refused() -> None:
+def test_submodules_of_a_sparse_model_are_rejected() -> None:
     model = sparsify(fill(lambda: tf.BartForConditionalGeneration(tf.BartConfig(**SEQ2SEQ, **TEXT))), 1.5)
     for change in (sparsify, densify):
         with pytest.raises(ValueError, match="BartModel is part of a sparsified model: call"):

@@ -21,7 +21,7 @@ from tsallis.huggingface import FixedAlpha, LearnedAlpha, alphas, from_pretraine
 FIRST, SECOND = (f"bert.encoder.layer.{i}.attention.self" for i in (0, 1))
 
 
-def test_alphas_are_saved_as_they_are(tmp_path: Path) -> None:
+def test_saved_alphas_are_restored(tmp_path: Path) -> None:
     model = sparsify(build("bert"), {0: 1.0, 1: "learned"})
     set_alpha(model, 1.7)
     model.save_pretrained(tmp_path)
@@ -34,7 +34,7 @@ def test_alphas_are_saved_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_alphas_of_single_heads_are_saved(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_per_head_alphas_are_restored(dtype: torch.dtype, tmp_path: Path) -> None:
     model = sparsify(build("bert"), {0: [1.1, 1.3, 1.7, 2.0]})
     model.to(dtype).save_pretrained(tmp_path)
     loaded = from_pretrained(tf.BertForMaskedLM, tmp_path, dtype=dtype)
@@ -42,7 +42,7 @@ def test_alphas_of_single_heads_are_saved(dtype: torch.dtype, tmp_path: Path) ->
     assert torch.equal(alphas(loaded)[FIRST], torch.tensor([1.1, 1.3, 1.7, 2.0]))
 
 
-def test_plain_loading_reports_fixed_alphas_and_a_dense_model_is_not_loaded_as_sparse(tmp_path: Path) -> None:
+def test_plain_loading_reports_alphas_and_dense_models_raise(tmp_path: Path) -> None:
     sparsify(build("bert"), 1.5).save_pretrained(tmp_path / "sparse")
     dense, info = tf.BertForMaskedLM.from_pretrained(tmp_path / "sparse", output_loading_info=True)
     assert {f"{name}.tsallis_alpha.value" for name in (FIRST, SECOND)} == set(info["unexpected_keys"])
@@ -56,7 +56,7 @@ def test_plain_loading_reports_fixed_alphas_and_a_dense_model_is_not_loaded_as_s
 
 
 @pytest.mark.parametrize("alpha", [1.5, [1.1, 1.3, 1.7, 2.0], "learned"])
-def test_a_dense_models_state_can_be_loaded(alpha: Any) -> None:
+def test_sparse_models_load_dense_state_dicts(alpha: Any) -> None:
     model, dense = sparsify(build("bert"), alpha), build("bert").state_dict()
     before, names = alphas(model), set(dense)
     model.load_state_dict(dense)
@@ -69,7 +69,7 @@ def test_a_dense_models_state_can_be_loaded(alpha: Any) -> None:
         build("bert").load_state_dict(model.state_dict())
 
 
-def test_shards_and_other_heads(tmp_path: Path) -> None:
+def test_sharded_models_load_with_another_head(tmp_path: Path) -> None:
     model = sparsify(build("bert"), "learned", initial=1.4, high=1.6)
     model.save_pretrained(tmp_path, max_shard_size="5KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
@@ -82,7 +82,7 @@ def test_shards_and_other_heads(tmp_path: Path) -> None:
     assert type(copy.deepcopy(loaded)) is tf.BertForSequenceClassification
 
 
-def test_settings_that_fit_nothing_are_not_passed_over(tmp_path: Path) -> None:
+def test_invalid_saved_settings_raise(tmp_path: Path) -> None:
     model = sparsify(build("bert"), 1.5)
     for settings, message in (
         ({"elsewhere": "fixed"}, "BertForMaskedLM has none of the attentions that .* list: elsewhere"),
@@ -94,7 +94,7 @@ def test_settings_that_fit_nothing_are_not_passed_over(tmp_path: Path) -> None:
             from_pretrained(tf.BertForMaskedLM, tmp_path)
 
 
-def test_parts_that_were_sparsified_by_themselves_are_told(tmp_path: Path) -> None:
+def test_loading_a_model_with_only_a_sparse_part_raises(tmp_path: Path) -> None:
     parts = [tf.BertConfig(**SMALL, **TEXT), tf.BertConfig(**SMALL, **TEXT, is_decoder=True, add_cross_attention=True)]
     config = tf.EncoderDecoderConfig.from_encoder_decoder_configs(*parts)
     model = fill(lambda: tf.EncoderDecoderModel(config))
@@ -107,7 +107,7 @@ def test_parts_that_were_sparsified_by_themselves_are_told(tmp_path: Path) -> No
     assert len(alphas(from_pretrained(tf.EncoderDecoderModel, tmp_path / "whole"))) == 6
 
 
-def test_alphas_that_the_configuration_does_not_name_are_told(tmp_path: Path) -> None:
+def test_alphas_missing_from_the_config_raise(tmp_path: Path) -> None:
     model = sparsify(build("bert"), 1.5)
     del model.config.tsallis["encoder.layer.1.attention.self"]
     model.save_pretrained(tmp_path)
@@ -119,7 +119,7 @@ def test_alphas_that_the_configuration_does_not_name_are_told(tmp_path: Path) ->
     ]
 
 
-def test_alphas_in_the_weights_count(tmp_path: Path) -> None:
+def test_loaded_alphas_come_from_the_weights(tmp_path: Path) -> None:
     batch, model = inputs(BY_NAME["bert"]), sparsify(build("bert"), 1.5)
     model.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")

@@ -54,7 +54,7 @@ class ChangedAfter(tf.LlamaForCausalLM):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("alpha", [1.0, 1.5])
-def test_the_loss_without_logits_is_that_of_the_logits(name: str, alpha: float) -> None:
+def test_lm_loss_matches_loss_of_logits(name: str, alpha: float) -> None:
     batch, model = inputs(BY_NAME["llama"]), fill(MODELS[name])
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     shift = True if name == "modernbert" else None  # the model of Transformers 5.4 shifts labels itself
@@ -97,7 +97,7 @@ def test_masked_models_and_encoder_decoders_do_not_shift_labels(name: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
-def test_prompts_of_peft_count(kind: str) -> None:
+def test_lm_loss_matches_models_with_peft_prompts(kind: str) -> None:
     peft = pytest.importorskip("peft")
     batch = inputs(BY_NAME["llama"])
     config = getattr(peft, kind)(num_virtual_tokens=4, task_type="CAUSAL_LM")
@@ -113,7 +113,7 @@ def test_prompts_of_peft_count(kind: str) -> None:
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
-def test_the_loss_of_routers_counts() -> None:
+def test_lm_loss_includes_the_router_loss() -> None:
     sizes = {"num_local_experts": 3, "router_aux_loss_coef": 0.5}
     model = fill(lambda: tf.MixtralForCausalLM(tf.MixtralConfig(**GROUPED, **sizes, output_router_logits=True)))
     batch = inputs(BY_NAME["llama"])
@@ -121,13 +121,13 @@ def test_the_loss_of_routers_counts() -> None:
     torch.testing.assert_close(lm_loss(model, items, 1.0), model(**items).loss, rtol=1e-5, atol=1e-5)
 
 
-def test_decoder_inputs_of_the_users_own_count() -> None:
+def test_lm_loss_uses_given_decoder_input_ids() -> None:
     batch, model = inputs(BY_NAME["t5"]), build("t5")
     items = {**batch, "labels": batch["decoder_input_ids"]}
     torch.testing.assert_close(lm_loss(model, items, 1.0), model(**items).loss)
 
 
-def test_labels_are_shifted_as_the_user_says() -> None:
+def test_shift_argument_controls_label_shift() -> None:
     """Check BART's decoder, which has a loss that does not shift labels."""
     batch = inputs(BY_NAME["llama"])
     model = fill(lambda: tf.BartForCausalLM(tf.BartConfig(**SEQ2SEQ, **TEXT)))
@@ -143,7 +143,7 @@ def test_labels_are_shifted_as_the_user_says() -> None:
             lm_loss(wrong, items)
 
 
-def test_a_sum_is_divided_by_the_number_of_items() -> None:
+def test_num_items_in_batch_divides_the_loss() -> None:
     batch, model = inputs(BY_NAME["llama"]), build("llama")
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     count = int((labels[:, 1:] != -100).sum())
@@ -153,7 +153,7 @@ def test_a_sum_is_divided_by_the_number_of_items() -> None:
     torch.testing.assert_close(loss(outputs, labels, num_items_in_batch=2 * count) * 2, loss(outputs, labels))
 
 
-def test_a_loss_of_classes() -> None:
+def test_trainer_loss_supports_classification() -> None:
     logits, labels = torch.randn(4, 3), torch.tensor([0, 2, 1, -100])
     smooth = trainer_loss(2.0, label_smoothing=0.1)({"logits": logits}, labels)
     torch.testing.assert_close(smooth, tsallis.entmax_loss(logits, labels, 2.0, label_smoothing=0.1))
@@ -161,7 +161,7 @@ def test_a_loss_of_classes() -> None:
         trainer_loss()({"logits": logits}, None)
 
 
-def test_the_head_projects_one_position() -> None:
+def test_lm_loss_projects_only_one_position() -> None:
     batch, model = inputs(BY_NAME["llama"]), build("llama")
     shapes = []
     model.lm_head.register_forward_hook(lambda _, args, output: shapes.append((args[0].shape, output.shape)))
@@ -169,7 +169,7 @@ def test_the_head_projects_one_position() -> None:
     assert shapes == [((2, 1, 16), (2, 1, 40))]
 
 
-def test_a_compiled_model_is_the_same() -> None:
+def test_lm_loss_of_compiled_models_matches() -> None:
     batch, model = inputs(BY_NAME["llama"]), build("llama")
     items = {**batch, "labels": batch["input_ids"]}
     reference, logits = lm_loss(model, items), model(**batch).logits
@@ -183,7 +183,7 @@ def test_a_compiled_model_is_the_same() -> None:
     assert torch.equal(step(), reference) and torch.equal(step(), reference)
 
 
-def test_a_failure_leaves_no_hooks() -> None:
+def test_failed_lm_loss_leaves_no_hooks() -> None:
     batch, model = inputs(BY_NAME["llama"]), build("llama")
     logits = model(**batch).logits
     with pytest.raises(ValueError, match=r"labels must have shape \[2, 3\], .*, got \[2, 7\]"):
@@ -198,7 +198,7 @@ def test_a_failure_leaves_no_hooks() -> None:
     [lambda x: 2 * x, lambda x: 30 * (x / 30).tanh(), lambda x: x[..., :-1], lambda x: x.clamp(max=99)],
     ids=["factor", "cap", "slice", "clamp"],
 )
-def test_what_changes_logits_is_refused(change: Callable[[Tensor], Tensor]) -> None:
+def test_models_that_change_logits_are_rejected(change: Callable[[Tensor], Tensor]) -> None:
     batch, model = inputs(BY_NAME["llama"]), ChangedAfter(tf.LlamaConfig(**GROUPED), change)
     with pytest.raises(ValueError, match="ChangedAfter changes its logits after the projection"):
         lm_loss(model, {**batch, "labels": batch["input_ids"]})
@@ -216,7 +216,7 @@ def test_what_changes_logits_is_refused(change: Callable[[Tensor], Tensor]) -> N
         ),
     ],
 )
-def test_what_has_no_such_loss_is_refused(model: Any, labels: bool | None, message: str) -> None:
+def test_unsupported_models_and_missing_labels_raise(model: Any, labels: bool | None, message: str) -> None:
     batch = inputs(BY_NAME["llama"])
     with pytest.raises(ValueError, match=message):
         lm_loss(model(), {**batch, "labels": batch["input_ids"]} if labels else batch)

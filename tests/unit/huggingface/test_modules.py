@@ -18,7 +18,7 @@ from tsallis.huggingface.modules import choose_attentions, count_heads
 SELF, CROSS = "model.decoder.layers.{}.self_attn", "model.decoder.layers.{}.encoder_attn"
 
 
-def test_layers_are_numbers_or_patterns() -> None:
+def test_layers_accept_numbers_and_patterns() -> None:
     model = build("bart")
     first = {name.format(0) for name in ("model.encoder.layers.{}.self_attn", SELF, CROSS)}
     assert set(choose_attentions(model, 0)) == set(choose_attentions(model, [0])) == first
@@ -27,7 +27,7 @@ def test_layers_are_numbers_or_patterns() -> None:
 
 
 @pytest.mark.parametrize("name", ["bart", "marian", "t5"])
-def test_kinds(name: str) -> None:
+def test_kind_selects_self_or_cross_attention(name: str) -> None:
     model = build(name)
     cross, own = choose_attentions(model, kind="cross"), choose_attentions(model, kind="self")
     assert (len(cross), len(own)) == (2, 4)
@@ -35,7 +35,7 @@ def test_kinds(name: str) -> None:
     assert cross.keys() | own.keys() == choose_attentions(model).keys()
 
 
-def test_a_layer_of_t5_is_the_number_of_its_block() -> None:
+def test_t5_layer_numbers_are_block_numbers() -> None:
     assert list(choose_attentions(build("t5"), 1, "cross")) == ["decoder.block.1.layer.1.EncDecAttention"]
 
 
@@ -48,14 +48,14 @@ def test_a_layer_of_t5_is_the_number_of_its_block() -> None:
         ({"kind": "global"}, "kind must be 'self', 'cross' or None, got 'global'"),
     ],
 )
-def test_what_is_not_there_is_named(options: dict, message: str) -> None:
+def test_unmatched_layers_and_kinds_raise(options: dict, message: str) -> None:
     model = build("bert")
     with pytest.raises(ValueError, match=message):
         sparsify(model, 1.5, **options)
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_model_with_an_attention_of_its_own_is_refused() -> None:
+def test_models_with_only_custom_attention_raise() -> None:
     model = tf.DebertaV2Model(tf.DebertaV2Config(**SMALL, **TEXT))
     with pytest.raises(ValueError, match="attention of DebertaV2Model: none of it uses"):
         sparsify(model)
@@ -66,7 +66,7 @@ def bigbird() -> tf.BigBirdPegasusModel:
     return tf.BigBirdPegasusModel(tf.BigBirdPegasusConfig(**SEQ2SEQ, **TEXT))
 
 
-def test_attentions_that_stay_as_they_are_are_named() -> None:
+def test_unchanged_attentions_are_named_in_a_warning() -> None:
     names = [f"encoder.layers.{i}.self_attn.self" for i in (0, 1)]
     with pytest.warns(UserWarning, match=f"Model stay unchanged.*: {', '.join(names)}$") as log:
         sparsify(bigbird())
@@ -76,20 +76,20 @@ def test_attentions_that_stay_as_they_are_are_named() -> None:
 
 
 @pytest.mark.parametrize("options", [{"layers": "decoder.*"}, {"kind": "cross"}])
-def test_attentions_that_are_not_meant_are_not_named(options: dict) -> None:
+def test_unselected_attentions_do_not_warn(options: dict) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sparsify(bigbird(), 1.5, **options)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "bart", "t5"])
-def test_parts_of_attentions_are_not_named(name: str) -> None:
+def test_supported_models_do_not_warn(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sparsify(build(name))
 
 
-def test_scores_that_are_changed_are_refused() -> None:
+def test_soft_caps_and_attention_sinks_raise() -> None:
     capped = tf.Gemma2ForCausalLM(tf.Gemma2Config(**GROUPED, head_dim=4))
     with pytest.raises(ValueError, match=r"layers\.0\.self_attn uses a soft cap of the scores \(50"):
         sparsify(capped)
@@ -99,6 +99,6 @@ def test_scores_that_are_changed_are_refused() -> None:
         sparsify(sinks)
 
 
-def test_a_module_without_a_number_of_heads_is_named() -> None:
+def test_modules_without_a_head_count_raise() -> None:
     with pytest.raises(ValueError, match="Linear has no number of heads: it must have one of num_heads"):
         count_heads(nn.Linear(2, 2))

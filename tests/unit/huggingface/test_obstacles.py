@@ -19,7 +19,7 @@ from tsallis.nn import sparsify_module
 
 
 @pytest.mark.parametrize("name", ["bert", "bart"])
-def test_attentions_without_obstacles_are_those_that_become_sparse(name: str) -> None:
+def test_only_attentions_without_obstacles_become_sparse(name: str) -> None:
     model = build(name)
     before = model.config
     obstacles = find_obstacles(model)
@@ -27,7 +27,7 @@ def test_attentions_without_obstacles_are_those_that_become_sparse(name: str) ->
     assert set(alphas(sparsify(model))) == {*obstacles} == {*find_obstacles(model)}
 
 
-def test_attentions_of_a_models_own_are_told() -> None:
+def test_custom_attentions_are_reported() -> None:
     model = tf.BigBirdPegasusModel(tf.BigBirdPegasusConfig(**SEQ2SEQ, **TEXT))
     obstacles = find_obstacles(model)
     own = [name for name, obstacle in obstacles.items() if "does not use Transformers' AttentionInterface" in obstacle]
@@ -36,7 +36,7 @@ def test_attentions_of_a_models_own_are_told() -> None:
         assert set(alphas(sparsify(model))) == {*obstacles} - {*own}
 
 
-def test_an_attention_of_pytorch_can_be_made_sparse_beside_the_others() -> None:
+def test_sparsify_module_resolves_pytorch_attention_obstacles() -> None:
     model = fill(lambda: tf.SiglipVisionModel(tf.SiglipVisionConfig(**SMALL, image_size=8, patch_size=4)))
     pixels = torch.randn(2, 3, 8, 8)
     before = model(pixel_values=pixels).pooler_output
@@ -52,7 +52,7 @@ def test_an_attention_of_pytorch_can_be_made_sparse_beside_the_others() -> None:
     assert list(find_obstacles(model).values()) == ["", ""]
 
 
-def test_changed_scores_and_other_models_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_soft_caps_and_unsupported_models_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     capped = find_obstacles(tf.Gemma2Model(tf.Gemma2Config(**GROUPED, head_dim=4)))
     assert set(capped.values()) == {"uses a soft cap of the scores (50.0), which entmax attention does not support"}
     deberta = find_obstacles(tf.DebertaV2Model(tf.DebertaV2Config(**SMALL, **TEXT)))
@@ -64,7 +64,7 @@ def test_changed_scores_and_other_models_are_told(monkeypatch: pytest.MonkeyPatc
         find_obstacles(nn.Linear(2, 2))
 
 
-def test_a_configuration_outside_the_models_is_told(tmp_path: Path) -> None:
+def test_configs_outside_the_model_config_raise(tmp_path: Path) -> None:
     tf.BertModel(tf.BertConfig(**SMALL, **TEXT)).save_pretrained(tmp_path / "bert")
     model = tf.EncoderDecoderModel.from_encoder_decoder_pretrained(*[str(tmp_path / "bert")] * 2)
     with pytest.raises(ValueError, match="outside the model's configuration: save the model and load it again"):

@@ -17,5 +17,5 @@ PAGES = sorted(DOCS.glob("how-to/hugging-face*.md"))
 @pytest.mark.parametrize(
     "page", [path for path in PAGES if "```python" in path.read_text(encoding="utf-8")], ids=lambda path: path.stem
 )
-def test_every_block_runs_and_prints_what_it_says(page: Path) -> None:
+def test_code_blocks_print_their_documented_output(page: Path) -> None:
     assert run_blocks(page) >= 3

@@ -34,7 +34,7 @@ KINDS = {"bert": ["encoder"] * 2, "llama": ["decoder"] * 2, "t5": ["encoder"] * 
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_recording_has_the_weights_of_the_model(name: str) -> None:
+def test_recorded_weights_match_returned_attentions(name: str) -> None:
     batch, model = inputs(BY_NAME[name]), sparsify(build(name), "learned", initial=1.5)
     reader = TransformersReader(model.train(), WordPieces())
     sentences = list(record(reader, [batch]))
@@ -62,7 +62,7 @@ def test_words_are_marked_and_sentences_numbered() -> None:
     assert sentences[1].text.source == ("▁5", "6", "▁7", "8")
 
 
-def test_densities_are_those_of_the_meter() -> None:
+def test_densities_match_density_meter() -> None:
     batch = {name: x[1:] for name, x in inputs(BY_NAME["bert"]).items()}  # the padded sentence
     model = sparsify(build("bert"), 1.5)
     with torch.no_grad(), DensityMeter(model) as meter:
@@ -72,7 +72,7 @@ def test_densities_are_those_of_the_meter() -> None:
     np.testing.assert_allclose(ours, torch.cat(list(meter.densities().values())).numpy(), atol=1e-6)
 
 
-def test_what_cannot_be_recorded_is_refused() -> None:
+def test_dense_modules_and_left_padding_raise() -> None:
     with pytest.raises(ValueError, match="Linear has no sparse attention"):
         TransformersReader(nn.Linear(2, 2), WordPieces())
     reader = TransformersReader(sparsify(build("llama"), 1.5), WordPieces())
@@ -90,7 +90,7 @@ def tokenizer() -> Any:
     return word_tokenizer(names, **special)
 
 
-def test_the_start_and_the_end_of_a_sentence_are_no_words() -> None:
+def test_start_and_end_tokens_are_not_words() -> None:
     batch = dict(tokenizer()(TEXTS, padding=True, return_tensors="pt"))
     reader = TransformersReader(sparsify(build("bert"), 1.5), tokenizer())
     assert reader.texts(batch)[0].source == ("[CLS]", "▁w5", "▁w6", "7", "▁w8", "▁w9", "▁w10", "[SEP]")
@@ -98,7 +98,7 @@ def test_the_start_and_the_end_of_a_sentence_are_no_words() -> None:
     assert scores["start"] is not None and scores["end"] is not None
 
 
-def test_a_summary_of_texts_is_that_of_their_recording() -> None:
+def test_summarize_texts_matches_recording() -> None:
     """Check the summary of more texts than fit in one batch. The page shows heads and no outputs."""
     texts, model = TEXTS * 15, sparsify(build("bert"), "learned", initial=1.5)
     summary = summarize_texts(model, tokenizer(), texts[:40], sentences=5)
@@ -117,7 +117,7 @@ def test_a_summary_of_texts_is_that_of_their_recording() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "marian", "t5"])
-def test_a_summary_of_decoders(name: str) -> None:
+def test_summaries_do_not_depend_on_padding(name: str) -> None:
     """Check that padding does not change the weights of a pair."""
     targets = None if name == "llama" else ["w6 w7", "w9 w10 w11 w12", "w5"]
     model = sparsify(build(name), 1.5)
@@ -134,7 +134,7 @@ def test_a_summary_of_decoders(name: str) -> None:
         np.testing.assert_allclose(one.dense(), other.dense(), atol=1e-5)
 
 
-def test_texts_and_targets_that_do_not_fit_are_refused() -> None:
+def test_invalid_texts_and_targets_raise() -> None:
     with pytest.raises(InputError, match="BertForMaskedLM needs no targets for 3 texts, got 3"):
         summarize_texts(sparsify(build("bert")), tokenizer(), TEXTS, TEXTS)
     with pytest.raises(InputError, match="MarianMTModel needs 3 targets for 3 texts, got 2"):

@@ -22,7 +22,7 @@ from tsallis.huggingface import alphas, densify, from_pretrained, set_alpha, spa
 FIRST, SECOND = (f"bert.encoder.layer.{i}.attention.self" for i in (0, 1))
 
 
-def test_a_mapping_leaves_other_layers_as_they_are() -> None:
+def test_mapping_leaves_other_layers_dense() -> None:
     batch = inputs(BY_NAME["bert"])
     model = sparsify(build("bert"), {1: "learned"}, initial=1.5)
     assert list(alphas(model)) == [SECOND]
@@ -31,7 +31,7 @@ def test_a_mapping_leaves_other_layers_as_they_are() -> None:
     torch.testing.assert_close(model(**batch).logits, model(**batch, output_attentions=True).logits)
 
 
-def test_a_second_call_changes_what_it_chooses() -> None:
+def test_second_call_changes_only_selected_layers() -> None:
     model = sparsify(build("bert"), 1.5)
     sparsify(model, {"*.layer.1.*": "learned"}, initial=1.25)
     assert torch.equal(alphas(model)[FIRST], torch.tensor(1.5))
@@ -54,14 +54,14 @@ def test_a_second_call_changes_what_it_chooses() -> None:
         ([1.0, 1.5, 2.0, 0.5], {}, "alpha must be finite and at least 1, got 0.5"),
     ],
 )
-def test_a_bad_alpha_changes_nothing(alpha: Any, options: dict[str, Any], message: str) -> None:
+def test_invalid_alphas_raise_and_change_nothing(alpha: Any, options: dict[str, Any], message: str) -> None:
     model = build("bert")
     with pytest.raises(ValueError, match=message):
         sparsify(model, alpha, **options)
     assert model.config._attn_implementation == "sdpa" and not alphas(model)
 
 
-def test_heads_have_alphas_of_their_own() -> None:
+def test_per_head_alphas_match_single_alphas() -> None:
     batch, model = inputs(BY_NAME["bert"]), build("bert")
     for alpha in ([1.0, 1.25, 1.5, 2.0], torch.tensor([1.0, 1.25, 1.5, 2.0]), {FIRST: [1.0, 1.25, 1.5, 2.0]}):
         weights = sparsify(model, alpha)(**batch, output_attentions=True).attentions[0]
@@ -70,7 +70,7 @@ def test_heads_have_alphas_of_their_own() -> None:
             torch.testing.assert_close(weights[:, head], alone[:, head])
 
 
-def test_learned_alphas_start_at_random_as_everywhere_but_for_an_initial_one() -> None:
+def test_learned_alphas_start_random_or_at_initial() -> None:
     torch.manual_seed(0)
     model = build("bert")
     drawn = torch.cat([alphas(sparsify(model, "learned"))[FIRST] for _ in range(5)])
@@ -79,7 +79,7 @@ def test_learned_alphas_start_at_random_as_everywhere_but_for_an_initial_one() -
     torch.testing.assert_close(near, torch.full_like(near, 1.1))
 
 
-def test_what_was_learned_can_be_fixed() -> None:
+def test_learned_alphas_can_be_fixed() -> None:
     batch, model = inputs(BY_NAME["bert"]), sparsify(build("bert"), {0: "learned", 1: 1.25}, initial=1.5)
     with torch.no_grad():
         alpha_parameters(model)[0].normal_()
@@ -91,7 +91,7 @@ def test_what_was_learned_can_be_fixed() -> None:
     assert torch.equal(alphas(model)[FIRST], torch.full((4,), 2.0)) and alphas(model)[SECOND] == 2
 
 
-def test_other_modules_are_refused() -> None:
+def test_unsupported_modules_raise() -> None:
     with pytest.raises(TypeError, match="model must be a Transformers model, got Linear"):
         sparsify(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="BertForMaskedLM has no sparse attention"):
@@ -100,7 +100,7 @@ def test_other_modules_are_refused() -> None:
         set_alpha(nn.Linear(2, 2), 1.5)
 
 
-def test_models_of_two_configurations() -> None:
+def test_models_with_two_configs_can_be_sparsified() -> None:
     text, vision = {**SMALL, **TEXT}, {**SMALL, "image_size": 8, "patch_size": 4}
     config = tf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
     model = tf.CLIPModel(config).eval()
@@ -114,7 +114,7 @@ def test_models_of_two_configurations() -> None:
     assert torch.equal(densify(model)(**batch).logits_per_image, before)
 
 
-def test_a_copy_is_its_own() -> None:
+def test_deepcopies_are_independent() -> None:
     model = sparsify(build("bert"), 1.5)
     other = copy.deepcopy(model)
     set_alpha(other, 2.0)
@@ -137,7 +137,7 @@ def compiled(model: nn.Module) -> Any:
 
 
 @pytest.mark.parametrize("wrap", [compiled, Wrapper, lambda model: Wrapper(compiled(Wrapper(model)))])
-def test_alphas_of_a_wrapped_model_are_saved_by_their_own_names(wrap: Any, tmp_path: Path) -> None:
+def test_wrapped_models_save_alphas_under_unwrapped_names(wrap: Any, tmp_path: Path) -> None:
     model = sparsify(build("bert"), "learned")
     sparsify(wrap(model), {name: torch.tensor(1.5) for name in alphas(wrap(model))})
     set_alpha(wrap(model), 2.0)
@@ -146,7 +146,7 @@ def test_alphas_of_a_wrapped_model_are_saved_by_their_own_names(wrap: Any, tmp_p
     assert alphas(loaded) == alphas(model) == {FIRST: torch.tensor(2.0), SECOND: torch.tensor(2.0)}
 
 
-def test_alphas_of_a_compiled_part_are_saved_by_their_own_names(tmp_path: Path) -> None:
+def test_compiled_parts_keep_alpha_names_in_the_config(tmp_path: Path) -> None:
     model = sparsify(build("bert"), 1.5)
     model.bert.encoder = torch.compile(model.bert.encoder, backend="eager")
     set_alpha(model, 1.25)

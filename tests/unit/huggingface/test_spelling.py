@@ -26,7 +26,7 @@ def byte_level(texts: list[str]) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="</s>")
 
 
-def test_bytes_are_the_characters_that_they_stand_for() -> None:
+def test_byte_level_tokens_are_decoded_to_characters() -> None:
     tokenizer = byte_level(["the café is naïve", "a\tb \n\n日本"])
     spell = Spelling(tokenizer).spell
     assert spell(tokenizer("the café is naïve")["input_ids"]) == ("the", "▁café", "▁is", "▁naïve")
@@ -35,7 +35,7 @@ def test_bytes_are_the_characters_that_they_stand_for() -> None:
     assert set("".join(spell(range(256)))) & {"Ġ", "Ċ", "Ã"} == set()
 
 
-def test_pieces_added_as_they_are_stay_so() -> None:
+def test_added_tokens_are_spelled_unchanged() -> None:
     tokenizer = byte_level(["a b"])
     tokenizer.add_tokens(["日本"])
     assert Spelling(tokenizer).spell(tokenizer("日本")["input_ids"]) == ("日本",)

@@ -29,7 +29,7 @@ def whisper() -> Any:
     return fill(lambda: tf.WhisperForConditionalGeneration(tf.WhisperConfig(**sizes)))
 
 
-def test_a_tokenizer_without_padding_is_padded() -> None:
+def test_tokenizers_without_a_pad_token_are_padded() -> None:
     (batch,) = text_batches(build("llama"), tokenizer(), TEXTS, None)
     assert batch["input_ids"].tolist() == [[1, 5, 6, 7, 2], [1, 8, 2, 0, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
@@ -37,7 +37,7 @@ def test_a_tokenizer_without_padding_is_padded() -> None:
     assert summary.corpus.sentences == 40 and summary.sentences[1].text.target == ("w1", "w8", "w2")
 
 
-def test_texts_are_cut_at_what_a_model_can_read() -> None:
+def test_texts_are_truncated_to_the_maximum_length() -> None:
     long = ["w5 " * 100]
     for name, most in (("bert", 64), ("roberta", 63), ("llama", 64), ("bart", 64)):
         model = build(name)
@@ -53,7 +53,7 @@ def test_texts_are_cut_at_what_a_model_can_read() -> None:
     assert batch["input_ids"].shape == (1, 9)
 
 
-def test_pairs_keep_their_types() -> None:
+def test_text_pairs_keep_token_type_ids() -> None:
     pairs = [("w5 w6", "w7"), ("w8", "w9")]
     words = tokenizer(pad_token="w0")
     words.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
@@ -70,13 +70,13 @@ def test_pairs_keep_their_types() -> None:
         lambda: tf.BlenderbotForConditionalGeneration(tf.BlenderbotConfig(**SEQ2SEQ, **TEXT)),
     ],
 )
-def test_models_that_shift_no_labels_themselves(make: Any) -> None:
+def test_decoder_inputs_are_made_if_models_do_not_shift(make: Any) -> None:
     model = sparsify(fill(make), 1.5)
     summary = summarize_texts(model, tokenizer(), TEXTS, ["w9", "w10 w11"])
     assert [sentence.text.target for sentence in summary.sentences] == [("w1", "w1", "w9"), ("w1", "w1", "w10", "w11")]
 
 
-def test_models_that_read_no_texts_are_told() -> None:
+def test_models_without_input_ids_raise() -> None:
     vit = sparsify(tf.ViTModel(tf.ViTConfig(**SMALL, image_size=8, patch_size=4)), 1.5)
     with pytest.raises(InputError, match="ViTModel must read input_ids, got pixel_values"):
         summarize_texts(vit, tokenizer(), TEXTS)

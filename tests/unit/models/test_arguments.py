@@ -97,7 +97,7 @@ def grid(**options: Any) -> ImageGrid:
         (LabelDecoder, {"src_vocab": 30, "tgt_vocab": 5, "kind": "songs"}, "documents or questions, got 'songs'"),
     ],
 )
-def test_bad_arguments_are_named(make: Callable[..., nn.Module], options: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_raise(make: Callable[..., nn.Module], options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**options)
 
@@ -107,7 +107,7 @@ MODELS = (rnn, transformer, language, lambda: transformer(d_model=32, d_ff=64), 
 
 @pytest.mark.parametrize("make", MODELS)
 @torch.no_grad()
-def test_counts_of_every_type_of_integer_are_read(make: Callable[..., Any]) -> None:
+def test_lengths_accept_every_integer_dtype(make: Callable[..., Any]) -> None:
     """Check all integer types: PyTorch indexes with uint8 as a mask, which raises no error for four rows here."""
     model, src, tgt = make().eval(), torch.randint(4, 9, (4, 4)), torch.randint(4, 9, (4, 3))
     counts = torch.tensor([4, 3, 3, 2])
@@ -134,7 +134,7 @@ def test_counts_of_every_type_of_integer_are_read(make: Callable[..., Any]) -> N
 
 @pytest.mark.parametrize("make", MODELS[:4])
 @torch.no_grad()
-def test_tokens_of_a_step_are_one_per_row(make: Callable[..., Any]) -> None:
+def test_step_accepts_one_integer_token_per_row(make: Callable[..., Any]) -> None:
     model, src = make().eval(), torch.randint(4, 9, (2, 5))
     state = model.start(model.encode(src, torch.tensor([5, 3])))
     expected = model.step(state, torch.tensor([1, 1])).scores
@@ -160,6 +160,6 @@ def test_tokens_of_a_step_are_one_per_row(make: Callable[..., Any]) -> None:
         ({"kind": "features"}, torch.zeros(1, 8, 8, 3, dtype=torch.uint8), "floating point, got torch.uint8"),
     ],
 )
-def test_images_that_are_none(options: dict[str, Any], images: torch.Tensor, message: str) -> None:
+def test_invalid_images_raise(options: dict[str, Any], images: torch.Tensor, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         grid(**options)(images)

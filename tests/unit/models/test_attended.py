@@ -75,7 +75,7 @@ def naive_mean(model: Any, data: list[Batch]) -> float:
     ids=lambda options: "-".join(options) or "default",
 )
 @torch.no_grad()
-def test_a_transformer_meets_the_mean(attended: float, options: dict[str, Any]) -> None:
+def test_calibrated_transformer_reaches_the_mean(attended: float, options: dict[str, Any]) -> None:
     model, data = transformer(**options), batches()
     reached = calibrate_attended(model, data, attended)
     assert model.training, "the mode is restored"
@@ -85,7 +85,7 @@ def test_a_transformer_meets_the_mean(attended: float, options: dict[str, Any]) 
 
 @pytest.mark.parametrize("positions", ["none", "rope", "nape"])
 @torch.no_grad()
-def test_a_language_model_meets_the_mean(positions: Any) -> None:
+def test_calibrated_language_model_reaches_the_mean(positions: Any) -> None:
     model = language_model(positions=positions, kv_heads=1)
     data = [Batch(b.src[:, :0], b.src_lengths * 0, b.tgt_in, b.tgt_in, b.index) for b in batches()]
     reached = calibrate_attended(model, data, 2)
@@ -111,7 +111,7 @@ def test_texts_in_one_row_are_counted_without_their_padding() -> None:
 
 
 @torch.no_grad()
-def test_parts_keep_their_modes() -> None:
+def test_calibration_keeps_train_and_eval_modes() -> None:
     model = transformer().train()
     frozen = model.encoder.eval()
     calibrate_attended(model, batches(), 2)
@@ -120,7 +120,7 @@ def test_parts_keep_their_modes() -> None:
 
 
 @torch.no_grad()
-def test_calibrated_weights_are_saved_like_all_others() -> None:
+def test_calibrated_weights_are_in_the_state_dict() -> None:
     data = batches()
     model, loaded = transformer(), transformer()
     calibrate_attended(model, data, 2)

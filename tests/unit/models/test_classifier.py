@@ -28,7 +28,7 @@ def documents(width: int = 7) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_both_directions_are_those_of_a_packed_sequence(cell: str) -> None:
+def test_both_directions_match_packed_sequence(cell: str) -> None:
     layer = BidirectionalLayer(5, 8, cell).double()
     module = {"lstm": nn.LSTM, "gru": nn.GRU}[cell]
     packed = module(5, 4, batch_first=True, bidirectional=True).double()
@@ -48,7 +48,7 @@ def test_both_directions_are_those_of_a_packed_sequence(cell: str) -> None:
 
 
 @pytest.mark.parametrize(("transform", "alpha"), [("softmax", 1.0), ("sparsemax", 2.0), (1.5, 1.5)])
-def test_discrete_attention_is_the_formula(transform: Any, alpha: float) -> None:
+def test_discrete_attention_matches_formula(transform: Any, alpha: float) -> None:
     model = make("discrete", transform).eval()
     with torch.no_grad():
         model.score.weight.mul_(40)
@@ -66,7 +66,7 @@ def test_discrete_attention_is_the_formula(transform: Any, alpha: float) -> None
 
 
 @pytest.mark.parametrize(("transform", "kind"), [("softmax", Gaussian), ("sparsemax", TruncatedParabola)])
-def test_combined_attention_has_the_discrete_ones_moments(transform: str, kind: Any) -> None:
+def test_combined_attention_matches_discrete_moments(transform: str, kind: Any) -> None:
     model = make("combined", transform).eval()
     src, lengths = documents()
     attention = model.attention(src, lengths)
@@ -89,7 +89,7 @@ def test_combined_attention_has_the_discrete_ones_moments(transform: str, kind: 
 
 
 @pytest.mark.parametrize("attention", ["continuous", "combined"])
-def test_what_it_looks_at(attention: str) -> None:
+def test_attention_masses_match_density_support(attention: str) -> None:
     src, lengths = documents()
     attention_map = make(attention, "sparsemax").eval().attention(src, lengths)
     assert attention_map.density.batch_shape == (3,) and (attention_map.weights is None) == (attention == "continuous")
@@ -106,7 +106,7 @@ def test_what_it_looks_at(attention: str) -> None:
         assert other.masses.shape == (3, 7) and (other.masses >= 0).all()
 
 
-def test_bad_lengths() -> None:
+def test_invalid_lengths_raise() -> None:
     model = make()
     for lengths in ([7, 4, 0], [7, 8, 1]):
         with pytest.raises(ValueError, match="src_lengths must be from 1 to 7"):

@@ -110,7 +110,7 @@ def same_search(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", PRESENT)
 @pytest.mark.parametrize("options", MODELS, ids=str)
 @torch.no_grad()
-def test_steps_are_those_of_the_plain_decoder(name: str, options: dict[str, Any]) -> None:
+def test_steps_match_plain_decoder(name: str, options: dict[str, Any]) -> None:
     with use(name):
         model = make(**options)
         states = start(model), start(model, compiled=False)
@@ -122,7 +122,7 @@ def test_steps_are_those_of_the_plain_decoder(name: str, options: dict[str, Any]
 
 
 @torch.no_grad()
-def test_rows_of_several_states() -> None:
+def test_joined_states_match_plain_decoder() -> None:
     for options in MODELS[1:4]:
         model = make(**options)
         both = []
@@ -135,14 +135,14 @@ def test_rows_of_several_states() -> None:
 
 
 @torch.no_grad()
-def test_a_state_can_be_stepped_from_twice_and_rows_depend_on_no_other() -> None:
+def test_states_can_be_reused_and_rows_are_independent() -> None:
     for options in MODELS[:4]:
         model = make(**options)
         independent_steps(model, model.step(start(model), torch.full((6,), 5)).state)
 
 
 @torch.no_grad()
-def test_the_best_symbols_of_a_step_are_those_of_its_scores() -> None:
+def test_best_symbols_match_scores() -> None:
     for options in (MODELS[0], MODELS[1], MODELS[6]):
         model = make(**options)
         same_best_symbols(model, start(model))
@@ -150,7 +150,7 @@ def test_the_best_symbols_of_a_step_are_those_of_its_scores() -> None:
 
 @pytest.mark.parametrize("name", PRESENT)
 @pytest.mark.parametrize("options", MODELS, ids=str)
-def test_a_search_in_one_call_is_that_of_its_steps(
+def test_single_call_search_matches_stepwise_search(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with use(name):
@@ -158,7 +158,7 @@ def test_a_search_in_one_call_is_that_of_its_steps(
 
 
 @pytest.mark.parametrize("options", MODELS, ids=str)
-def test_a_search_is_that_of_the_plain_steps(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_matches_plain_steps(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     same_search(make(**options), monkeypatch)
 
 
@@ -176,12 +176,12 @@ ENSEMBLES: list[Any] = [
 
 
 @pytest.mark.parametrize("models", ENSEMBLES)
-def test_the_search_of_an_ensemble_is_that_of_plain_steps(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ensemble_search_matches_plain_steps(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ensemble = Ensemble(models())
     same_search(ensemble, monkeypatch)
 
 
-def test_an_ensemble_raises_the_errors_of_the_plain_one() -> None:
+def test_invalid_ensemble_searches_raise() -> None:
     with pytest.raises(ValueError, match=r"vocabularies of the same size, got \[45, 46\]"):
         beam_search(Ensemble([make(), make(46)]), *sources())
     with pytest.raises(ValueError, match="symbols of a prefix must be from 0 to 44, got 45"):
@@ -206,13 +206,13 @@ class Weighted(Ensemble):
         lambda: Weighted([make(), make()]),
     ],
 )
-def test_other_ensembles_take_the_plain_step(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_ensembles_use_plain_steps(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = recorded_calls(monkeypatch)
     beam_search(model(), *sources())
     assert "search" not in calls
 
 
-def test_scores_too_large_to_be_distinguished_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_scores_give_no_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make(**MODELS[0])
     with torch.no_grad():
         model.output.projection.bias.add_(1e9)
@@ -223,7 +223,7 @@ def test_scores_too_large_to_be_distinguished_are_reported(monkeypatch: pytest.M
 
 
 @torch.no_grad()
-def test_changed_weights_are_seen() -> None:
+def test_changed_weights_take_effect() -> None:
     model = make(**MODELS[1])
     before = model.step(start(model), torch.full((6,), 5)).scores
     for change in (
@@ -257,7 +257,7 @@ def hook(model: RNNSeq2Seq) -> None:
 )
 @pytest.mark.parametrize("packed", [False, True])
 @torch.no_grad()
-def test_any_other_model_takes_the_plain_step(change: Any, packed: bool) -> None:
+def test_unsupported_models_use_plain_steps(change: Any, packed: bool) -> None:
     model = make(**MODELS[1])
     if packed:
         start(model)
@@ -276,13 +276,13 @@ def test_any_other_model_takes_the_plain_step(change: Any, packed: bool) -> None
     ids=str,
 )
 @torch.no_grad()
-def test_other_attentions_and_outputs_take_the_plain_step(options: dict[str, Any]) -> None:
+def test_unsupported_options_use_plain_steps(options: dict[str, Any]) -> None:
     model = make(**options)
     assert not isinstance(model.start(model.encode(*sources())), CompiledState)
     assert len(beam_search(model, *sources(), max_length=3)) == 6
 
 
-def test_gradients_and_other_backends_take_the_plain_step() -> None:
+def test_gradients_and_eager_backend_use_plain_steps() -> None:
     model = make()
     with torch.no_grad(), tsallis.backend("eager"):
         assert not isinstance(model.start(model.encode(*sources())), CompiledState)
@@ -293,7 +293,7 @@ def test_gradients_and_other_backends_take_the_plain_step() -> None:
 
 
 @torch.no_grad()
-def test_tokens_that_do_not_exist_are_refused() -> None:
+def test_out_of_range_tokens_raise() -> None:
     model = make()
     for token in (45, -1):
         with pytest.raises(IndexError, match=f"from 0 to 44, got {token}"):
@@ -302,7 +302,7 @@ def test_tokens_that_do_not_exist_are_refused() -> None:
         beam_search(model, *sources(), prefixes=[(45,)] * 6)
 
 
-def test_nan_in_the_weights_is_told() -> None:
+def test_nan_weights_raise() -> None:
     for cell in ("lstm", "gru"):
         model = make(cell=cell)
         with torch.no_grad():

@@ -55,7 +55,7 @@ def start(model: TransformerSeq2Seq, compiled: bool = True) -> Any:
 @pytest.mark.parametrize("name", PRESENT)
 @pytest.mark.parametrize("options", MODELS, ids=str)
 @torch.no_grad()
-def test_steps_are_those_of_the_plain_decoder(name: str, options: dict[str, Any]) -> None:
+def test_steps_match_plain_decoder(name: str, options: dict[str, Any]) -> None:
     with use(name):
         model = make(**options)
         states = start(model), start(model, compiled=False)
@@ -68,7 +68,7 @@ def test_steps_are_those_of_the_plain_decoder(name: str, options: dict[str, Any]
 @pytest.mark.parametrize("name", PRESENT)
 @pytest.mark.parametrize("options", MODELS, ids=str)
 @torch.no_grad()
-def test_sources_are_encoded_as_by_the_plain_encoder(name: str, options: dict[str, Any]) -> None:
+def test_encoded_sources_match_plain_encoder(name: str, options: dict[str, Any]) -> None:
     with use(name):
         model = make(**options)
         src, lengths = sources(19)
@@ -83,7 +83,7 @@ def test_sources_are_encoded_as_by_the_plain_encoder(name: str, options: dict[st
 
 
 @torch.no_grad()
-def test_rows_of_several_states_that_have_read_differently_much() -> None:
+def test_joined_states_of_different_lengths_match_plain() -> None:
     model = make(**MODELS[2])
     both = []
     for compiled in (True, False):
@@ -95,7 +95,7 @@ def test_rows_of_several_states_that_have_read_differently_much() -> None:
 
 
 @torch.no_grad()
-def test_a_state_can_be_stepped_from_twice_and_rows_depend_on_no_other() -> None:
+def test_states_can_be_reused_and_rows_are_independent() -> None:
     for options in (MODELS[0], MODELS[3]):
         model = make(**options)
         independent_steps(model, model.step(start(model), torch.full((6,), 5)).state)
@@ -103,7 +103,7 @@ def test_a_state_can_be_stepped_from_twice_and_rows_depend_on_no_other() -> None
 
 @pytest.mark.parametrize("name", PRESENT)
 @torch.no_grad()
-def test_few_rows_of_wide_products_depend_on_no_other(name: str) -> None:
+def test_few_rows_of_wide_products_are_independent(name: str) -> None:
     """Check products with up to three rows, which use wider column blocks; the last block is incomplete here."""
     torch.manual_seed(0)
     model = TransformerSeq2Seq(20, 300, **{**SMALL, "d_ff": 200}).eval()
@@ -117,7 +117,7 @@ def test_few_rows_of_wide_products_depend_on_no_other(name: str) -> None:
 
 
 @torch.no_grad()
-def test_the_best_symbols_of_a_step_are_those_of_its_scores() -> None:
+def test_best_symbols_match_scores() -> None:
     for options in MODELS[:5]:
         model = make(**options)
         same_best_symbols(model, start(model))
@@ -141,7 +141,7 @@ def test_neither_threads_nor_the_default_dtype_change_a_search() -> None:
     [(PRESENT[-1], options) for options in MODELS] + [(name, MODELS[i]) for name in PRESENT[:-1] for i in (0, 3, 4)],
     ids=str,
 )
-def test_a_search_in_one_call_is_that_of_its_steps(
+def test_single_call_search_matches_stepwise_search(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that hypotheses, bounds, certificates, supports and attention are equal bit for bit."""
@@ -150,7 +150,7 @@ def test_a_search_in_one_call_is_that_of_its_steps(
 
 
 @torch.no_grad()
-def test_changed_weights_are_seen() -> None:
+def test_changed_weights_take_effect() -> None:
     model = make(**MODELS[3])
     before = model.step(start(model), torch.full((6,), 5)).scores
     for change in (
@@ -171,7 +171,7 @@ def test_changed_weights_are_seen() -> None:
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
 @pytest.mark.parametrize("compiled", [True, False])
-def test_updates_of_optimizers_are_seen(optimizer: Any, fused: bool, compiled: bool) -> None:
+def test_optimizer_updates_take_effect(optimizer: Any, fused: bool, compiled: bool) -> None:
     """Check fused optimizers in particular: they change parameters without increasing version counters."""
     model = make(**MODELS[2])
     updates = optimizer(model.parameters(), lr=0.05, fused=fused)
@@ -230,7 +230,7 @@ def other_epsilon(model: TransformerSeq2Seq) -> None:
 )
 @pytest.mark.parametrize("packed", [False, True])
 @torch.no_grad()
-def test_any_other_model_takes_the_plain_step(change: Any, packed: bool) -> None:
+def test_unsupported_models_use_plain_steps(change: Any, packed: bool) -> None:
     model = make(**MODELS[0])
     if packed:
         assert isinstance(model.start(model.encode(*sources())), CompiledState)
@@ -238,7 +238,7 @@ def test_any_other_model_takes_the_plain_step(change: Any, packed: bool) -> None
     assert not isinstance(model.start(model.encode(*sources())), CompiledState)
 
 
-def test_other_sizes_gradients_and_backends_take_the_plain_step() -> None:
+def test_other_sizes_gradients_and_eager_use_plain_steps() -> None:
     with torch.no_grad():
         small = make(d_model=24)
         assert not isinstance(small.start(small.encode(*sources())), CompiledState)
@@ -249,7 +249,7 @@ def test_other_sizes_gradients_and_backends_take_the_plain_step() -> None:
 
 
 @torch.no_grad()
-def test_tokens_that_do_not_exist_are_refused() -> None:
+def test_out_of_range_tokens_raise() -> None:
     model = make()
     for token in (45, -1):
         with pytest.raises(IndexError, match=f"from 0 to 44, got {token}"):
@@ -261,7 +261,7 @@ def test_tokens_that_do_not_exist_are_refused() -> None:
         beam_search(model, *sources(), prefixes=[(45,)] * 6)
 
 
-def test_nan_in_the_weights_is_told() -> None:
+def test_nan_weights_raise() -> None:
     model = make()
     with torch.no_grad():
         model.decoder.layers[0].linear1.weight[0, 0] = torch.nan

@@ -61,7 +61,7 @@ def brute_force(made: CopyOutput, hidden: Tensor, attention: Tensor, src: Tensor
 
 
 @every_map
-def test_probabilities_are_those_of_the_formula(transform: str, alpha: float) -> None:
+def test_probabilities_match_formula(transform: str, alpha: float) -> None:
     made, (hidden, attention, src) = layer(transform, alpha), inputs()
     scores = made.scores(made.attend(hidden, attention, made.copies(src)))
     expected = brute_force(made, hidden, attention, src)
@@ -73,7 +73,7 @@ def test_probabilities_are_those_of_the_formula(transform: str, alpha: float) ->
         torch.testing.assert_close(probs.sum(-1), torch.ones(5, 3, dtype=torch.float64), atol=1e-14, rtol=0)
 
 
-def test_the_support_is_the_union_of_both_parts() -> None:
+def test_support_is_union_of_generated_and_copied_symbols() -> None:
     made, (hidden, attention, src) = layer("sparsemax", 2.0), inputs()
     probs = made.probs(made.scores(made.attend(hidden, attention, made.copies(src))))
     generated = OutputLayer.probs(made, OutputLayer.scores(made, hidden)) > 0
@@ -100,7 +100,7 @@ def test_an_unknown_source_symbol_is_copied_as_itself() -> None:
     assert (expected[1, :, 9] > 0).all() and (expected[1, :, 10] == 0).all()
 
 
-def test_the_best_symbols_are_those_of_the_mixture() -> None:
+def test_best_symbols_match_mixture() -> None:
     made, (hidden, attention, src) = layer("sparsemax", 2.0), inputs()
     scores = made.scores(made.attend(hidden, attention, made.copies(src)))[:, 0]
     best = made.best_symbols(scores, 3, end=2)
@@ -126,7 +126,7 @@ GOLD = torch.tensor([[4, 5, 2], [6, 7, 8], [2, -100, 4], [5, 6, 5], [7, 8, 2]])
 
 
 @every_map
-def test_the_loss_and_its_gradients_are_those_of_the_formula(transform: str, alpha: float) -> None:
+def test_loss_and_gradients_match_formula(transform: str, alpha: float) -> None:
     made, (hidden, attention, src) = layer(transform, alpha), inputs()
     hidden.requires_grad_(True)
     losses = made.loss(made.attend(hidden, attention, made.copies(src)), GOLD, reduction="none")
@@ -146,7 +146,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_formula(transform: str, alp
 
 
 @every_map
-def test_gradients_are_those_of_finite_differences(transform: str, alpha: float) -> None:
+def test_gradients_match_finite_differences(transform: str, alpha: float) -> None:
     made, (hidden, scores, src) = layer(transform, alpha), inputs()
     weights = torch.randn(5, 3, dtype=torch.float64)
 
@@ -173,9 +173,7 @@ class _Loss(torch.nn.Module):
 
 @every_map
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_without_copying_the_loss_of_a_possible_target_is_that_of_the_map(
-    transform: str, alpha: float, smoothing: float
-) -> None:
+def test_loss_without_copying_matches_output_layer(transform: str, alpha: float, smoothing: float) -> None:
     made, (hidden, attention, src) = layer(transform, alpha), inputs()
     with torch.no_grad():
         made.projection.weight.div_(32)  # so that most symbols are possible
@@ -197,7 +195,7 @@ def test_without_copying_the_loss_of_a_possible_target_is_that_of_the_map(
         torch.testing.assert_close(*gradients, atol=1e-9, rtol=1e-9)
 
 
-def test_a_target_that_nothing_makes_possible_has_a_gradient() -> None:
+def test_impossible_targets_have_gradients() -> None:
     made, (hidden, attention, src) = layer("sparsemax", 2.0), inputs()
     hidden.requires_grad_(True)
     attended = made.attend(hidden, attention, made.copies(src))
@@ -209,7 +207,7 @@ def test_a_target_that_nothing_makes_possible_has_a_gradient() -> None:
 
 
 @pytest.mark.parametrize(("transform", "alpha"), MAPS[1:])
-def test_an_unknown_target_has_the_loss_of_the_mixture_alone(transform: str, alpha: float) -> None:
+def test_unknown_target_loss_is_the_mixture_term(transform: str, alpha: float) -> None:
     model = with_unknown(rnn(transform, alpha, seed=3), (9,))
     hidden, attention, _ = inputs()
     src, gold = torch.tensor([[8, 4, 5, 8]]).repeat(5, 1), torch.full((5, 3), 9)
@@ -242,7 +240,7 @@ BUILD = {"rnn": rnn, "transformer": transformer}
 
 
 @every_kind
-def test_models_mix_their_own_attention(kind: str) -> None:
+def test_model_probabilities_match_formula(kind: str) -> None:
     model = BUILD[kind]("sparsemax", 2.0, 0).double()
     src, lengths = torch.tensor([[4, 5, 7, 6], [7, 5, 0, 0]]), torch.tensor([4, 2])
     tokens = torch.tensor([[1, 4, 6], [1, 8, 5]])
@@ -253,7 +251,7 @@ def test_models_mix_their_own_attention(kind: str) -> None:
 
 
 @every_kind
-def test_source_and_target_symbols_outside_the_vocabulary_are_read_as_unknown(kind: str) -> None:
+def test_out_of_vocabulary_symbols_are_read_as_unknown(kind: str) -> None:
     model = with_unknown(BUILD[kind]("entmax", 1.5, 1), (9, 10))
     lengths, tokens = torch.tensor([3, 3]), torch.tensor([[1, 10, 4], [1, 3, 4]])
     first = model(torch.tensor([[4, 9, 5]] * 2), lengths, tokens, need_attention=True)
@@ -266,7 +264,7 @@ def test_source_and_target_symbols_outside_the_vocabulary_are_read_as_unknown(ki
 
 
 @every_kind
-def test_a_model_with_unknown_symbols_shares_its_parameters(kind: str) -> None:
+def test_with_unknown_shares_parameters(kind: str) -> None:
     model = BUILD[kind]("entmax", 1.5, 1)
     wide = with_unknown(model, (9,))
     assert {id(p) for p in wide.parameters()} == {id(p) for p in model.parameters()}
@@ -280,7 +278,7 @@ def test_a_model_with_unknown_symbols_shares_its_parameters(kind: str) -> None:
 
 
 @every_kind
-def test_scores_of_targets_with_unknown_symbols(kind: str) -> None:
+def test_unknown_targets_are_possible_only_from_the_source(kind: str) -> None:
     """Check that an unknown symbol of the source is possible, and that any other unknown symbol, 3, is not."""
     model = with_unknown(BUILD[kind]("softmax", 1.0, 2, attention="softmax"), (9, 10))
     src, lengths = torch.tensor([[4, 8, 5]]).repeat(3, 1), torch.tensor([3, 3, 3])
@@ -296,7 +294,7 @@ def test_scores_of_targets_with_unknown_symbols(kind: str) -> None:
         score(model, src, lengths, tgt_in, tgt_out.masked_fill(tgt_out == 3, 11))
 
 
-def test_a_transformer_that_copies_is_not_compiled() -> None:
+def test_copying_transformer_is_not_compiled() -> None:
     model = transformer("entmax", 1.5, 0)
     src, lengths = torch.tensor([[4, 5, 7], [7, 4, 0]]), torch.tensor([3, 2])
     with torch.no_grad():
@@ -309,7 +307,7 @@ def test_a_transformer_that_copies_is_not_compiled() -> None:
         assert [h.log_prob for h in result] == pytest.approx([h.log_prob for h in other.hypotheses], abs=1e-3)
 
 
-def test_an_ensemble_of_models_that_copy_averages_mixtures() -> None:
+def test_ensemble_of_copying_models_averages_probabilities() -> None:
     models = [with_unknown(rnn("sparsemax", 2.0, seed), (9,)) for seed in (1, 2)]
     ensemble = Ensemble(models)
     src, lengths, tokens = torch.tensor([[4, 8, 6]]), torch.tensor([3]), torch.tensor([[1, 4, 9]])
@@ -327,16 +325,16 @@ def test_an_ensemble_of_models_that_copy_averages_mixtures() -> None:
         ({"copy": TARGETS, "density": "gaussian"}, "density must be None with copy, got 'gaussian'"),
     ],
 )
-def test_arguments_that_cannot_copy(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_copy_arguments_raise(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RNNSeq2Seq(8, D_VOCAB, 8, **arguments)
 
 
-def test_a_copy_of_a_model_knows_the_same_symbols() -> None:
+def test_untrained_copy_keeps_unknown_symbols() -> None:
     assert untrained_copy(with_unknown(rnn("softmax", 1.0, 0), (9, 5))).output.unknown == (9, 5)
 
 
-def test_only_models_that_copy_take_unknown_symbols() -> None:
+def test_with_unknown_rejects_invalid_models_and_symbols() -> None:
     with pytest.raises(ValueError, match="does not copy"):
         with_unknown(RNNSeq2Seq(8, D_VOCAB, 8), (9,))
     with pytest.raises(ValueError, match="symbols of at least 4, got 3"):

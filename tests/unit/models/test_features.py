@@ -42,7 +42,7 @@ def read(encoder: Any, embedding: Any, symbols: list[int]) -> tuple[Tensor, Any]
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_each_encoder_reads_its_own_symbols(cell: str) -> None:
+def test_symbols_and_features_are_encoded_separately(cell: str) -> None:
     model = rnn(cell=cell)
     memory = model.encode(torch.tensor([[5, 7, 4, 9, 8]]), torch.tensor([5]))
     symbols, last = read(model.encoder, model.src_embedding, [7, 9, 8])
@@ -55,7 +55,7 @@ def test_each_encoder_reads_its_own_symbols(cell: str) -> None:
 
 
 @pytest.mark.parametrize("attention", ["softmax", "entmax", "sparsemax"])
-def test_a_step_is_that_of_the_formula(attention: str) -> None:
+def test_step_matches_formula(attention: str) -> None:
     model = rnn(attention=attention, layers=1, output="softmax")
     assert model.features is not None
     memory = model.encode(torch.tensor([[5, 7, 4, 9, 8]]), torch.tensor([5]))
@@ -75,7 +75,7 @@ def test_a_step_is_that_of_the_formula(attention: str) -> None:
     torch.testing.assert_close(step.scores[0], model.output(gate[0] * hidden[0] + gate[1] * hidden[1]))
 
 
-def test_only_the_order_of_features_among_themselves_matters_to_an_lstm() -> None:
+def test_lstm_ignores_feature_positions_but_not_their_order() -> None:
     model = rnn()
     expected = run(model, 5, 4, 7, 9, 8)
     moved = run(model, 7, 5, 9, 8, 4)
@@ -85,7 +85,7 @@ def test_only_the_order_of_features_among_themselves_matters_to_an_lstm() -> Non
 
 
 @pytest.mark.parametrize("src", [(7, 9, 8), (5, 4)], ids=["no features", "features alone"])
-def test_a_source_without_one_part_attends_to_the_other(src: tuple[int, ...]) -> None:
+def test_sources_may_lack_symbols_or_features(src: tuple[int, ...]) -> None:
     model = rnn()
     alone = run(model, *src)
     torch.testing.assert_close(alone.attention.sum(-1), torch.ones(1, 4, dtype=torch.float64))
@@ -103,7 +103,7 @@ def test_the_order_of_features_has_no_effect_on_a_transformer() -> None:
     assert not torch.allclose(run(model, 5, 4, 9, 7, 8).hidden, expected.hidden)
 
 
-def test_a_transformer_without_features_is_shifted_by_one_position() -> None:
+def test_features_have_position_0_and_symbols_start_at_1() -> None:
     """Check positions: features have position 0 and symbols count from 1, even without features."""
     types = FeatureTypes(SRC, FEATURES, 8)
     assert types(torch.tensor([[7, 8, 0]]))[0].tolist() == [[1, 2, 3]]
@@ -118,7 +118,7 @@ def test_unknown_symbols_are_not_features() -> None:
 
 
 @pytest.mark.parametrize("make", [rnn, transformer])
-def test_features_move_to_new_memory(make: Any) -> None:
+def test_load_state_dict_with_assign_restores_features(make: Any) -> None:
     model = make()
     with torch.device("meta"):
         empty = type(model)(**model.arguments).eval()
@@ -135,6 +135,6 @@ def test_features_move_to_new_memory(make: Any) -> None:
         (transformer, {"positions": "rope"}, "positions must be 'sinusoids' with features, got 'rope'"),
     ],
 )
-def test_arguments_that_make_no_model(make: Any, options: dict[str, Any], message: str) -> None:
+def test_incompatible_arguments_raise(make: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**options)

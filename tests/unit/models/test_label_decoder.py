@@ -28,7 +28,7 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("output", ["softmax", "sparsemax", "entmax"])
-def test_search_gives_the_classes_and_their_probabilities(output: str) -> None:
+def test_search_matches_classifier_probabilities(output: str) -> None:
     model = make(output).eval()
     with torch.no_grad():
         model.classifier.output.weight.mul_(8)
@@ -47,7 +47,7 @@ def test_search_gives_the_classes_and_their_probabilities(output: str) -> None:
     torch.testing.assert_close(log_probs.exp().float(), probs.gather(1, labels - 4).squeeze(1))
 
 
-def test_the_loss_is_the_classifiers() -> None:
+def test_loss_matches_classifier_cross_entropy() -> None:
     model = make()
     src, lengths = inputs()
     labels = torch.tensor([0, 2, 1, 1])
@@ -69,7 +69,7 @@ def test_the_loss_is_the_classifiers() -> None:
 
 
 @pytest.mark.parametrize("attention", ["discrete", "continuous", "combined"])
-def test_the_engine_trains_it(attention: str) -> None:
+def test_engine_trains_the_label_decoder(attention: str) -> None:
     labels = [i % 3 for i in range(30)]
     rows = [[4 + label, *([10 + i % 7] * (i % 5))] for i, label in enumerate(labels)]
     corpus = Corpus(rows, [[label + 4] for label in labels])
@@ -90,7 +90,7 @@ def test_the_engine_trains_it(attention: str) -> None:
     assert other.output.loss(other(*inputs(), torch.ones(4, 1).long()).hidden, torch.full((4, 1), 4)).isfinite()
 
 
-def test_an_untrained_copy_sees_the_same_images() -> None:
+def test_untrained_copy_shares_the_image_store() -> None:
     model = LabelDecoder(20, 6, kind="questions", image="features", d_image=5, d_model=8, heads=2, layers=1)
     model.image_store = lambda numbers: torch.zeros(len(numbers), 2, 2, 5)
     copy = untrained_copy(model)

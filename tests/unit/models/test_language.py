@@ -39,7 +39,7 @@ def prompts() -> tuple[Tensor, Tensor]:
 
 
 @every_kind
-def test_steps_behind_a_prompt_are_one_pass_over_the_text(kind: dict[str, Any]) -> None:
+def test_steps_after_a_prompt_match_one_pass(kind: dict[str, Any]) -> None:
     model, (src, lengths) = model_of(kind), prompts()
     follows = torch.randint(4, VOCAB, (3, 5))
     tgt_in = torch.cat([torch.full((3, 1), BOS), follows], 1)
@@ -73,7 +73,7 @@ def test_rows_are_selected_and_joined(kind: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("equal", [False, True], ids=["lengths-differ", "equal-lengths"])
-def test_texts_that_branch_do_not_see_each_other(equal: bool) -> None:
+def test_branched_states_are_independent(equal: bool) -> None:
     """Check that two steps from the same state do not write to the same memory of a cache."""
     model, (src, lengths) = model_of({"kv_heads": 1}), prompts()
     if equal:
@@ -94,7 +94,7 @@ def test_texts_that_branch_do_not_see_each_other(equal: bool) -> None:
 @pytest.mark.skipif(choose_screening("cpu") is None, reason="needs kernels: they scan the keys")
 @pytest.mark.parametrize("kind", KINDS[:3], ids=str)
 @pytest.mark.parametrize("rows", [1, 2])
-def test_keys_that_are_scanned_give_the_scores_of_one_pass(
+def test_scanned_keys_match_scores_of_one_pass(
     kind: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that 8-bit rows are copied when states branch, and follow the selected rows."""
@@ -121,7 +121,7 @@ def test_keys_that_are_scanned_give_the_scores_of_one_pass(
 
 
 @every_kind
-def test_texts_of_one_row_do_not_see_each_other(kind: dict[str, Any]) -> None:
+def test_texts_in_one_row_do_not_attend_to_each_other(kind: dict[str, Any]) -> None:
     model = model_of(kind)
     texts = [torch.tensor([BOS, *torch.randint(4, VOCAB, (n,))]) for n in (4, 1, 6)]
     nothing, lengths = torch.empty(2, 0, dtype=torch.long), torch.zeros(2, dtype=torch.long)
@@ -134,7 +134,7 @@ def test_texts_of_one_row_do_not_see_each_other(kind: dict[str, Any]) -> None:
     assert (counts <= torch.cat([torch.arange(1, n + 1) for n in map(len, parts)])).all() and (counts >= 1).all()
 
 
-def test_attended_positions_are_those_of_the_last_pass() -> None:
+def test_num_attended_raises_after_another_pass() -> None:
     model, (src, lengths) = model_of({}), prompts()
     tgt_in, nothing = torch.tensor([[BOS, 5, 6]]).expand(3, -1), torch.empty(3, 0, dtype=torch.long)
     with pytest.raises(RuntimeError, match="no attended positions are recorded"):
@@ -168,6 +168,6 @@ def test_a_prompt_may_be_empty(kind: dict[str, Any]) -> None:
                 state = step.state
 
 
-def test_embedding_and_projection_are_one() -> None:
+def test_share_ties_embedding_and_projection() -> None:
     assert model_of({}).shared_parameters() == {"output.projection.weight": "embedding.weight"}
     assert model_of({"share": False}).shared_parameters() == {}

@@ -17,7 +17,7 @@ def model(**arguments) -> RNNSeq2Seq:
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_the_encoder_reads_each_sentence_alone_and_in_both_directions(cell: str) -> None:
+def test_batched_encoder_matches_single_sentences(cell: str) -> None:
     rnn = model(cell=cell, d_embedding=6).double().eval()
     src, lengths = torch.tensor([[5, 6, 7, 8], [9, 4, 0, 0]]), torch.tensor([4, 2])
     memory = rnn.encode(src, lengths)
@@ -37,7 +37,7 @@ def test_the_encoder_reads_each_sentence_alone_and_in_both_directions(cell: str)
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize("d_embedding", [None, 6])
-def test_a_step_is_cells_attention_and_a_mixture(cell: str, d_embedding: int | None) -> None:
+def test_step_matches_explicit_computation(cell: str, d_embedding: int | None) -> None:
     rnn = model(cell=cell, d_embedding=d_embedding).double().eval()
     src, lengths = torch.tensor([[5, 6, 7], [9, 4, 0]]), torch.tensor([3, 2])
     state = rnn.step(rnn.start(rnn.encode(src, lengths)), torch.tensor([1, 1])).state
@@ -62,7 +62,7 @@ def test_a_step_is_cells_attention_and_a_mixture(cell: str, d_embedding: int | N
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize("input_feeding", [True, False])
-def test_a_cell_learns_where_products_are_bfloat16(cell: str, input_feeding: bool) -> None:
+def test_autocast_gives_finite_gradients(cell: str, input_feeding: bool) -> None:
     rnn = model(cell=cell, layers=2, input_feeding=input_feeding)
     src, lengths, tgt = torch.tensor([[4, 5, 6], [5, 4, 0]]), torch.tensor([3, 2]), torch.tensor([[1, 4], [1, 5]])
     with torch.autocast("cpu", torch.bfloat16):
@@ -73,7 +73,7 @@ def test_a_cell_learns_where_products_are_bfloat16(cell: str, input_feeding: boo
 
 
 @pytest.mark.parametrize("scorer", ["bilinear", "additive"])
-def test_continuous_attention_has_either_score(scorer: str) -> None:
+def test_continuous_attention_supports_both_scorers(scorer: str) -> None:
     rnn = model(density="truncated_parabola", attention="softmax", num_basis=6, scorer=scorer).eval()
     src, lengths, tgt = torch.tensor([[5, 6, 7], [9, 4, 0]]), torch.tensor([3, 2]), torch.randint(4, 11, (2, 4))
     decoded = rnn(src, lengths, tgt)
@@ -83,7 +83,7 @@ def test_continuous_attention_has_either_score(scorer: str) -> None:
 
 
 @pytest.mark.parametrize("input_feeding", [True, False])
-def test_input_feeding_is_what_it_says(input_feeding: bool) -> None:
+def test_input_feeding_changes_scores_only_if_enabled(input_feeding: bool) -> None:
     rnn = model(input_feeding=input_feeding).eval()
     assert rnn.decoder.input_size == (16 if input_feeding else 8)
     state = rnn.start(rnn.encode(torch.tensor([[5, 6]]), torch.tensor([2])))
@@ -107,7 +107,7 @@ def test_a_decoder_can_start_from_zeros(cell: str) -> None:
         model(initial_state="ones")
 
 
-def test_dropout_reaches_the_layers_the_embeddings_and_the_output() -> None:
+def test_dropout_is_applied_between_layers_and_to_the_output() -> None:
     """Check that after a dropout mask of zeros, later values do not depend on earlier ones."""
     rnn = model(dropout=0.5)
     state = rnn.start(rnn.eval().encode(torch.tensor([[5, 6]]), torch.tensor([2])))
@@ -123,7 +123,7 @@ def test_dropout_reaches_the_layers_the_embeddings_and_the_output() -> None:
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_parameters_begin_small_and_padding_at_zero(cell: str) -> None:
+def test_initial_parameters_are_small_and_padding_is_zero(cell: str) -> None:
     rnn = model(d_model=64, cell=cell)
     for name, parameter in rnn.named_parameters():
         begins = parameter.detach().clone()
@@ -135,7 +135,7 @@ def test_parameters_begin_small_and_padding_at_zero(cell: str) -> None:
     assert (rnn.src_embedding.weight[0] == 0).all() and (rnn.tgt_embedding.weight[0] == 0).all()
 
 
-def test_dropout_is_of_what_the_output_layer_reads() -> None:
+def test_dropout_is_applied_to_output_layer_inputs() -> None:
     for input_feeding in (True, False):
         rnn = model(dropout=0.3, input_feeding=input_feeding)
         hidden = rnn(torch.tensor([[5, 6, 7]]), torch.tensor([3]), torch.randint(4, 11, (1, 50))).hidden
@@ -164,7 +164,7 @@ class Additive(nn.Module):
 
 
 @pytest.mark.parametrize("input_feeding", [True, False])
-def test_its_attention_can_be_exchanged(input_feeding: bool) -> None:
+def test_attention_module_can_be_replaced(input_feeding: bool) -> None:
     rnn = model(input_feeding=input_feeding, dropout=0.0)
     src, lengths, tgt = torch.tensor([[5, 6, 7], [9, 4, 0]]), torch.tensor([3, 2]), torch.randint(4, 11, (2, 4))
     before = rnn.double()(src, lengths, tgt).hidden

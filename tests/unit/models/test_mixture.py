@@ -49,9 +49,7 @@ def entropy(rows: Tensor, alpha: float) -> Tensor:
 
 @every_kind
 @every_output
-def test_the_loss_is_the_mean_over_the_symbols_without_the_entropy(
-    kind: dict[str, Any], output: str, alpha: float
-) -> None:
+def test_loss_is_expected_symbol_loss_minus_entropy(kind: dict[str, Any], output: str, alpha: float) -> None:
     model, rows = build(kind, output, alpha), teacher()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     hidden = model(SRC, LENGTHS, TOKENS).hidden
@@ -73,7 +71,7 @@ def test_the_loss_is_the_mean_over_the_symbols_without_the_entropy(
 
 
 @pytest.mark.parametrize(("output", "alpha"), OUTPUTS[:-1])  # values of alpha-ReLU need not sum to 1
-def test_a_mixture_of_one_part_has_the_loss_of_the_map(output: str, alpha: float) -> None:
+def test_single_part_mixture_loss_matches_entmax_loss(output: str, alpha: float) -> None:
     """Check a source of one symbol, with one position. Small parameters make all symbols possible."""
     model, rows = build({"monotonic": 0}, output, alpha), SparseRows.from_dense(teacher()[:4])
     with torch.no_grad():

@@ -79,9 +79,7 @@ def brute_force(model: RNNSeq2Seq, target: list[int]) -> Tensor:
 
 @every_attention
 @every_order
-def test_the_loss_is_that_of_all_alignments_and_so_are_its_gradients(
-    order: int, attention: str, attention_alpha: float
-) -> None:
+def test_loss_and_gradients_match_sum_over_alignments(order: int, attention: str, attention_alpha: float) -> None:
     model = build(order, attention=attention, attention_alpha=attention_alpha, output="softmax")
     loss = model.output.loss(model(SRC, LENGTHS, TOKENS).hidden, torch.tensor([TARGET]), reduction="sum")
     expected = -brute_force(model, TARGET).log()
@@ -97,7 +95,7 @@ def test_the_loss_is_that_of_all_alignments_and_so_are_its_gradients(
 
 @every_output
 @every_order
-def test_probabilities_and_zeros_are_those_of_all_alignments(order: int, output: str, output_alpha: float) -> None:
+def test_probabilities_match_sum_over_alignments(order: int, output: str, output_alpha: float) -> None:
     zeros = 0
     for seed in range(3):
         model = build(order, seed, output=output, output_alpha=output_alpha)
@@ -120,7 +118,7 @@ def test_probabilities_and_zeros_are_those_of_all_alignments(order: int, output:
 
 @pytest.mark.parametrize(("output", "output_alpha"), OUTPUTS[1:])
 @every_order
-def test_the_loss_of_sparse_outputs_is_that_of_the_formula(order: int, output: str, output_alpha: float) -> None:
+def test_sparse_output_loss_matches_formula(order: int, output: str, output_alpha: float) -> None:
     model = build(order, 1, output=output, output_alpha=output_alpha)
     gold = torch.tensor([[4, 6, -100, 2]])
     decoded = model(SRC, LENGTHS, TOKENS)
@@ -148,7 +146,7 @@ def test_the_loss_of_sparse_outputs_is_that_of_the_formula(order: int, output: s
 
 
 @every_order
-def test_label_smoothing_is_the_expected_one(order: int) -> None:
+def test_label_smoothing_matches_formula(order: int) -> None:
     model = build(order, output="sparsemax")
     decoded, gold = model(SRC, LENGTHS, TOKENS), torch.tensor([TARGET])
     plain, smooth = (model.output.loss(decoded.hidden, gold, -100, "sum", s) for s in (0.0, 0.2))
@@ -161,7 +159,7 @@ def test_label_smoothing_is_the_expected_one(order: int) -> None:
 
 
 @every_order
-def test_an_impossible_symbol_does_not_change_the_positions(order: int) -> None:
+def test_impossible_symbols_do_not_change_the_alignment(order: int) -> None:
     model = build(order)
     state = model.step(model.start(model.encode(SRC, LENGTHS)), torch.tensor([1])).state
     before = state.alignment[0].exp()
@@ -184,7 +182,7 @@ def test_positions_never_decrease() -> None:
     torch.testing.assert_close(after.attention[0], parts(model)[0][0][0])
 
 
-def test_an_ensemble_averages_the_mixtures() -> None:
+def test_ensemble_averages_probabilities() -> None:
     models = [build(order, order, output="sparsemax") for order in (0, 1)]
     each = [m.output.probs(m.output.scores(m(SRC, LENGTHS, TOKENS).hidden)) for m in models]
     ensemble = Ensemble(models)
@@ -211,6 +209,6 @@ def test_scores_in_float32_are_close_to_float64() -> None:
         ({"density": "gaussian"}, "density must be None with monotonic"),
     ],
 )
-def test_arguments_that_make_no_model(options: dict[str, Any], message: str) -> None:
+def test_incompatible_arguments_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(0, **options)

@@ -28,9 +28,7 @@ def test_layers_run_under_autocast_on_every_processor(kind: type[nn.LSTM], dtype
 
 
 @every_layer
-def test_a_processor_without_the_dtype_computes_in_that_of_the_parameters(
-    kind: type[nn.LSTM], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsupported_dtypes_compute_in_parameter_dtype(kind: type[nn.LSTM], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrence, "_has_dtype", lambda dtype: False)
     module, x = kind(4, 8, 2, batch_first=True), torch.randn(3, 5, 4).bfloat16()
     start = torch.randn(2, 3, 8).bfloat16()

@@ -39,7 +39,7 @@ def results(model: LanguageModel, tokens: Tensor) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind.values())))
 @pytest.mark.parametrize("shape", [(3, 11), (2, 300)], ids=str)
-def test_texts_alone_are_rows_with_a_mask(
+def test_separate_texts_match_masked_rows(
     kind: dict[str, Any], shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(3)
@@ -52,7 +52,7 @@ def test_texts_alone_are_rows_with_a_mask(
     assert model._texts is None
 
 
-def test_rows_are_split_where_that_costs_less() -> None:
+def test_rows_are_split_only_if_cheaper() -> None:
     tokens = torch.full((4, 64), 7)
     assert other_texts(tokens) is None and split_rows(tokens, 16) is None
     tokens[:, ::8] = BOS
@@ -63,7 +63,7 @@ def test_rows_are_split_where_that_costs_less() -> None:
     assert split_rows(tokens[:, :0], 16) is None
 
 
-def test_attention_to_a_prompt_is_read_from_whole_rows() -> None:
+def test_need_weights_reads_whole_rows() -> None:
     model = LanguageModel(VOCAB, d_model=8, heads=2, layers=1, d_ff=8)
     tokens = rows(2, 8)
     _, weights = model._read(tokens, need_weights=True)

@@ -24,7 +24,7 @@ LINES = ["low lower lowest new newest wide widest abc ä"] * 3
         (["a", ""], False),
     ],
 )
-def test_vocabularies_whose_texts_have_one_spelling(symbols: list[str], unique: bool) -> None:
+def test_unique_spellings_are_detected(symbols: list[str], unique: bool) -> None:
     assert Spellings(Vocabulary(symbols)).unique is unique
 
 
@@ -38,7 +38,7 @@ def test_vocabularies_whose_texts_have_one_spelling(symbols: list[str], unique: 
         ("word", 40, {}),
     ],
 )
-def test_symbols_follow_the_texts_that_subwords_spell(kind: str, size: int, options: dict[str, bool]) -> None:
+def test_subword_sequences_are_followed_in_their_text(kind: str, size: int, options: dict[str, bool]) -> None:
     subwords = Subwords.train(LINES, size, kind=kind, **options)
     spellings, draw = Spellings(subwords), random.Random(3)
     assert spellings.unique is (kind == "word")
@@ -57,7 +57,7 @@ def test_symbols_follow_the_texts_that_subwords_spell(kind: str, size: int, opti
         assert place.position == len(text.encode()) and spellings.can_spell(text)
 
 
-def test_every_way_to_spell_a_text_is_found_and_no_other() -> None:
+def test_all_spellings_of_a_text_are_found() -> None:
     subwords = Subwords.train(["ab abc a b"] * 3, 12)
     spellings, text = Spellings(subwords), "ab abc"
     found, waiting = [], [((), Place())]

@@ -51,7 +51,7 @@ def attentions(result: TransformerSeq2Seq) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_with_softmax_it_is_pytorchs(norm: str, activation: str) -> None:
+def test_softmax_model_matches_pytorch_transformer(norm: str, activation: str) -> None:
     ours = sharp(norm=norm, activation=activation, attention="softmax", encoder_layers=3)
     options = {"norm_first": norm == "pre", "activation": activation, "batch_first": True, "dtype": torch.float64}
     with warnings.catch_warnings():
@@ -95,7 +95,7 @@ def test_positions_have_no_limit() -> None:
     assert "positions" not in "".join(model().state_dict())
 
 
-def test_each_kind_has_the_attention_it_is_given() -> None:
+def test_attention_options_set_alphas_per_kind() -> None:
     inputs = {"encoder_attention": "softmax", "decoder_attention": "sparsemax", "cross_attention": "entmax"}
     result = model(**inputs, attention_alpha=1.3)
     assert {kind: x.tolist() for kind, x in result.alphas().items()} == {
@@ -116,7 +116,7 @@ def test_each_kind_has_the_attention_it_is_given() -> None:
 @pytest.mark.parametrize(
     ("tie", "parameters"), [("none", [2] * 6), ("layer", [1] * 6), ("kind", [1] * 3), ("global", [1])]
 )
-def test_learned_alphas_are_tied(tie: str, parameters: list[int]) -> None:
+def test_tie_alphas_shares_learned_alphas(tie: str, parameters: list[int]) -> None:
     result = sharp(attention="learned", tie_alphas=tie)
     own = [module for module in result.modules() if isinstance(module, PerHeadAlpha)]
     assert [len(module.bias) for module in own] == parameters
@@ -134,7 +134,7 @@ def test_learned_alphas_are_tied(tie: str, parameters: list[int]) -> None:
     assert torch.stack(list(again.alphas().values())).equal(alphas)
 
 
-def test_a_tied_alpha_is_that_of_every_attention() -> None:
+def test_globally_tied_alpha_matches_fixed_alpha() -> None:
     result = sharp(attention="learned", tie_alphas="global").eval()
     with torch.no_grad():
         result.encoder.layers[0].self_attn.alpha.bias.fill_(0.0)
@@ -144,7 +144,7 @@ def test_a_tied_alpha_is_that_of_every_attention() -> None:
 
 
 @pytest.mark.parametrize("share", ["none", "target", "all"])
-def test_matrices_are_shared(share: str) -> None:
+def test_share_option_ties_embeddings(share: str) -> None:
     result = TransformerSeq2Seq(11, 11, **SIZES, share=share)
     ids = [id(result.src_embedding.weight), id(result.tgt_embedding.weight), id(result.output.weight)]
     assert len(set(ids)) == {"none": 3, "target": 2, "all": 1}[share]
@@ -166,7 +166,7 @@ def test_matrices_are_shared(share: str) -> None:
 
 @pytest.mark.parametrize("need_attention", [False, True])
 @pytest.mark.parametrize("arguments", [{}, {"norm": "pre", "attention": "learned", "tie_alphas": "kind"}], ids=str)
-def test_layers_computed_again_change_nothing(arguments: dict[str, Any], need_attention: bool) -> None:
+def test_activation_checkpointing_does_not_change_results(arguments: dict[str, Any], need_attention: bool) -> None:
     plain = model(dropout=0.3, **arguments).double()
     again = model(dropout=0.3, checkpoint_activations=True, **arguments).double()
     again.load_state_dict(plain.state_dict())
@@ -187,7 +187,7 @@ def test_layers_computed_again_change_nothing(arguments: dict[str, Any], need_at
     assert len(calls) == 12
 
 
-def test_attention_is_held_only_when_it_is_asked_for() -> None:
+def test_attention_is_returned_only_on_request() -> None:
     result = sharp().eval()
     without, inputs = result(SRC, LENGTHS, TGT), result(SRC, LENGTHS, TGT, need_attention=True)
     assert without.attention is None and inputs.attention is not None
@@ -197,7 +197,7 @@ def test_attention_is_held_only_when_it_is_asked_for() -> None:
     torch.testing.assert_close(inputs.attention.sum(-1), torch.ones(3, 4, dtype=torch.float64))
 
 
-def test_attended_positions_and_statistics_are_those_of_the_weights() -> None:
+def test_num_attended_and_statistics_match_weights() -> None:
     result = sharp(attention="learned").eval()
     saved: list[tuple[Any, Tensor]] = []
     hooks = []
@@ -234,7 +234,7 @@ def test_attended_positions_and_statistics_are_those_of_the_weights() -> None:
             assert of_layer.alpha.equal(alphas)
 
 
-def test_attended_positions_are_those_of_the_last_pass() -> None:
+def test_num_attended_raises_after_another_pass() -> None:
     result = sharp()
     decoded = result(SRC, LENGTHS, TGT)
     fresh = sharp()
@@ -247,7 +247,7 @@ def test_attended_positions_are_those_of_the_last_pass() -> None:
         result.num_attended(decoded)
 
 
-def test_compiled_it_is_the_same_and_records_nothing() -> None:
+def test_compiled_model_matches_and_records_no_statistics() -> None:
     result = sharp(attention="learned", layers=1)
     expected = result(SRC, LENGTHS, TGT)
     num_attended = result.num_attended(expected)
@@ -265,7 +265,7 @@ def test_compiled_it_is_the_same_and_records_nothing() -> None:
     assert result.num_attended(again).equal(num_attended)
 
 
-def test_a_source_is_projected_once_and_never_copied_for_its_rows() -> None:
+def test_sources_are_projected_once_and_not_copied_per_row() -> None:
     result = sharp().eval()
     calls: list[int] = []
     for attention in attentions(result)["cross"]:
@@ -283,7 +283,7 @@ def test_a_source_is_projected_once_and_never_copied_for_its_rows() -> None:
 
 
 @torch.no_grad()
-def test_sources_without_rows_are_no_longer_computed() -> None:
+def test_sources_without_rows_are_dropped() -> None:
     result = sharp().eval()
     src, lengths = torch.randint(4, 11, (8, 5)), torch.tensor([5, 4, 3, 2, 1, 5, 5, 5])
     state = result.start(result.encode(src, lengths))
@@ -303,7 +303,7 @@ def test_sources_without_rows_are_no_longer_computed() -> None:
 
 
 @torch.no_grad()
-def test_long_outputs_are_those_of_all_steps_at_once() -> None:
+def test_long_outputs_match_one_pass() -> None:
     """Check outputs that exceed the initial buffers, with rows that change their order."""
     result = sharp().eval()
     generator = torch.Generator().manual_seed(1)
@@ -325,7 +325,7 @@ def test_long_outputs_are_those_of_all_steps_at_once() -> None:
             torch.testing.assert_close(scores, result.output.scores(hidden))
 
 
-def test_parameters_begin_as_usual() -> None:
+def test_parameters_have_xavier_initialization() -> None:
     result = model(d_model=64, heads=4, d_ff=128)
     assert result.src_embedding.weight[1:].std().item() == pytest.approx(1 / 8, rel=0.1)
     for name, parameter in result.named_parameters():
@@ -336,7 +336,7 @@ def test_parameters_begin_as_usual() -> None:
             assert (parameter == 0).all(), name
 
 
-def test_dropout_is_where_it_should_be() -> None:
+def test_dropout_rates_are_set_per_module() -> None:
     result = model(dropout=0.4, attention_dropout=0.1)
     assert {a.dropout for kind in KINDS for a in attentions(result)[kind]} == {0.1}
     rates = {module.p for module in result.modules() if isinstance(module, nn.Dropout)}
@@ -347,7 +347,7 @@ def test_dropout_is_where_it_should_be() -> None:
     assert (embedded == 0).double().mean().item() == pytest.approx(0.4, abs=0.02)
 
 
-def test_it_reads_in_both_precisions() -> None:
+def test_float32_and_autocast_match_float64() -> None:
     result = model(dropout=0.0)
     exact = copy.deepcopy(result).double()(SRC, LENGTHS, TGT).hidden
     torch.testing.assert_close(result(SRC, LENGTHS, TGT).hidden.double(), exact, atol=1e-5, rtol=0)

@@ -39,7 +39,7 @@ PAPER: dict[str, Any] = {
 }
 
 
-def test_grids_of_pictures() -> None:
+def test_picture_grid_adds_row_and_column_positions() -> None:
     layer = ImageGrid(16, stages=3)
     pictures = torch.randint(256, (2, 24, 40, 3), dtype=torch.uint8)
     grid = layer(pictures)
@@ -56,14 +56,14 @@ def test_grids_of_pictures() -> None:
     assert apart.min() > 0.5
 
 
-def test_grids_of_features() -> None:
+def test_feature_grid_is_a_linear_layer() -> None:
     layer = ImageGrid(8, "features", d_image=5, positions=False)
     features = torch.randn(2, 3, 4, 5)
     torch.testing.assert_close(layer(features), features @ layer.layers.weight.T + layer.layers.bias)
 
 
 @pytest.mark.parametrize(("transform", "alpha"), [("softmax", 1.0), ("sparsemax", 2.0), (1.5, 1.5)])
-def test_discrete_attention_is_the_formula(transform: Any, alpha: float) -> None:
+def test_discrete_attention_matches_formula(transform: Any, alpha: float) -> None:
     model = make("discrete", transform).eval()
     with torch.no_grad():
         model.image_flat.score.weight.mul_(4)
@@ -87,7 +87,7 @@ def test_discrete_attention_is_the_formula(transform: Any, alpha: float) -> None
 
 @pytest.mark.parametrize("attention", ["continuous", "combined"])
 @pytest.mark.parametrize(("transform", "density"), [("softmax", None), ("softmax", 2.0), ("sparsemax", None)])
-def test_continuous_attention_has_the_discrete_ones_moments(attention: str, transform: str, density: Any) -> None:
+def test_continuous_attention_matches_discrete_moments(attention: str, transform: str, density: Any) -> None:
     model, discrete = make(attention, transform, density).eval(), make("discrete", transform).eval()
     shared = {name: value for name, value in model.state_dict().items() if not name.startswith("continuous.")}
     discrete.load_state_dict(shared)
@@ -111,7 +111,7 @@ def test_continuous_attention_has_the_discrete_ones_moments(attention: str, tran
 
 
 @every_kind
-def test_what_it_looks_at(attention: str, transform: Any, density: Any) -> None:
+def test_attention_masses_match_density(attention: str, transform: Any, density: Any) -> None:
     images, src, lengths = questions()
     model = make(attention, transform, density).eval()
     with torch.no_grad():
@@ -131,7 +131,7 @@ def test_what_it_looks_at(attention: str, transform: Any, density: Any) -> None:
         assert look.density.support.boundary().shape == (3, 64, 2)
 
 
-def test_features_in_place_of_pictures() -> None:
+def test_features_can_replace_pictures() -> None:
     model = make("continuous", image="features", d_image=5, positions=False).eval()
     _, src, lengths = questions()
     features = torch.randn(3, 2, 5, 5)
@@ -141,7 +141,7 @@ def test_features_in_place_of_pictures() -> None:
     assert model.double()(features, src, lengths).dtype == torch.float64
 
 
-def test_the_papers_sizes() -> None:
+def test_paper_model_has_expected_parameter_count() -> None:
     """Check the size against modular co-attention without the bias of scores, which has no effect."""
     vocab, answers, d, ff, fused = 100, 31, 512, 2048, 1024
     attention, network, norm = 4 * (d * d + d), d * ff + ff + ff * d + d, 2 * d
@@ -157,7 +157,7 @@ def test_the_papers_sizes() -> None:
     assert basis.size == 100 and math.isclose(basis.width**2, 0.001, rel_tol=1e-5)
 
 
-def test_input_that_does_not_fit() -> None:
+def test_invalid_inputs_raise() -> None:
     model = make()
     images, src, lengths = questions()
     with pytest.raises(ValueError, match=r"from 1 to 6, the width of src, got \[6, 0, 1\]"):

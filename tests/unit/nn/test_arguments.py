@@ -123,12 +123,14 @@ def decoder(**options: Any) -> TransformerDecoderLayer:
         (continuous, {"moments": "pooled", "filter_width": 2}, "width must be odd and at least 1, got 2"),
     ],
 )
-def test_bad_arguments_are_named(make: Callable[..., nn.Module], options: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_raise_value_error(
+    make: Callable[..., nn.Module], options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         make(**options)
 
 
 @pytest.mark.parametrize("options", [{"points": 2.5}, {"points": "x"}, {"points": True}, {"basis": 8.5}])
-def test_arguments_of_another_type_are_named(options: dict[str, Any]) -> None:
+def test_arguments_of_wrong_type_raise_type_error(options: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=rf"{next(iter(options))} must be .*got {next(iter(options.values()))!r}"):
         continuous(**options)

@@ -19,7 +19,7 @@ def sums_of(scores: Tensor, alpha: float = 1.5) -> Tensor:
 
 @pytest.mark.parametrize("target", [1, 1.2, 3, 17.5])
 @pytest.mark.parametrize("size", [1e-3, 1.0, 300.0])
-def test_bisection_meets_the_count_of_the_reference(target: float, size: float) -> None:
+def test_calibration_reaches_the_target_number_of_keys(target: float, size: float) -> None:
     torch.manual_seed(1)
     scores, factor = torch.randn(200, 18, dtype=torch.float64) * size, [1.0]
 
@@ -31,7 +31,7 @@ def test_bisection_meets_the_count_of_the_reference(target: float, size: float) 
     assert mean == pytest.approx(count, rel=1e-9) and count == pytest.approx(target, rel=0.03)
 
 
-def test_bisection_rejects_and_warns() -> None:
+def test_unreachable_targets_and_empty_batches_raise_or_warn() -> None:
     scores = torch.randn(5, 3)
     with pytest.raises(ValueError, match="at most 3, the mean number of visible keys, got 4"):
         calibrate(lambda factor: None, sums_of, [scores], 4)
@@ -59,7 +59,7 @@ def test_scaling_multiplies_the_scores(options: dict[str, int]) -> None:
             attention.scale_scores(bad)
 
 
-def test_given_queries_count_only_if_they_are_not_padding() -> None:
+def test_count_attended_ignores_inactive_and_padded_queries() -> None:
     torch.manual_seed(3)
     attention, x = MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8)
     active = torch.tensor([[True, False, True, True, True], [True] * 5])

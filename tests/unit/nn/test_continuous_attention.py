@@ -56,7 +56,7 @@ def test_the_density_has_the_moments_of_the_discrete_weights(transform: Any, alp
         torch.testing.assert_close(result[row, 0], variance + 1e-6, atol=1e-7, rtol=1e-4)
 
 
-def test_discrete_attention_is_scaled_dot_products_of_heads() -> None:
+def test_discrete_weights_match_scaled_dot_product_per_head() -> None:
     attention = ContinuousAttention1d(SIZE, 2, moments="discrete", transform="entmax")
     query, values = torch.randn(3, 2, SIZE), torch.randn(3, 7, SIZE)
     weights = attention(query, values)[1]
@@ -79,7 +79,7 @@ def test_combined_attention_adds_the_discrete_context(heads: int) -> None:
     assert sum(p.numel() for p in combined.parameters()) == 0
 
 
-def test_bases_by_name_and_by_size() -> None:
+def test_basis_is_chosen_by_name_size_or_instance() -> None:
     for name, functions, width in (("text-32", 32, 0.1), ("text-64", 64, 0.1), ("text-128", 128, 0.1)):
         basis = ContinuousAttention1d(SIZE, basis=name).fit.basis
         assert basis.size == functions and basis.width == pytest.approx(width)
@@ -98,7 +98,7 @@ def test_bases_by_name_and_by_size() -> None:
 
 @pytest.mark.parametrize("dims", [1, 2])
 @pytest.mark.parametrize("matching", ["covariance", "scale"])
-def test_densities_start_spread_out_and_each_about_covers_the_whole(dims: int, matching: Any) -> None:
+def test_initial_densities_are_evenly_spaced_and_wide(dims: int, matching: Any) -> None:
     for density in DENSITIES if dims == 1 else PLANE:
         for heads, components in ((1, 1), (4, 1), (2, 3)):
             kind = ContinuousAttention1d if dims == 1 else ContinuousAttention2d
@@ -116,7 +116,7 @@ def test_densities_start_spread_out_and_each_about_covers_the_whole(dims: int, m
                 assert (parts.covariance[..., 0, 1].abs() < 1e-6).all()
 
 
-def test_a_mask_with_holes_closes_them() -> None:
+def test_mask_with_holes_matches_removing_masked_values() -> None:
     """Check that, without positions, the unmasked values are treated as adjacent."""
     mask = torch.tensor([[True, False, True, True, False, True, False], [False] * 3 + [True] * 4])
     values, query = torch.randn(2, 7, SIZE), torch.randn(2, 3, SIZE)
@@ -133,7 +133,7 @@ def test_a_mask_with_holes_closes_them() -> None:
     assert cell_edges(torch.zeros(2, dtype=torch.bool)).tolist() == [0, 0, 0]
 
 
-def test_positions_are_time_stamps() -> None:
+def test_positions_set_the_time_stamps_of_values() -> None:
     stamps = torch.tensor([[0.0, 0.1, 0.15, 0.8, 0.9], [0.2, 0.3, 0.5, 0.0, 0.0]], dtype=torch.float64)
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     z, values = torch.randn(2, 2, 5), torch.randn(2, 5, SIZE)
@@ -152,7 +152,7 @@ def test_positions_are_time_stamps() -> None:
     torch.testing.assert_close(by_length, context)
 
 
-def test_few_queries_and_many_see_the_same_signal() -> None:
+def test_few_and_many_queries_give_the_same_expectations() -> None:
     """Check the results, and that the coefficients are never computed for few queries."""
     fit = ValueFunction(text_basis(32))
     values = torch.randn(2, 20, SIZE, dtype=torch.float64)
@@ -171,7 +171,7 @@ def test_few_queries_and_many_see_the_same_signal() -> None:
         signal.heads(3)
 
 
-def test_alphas_of_heads_are_learned() -> None:
+def test_per_head_alphas_get_gradients() -> None:
     attention = ContinuousAttention1d(SIZE, 2, density="learned")
     (alphas,) = [m for m in attention.modules() if isinstance(m, PerHeadAlpha)]
     query, values = torch.randn(3, 4, SIZE), torch.randn(3, 9, SIZE)
@@ -196,7 +196,7 @@ def memory_of(src: int = 7) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @every_global
-def test_it_takes_the_place_of_global_attention(transform: Any, density: Any) -> None:
+def test_continuous_global_attention_matches_per_row_results(transform: Any, density: Any) -> None:
     attention = ContinuousGlobalAttention(4, 6, transform, density).double()
     query, memory, mask = memory_of()
     keys = attention.keys(memory)
@@ -226,7 +226,7 @@ def test_it_takes_the_place_of_global_attention(transform: Any, density: Any) ->
         assert (weights[row, ~mask[row]] == 0).all() and 0 < weights[row].sum().item() <= 1 + 1e-9
 
 
-def test_masses_are_zero_outside_the_support_and_there_alone() -> None:
+def test_masses_are_zero_exactly_outside_the_support() -> None:
     attention = ContinuousGlobalAttention(4, 6, "sparsemax").double()
     query, memory, mask = memory_of(20)
     weights = attention(query * 3, memory, mask)[1]
@@ -256,7 +256,7 @@ def test_combined_attention_has_no_further_parameters() -> None:
 
 
 @every_global
-def test_a_row_with_nothing_to_see_sees_nothing(transform: Any, density: Any) -> None:
+def test_fully_masked_rows_have_zero_context_and_weights(transform: Any, density: Any) -> None:
     attention = ContinuousGlobalAttention(4, 6, transform, density)
     mask = torch.tensor([[False] * 3, [True, True, False]])
     memory = torch.randn(2, 3, 6)
@@ -268,7 +268,7 @@ def test_a_row_with_nothing_to_see_sees_nothing(transform: Any, density: Any) ->
 
 @pytest.mark.parametrize("feeding", [True, False])
 @pytest.mark.parametrize("density", ["gaussian", "truncated_parabola"])
-def test_the_recurrent_translator_uses_it(feeding: bool, density: str) -> None:
+def test_rnn_seq2seq_uses_continuous_attention(feeding: bool, density: str) -> None:
     options = {"attention": "softmax", "output": "sparsemax", "input_feeding": feeding, "density": density}
     model = RNNSeq2Seq(20, 15, d_model=8, layers=1, dropout=0.0, **options)
     assert isinstance(model.attention, ContinuousGlobalAttention)
@@ -288,7 +288,7 @@ def test_the_recurrent_translator_uses_it(feeding: bool, density: str) -> None:
     assert len(results) == 3
 
 
-def test_bad_inputs() -> None:
+def test_invalid_inputs_raise() -> None:
     attention, query, values = ContinuousAttention1d(SIZE), torch.randn(2, SIZE), torch.randn(2, 5, SIZE)
     mask = torch.ones(2, 5, dtype=torch.bool)
     for arguments, message in (
@@ -331,7 +331,7 @@ def test_bad_inputs() -> None:
 
 
 @pytest.mark.parametrize("density", [*DENSITIES, "truncated_paraboloid"])
-def test_meta_tensors_have_the_shapes(density: Any) -> None:
+def test_meta_tensors_have_the_expected_shapes(density: Any) -> None:
     """Check shapes on the meta device, where models are built before their parameters are loaded."""
     query, values = (torch.randn(2, length, SIZE, device="meta", requires_grad=True) for length in (3, 12))
     layers = [ContinuousAttention1d] * (density != "truncated_paraboloid") + [ContinuousAttention2d] * (

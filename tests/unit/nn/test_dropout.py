@@ -16,7 +16,7 @@ BACKENDS = ["auto", "eager"]
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_it_keeps_the_mean_and_drops_its_share(backend: str, dtype: torch.dtype) -> None:
+def test_dropout_scales_kept_entries_and_drops_at_its_rate(backend: str, dtype: torch.dtype) -> None:
     with tsallis.backend(backend):
         for result in (Dropout(0.3)(torch.ones(200, 500, dtype=dtype)), dropout_mask((200, 500), 0.3, torch.ones(1))):
             assert result.unique().tolist() == pytest.approx([0, 1 / 0.7])
@@ -24,7 +24,7 @@ def test_it_keeps_the_mean_and_drops_its_share(backend: str, dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_seed_repeats_it_and_the_gradient_is_of_what_was_kept(backend: str) -> None:
+def test_seed_reproduces_dropout_and_gradient_matches_its_mask(backend: str) -> None:
     x = torch.randn(7, 5, 3).transpose(0, 1).requires_grad_()  # not contiguous
     runs = []
     with tsallis.backend(backend):
@@ -39,7 +39,7 @@ def test_a_seed_repeats_it_and_the_gradient_is_of_what_was_kept(backend: str) ->
         assert expanded.equal(grad)
 
 
-def test_it_is_differentiable_twice_and_in_batches() -> None:
+def test_dropout_passes_gradcheck_and_gradgradcheck() -> None:
     x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
 
     def drop(x: torch.Tensor) -> torch.Tensor:
@@ -48,14 +48,14 @@ def test_it_is_differentiable_twice_and_in_batches() -> None:
     assert gradcheck(drop, x, check_batched_grad=True) and gradgradcheck(drop, x)
 
 
-def test_it_rests_where_pytorchs_does() -> None:
+def test_dropout_handles_eval_mode_p_0_p_1_and_empty_inputs() -> None:
     x = torch.randn(50)
     assert Dropout(0.5).eval()(x) is x and Dropout(0.0)(x).equal(x) and (Dropout(1.0)(x) == 0).all()
     assert Dropout(0.5)(x[:0]).shape == (0,)
     assert dropout_mask((3, 0), 0.5, x).shape == (3, 0)
 
 
-def test_other_dtypes_transforms_and_compilers_get_pytorchs() -> None:
+def test_dropout_supports_bfloat16_vmap_and_compile() -> None:
     x = torch.ones(100)
     assert Dropout(0.5)(x.bfloat16()).unique().tolist() == [0, 2]
     jacobian = torch.func.vmap(torch.func.grad(lambda x: Dropout(0.5)(x).sum()), randomness="different")(

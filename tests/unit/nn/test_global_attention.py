@@ -22,7 +22,7 @@ def inputs(src: int = 7) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @every_map
-def test_row_by_row_it_is_the_formula(transform: str, alpha: float) -> None:
+def test_bilinear_attention_matches_the_formula_per_row(transform: str, alpha: float) -> None:
     attention = GlobalAttention(4, 6, transform, alpha).double()
     query, memory, mask = inputs()
     context, weights = attention(query, memory, mask)
@@ -37,7 +37,7 @@ def test_row_by_row_it_is_the_formula(transform: str, alpha: float) -> None:
 
 
 @every_map
-def test_the_additive_score_is_its_formula(transform: str, alpha: float) -> None:
+def test_additive_attention_matches_the_formula_per_row(transform: str, alpha: float) -> None:
     attention = GlobalAttention(4, 6, transform, alpha, scorer="additive").double()
     query, memory, mask = inputs()
     w, u, b, v = (
@@ -57,7 +57,7 @@ def test_the_additive_score_is_its_formula(transform: str, alpha: float) -> None
     torch.testing.assert_close(one, contexts[:, 0])
 
 
-def test_keys_are_computed_once_for_all_steps() -> None:
+def test_precomputed_keys_match_and_are_not_recomputed() -> None:
     attention = GlobalAttention(4, 6).double()
     query, memory, mask = inputs()
     keys = attention.keys(memory)
@@ -70,7 +70,7 @@ def test_keys_are_computed_once_for_all_steps() -> None:
     assert called == []
 
 
-def test_what_the_mask_hides_has_no_say_and_no_gradient() -> None:
+def test_masked_memory_has_no_effect_and_no_gradient() -> None:
     attention = GlobalAttention(4, 6).double()
     query, memory, mask = inputs()
     memory.requires_grad_()
@@ -81,7 +81,7 @@ def test_what_the_mask_hides_has_no_say_and_no_gradient() -> None:
     assert (memory.grad[~mask] == 0).all() and (memory.grad[mask] != 0).any()
 
 
-def test_a_row_with_nothing_to_see_sees_nothing() -> None:
+def test_fully_masked_rows_have_zero_context_and_weights() -> None:
     attention = GlobalAttention(4, 6)
     context, weights = attention(torch.randn(1, 4), torch.randn(1, 3, 6), torch.zeros(1, 3, dtype=torch.bool))
     assert (context == 0).all() and (weights == 0).all()
@@ -89,7 +89,7 @@ def test_a_row_with_nothing_to_see_sees_nothing() -> None:
     assert (attention.bilinear.weight.grad == 0).all()
 
 
-def test_masks_that_do_not_fit_are_named() -> None:
+def test_invalid_masks_raise() -> None:
     attention, state, memory = GlobalAttention(4, 6), torch.randn(1, 4), torch.randn(1, 3, 6)
     with pytest.raises(TypeError, match=r"mask must be boolean .* got torch\.float32"):
         attention(state, memory, torch.ones(1, 3))

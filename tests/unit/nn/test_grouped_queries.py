@@ -64,7 +64,7 @@ def inputs(variant: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
 @every_pair(
     kv_heads=[1, 2, 3], variant=VARIANTS, alpha=[1.0, 1.5, "learned"], causal=[False, True], weights=[False, True]
 )
-def test_it_is_attention_with_repeated_heads(
+def test_grouped_attention_matches_repeated_heads(
     kv_heads: int, variant: dict[str, Any], alpha: Any, causal: bool, weights: bool
 ) -> None:
     attention = grouped(kv_heads, alpha=alpha, **variant)
@@ -86,7 +86,7 @@ def test_it_is_attention_with_repeated_heads(
 
 
 @pytest.mark.parametrize("variant", VARIANTS[:5], ids=str)
-def test_a_cache_holds_the_shared_heads_alone(variant: dict[str, Any]) -> None:
+def test_cache_stores_only_the_shared_heads(variant: dict[str, Any]) -> None:
     attention = grouped(2, **variant)
     x = torch.randn(BATCH, LENGTH, EMBED, dtype=torch.float64)
     full, _ = attention(x, x, x, need_weights=False, is_causal=True)
@@ -110,14 +110,14 @@ def test_a_memory_is_projected_to_the_shared_heads() -> None:
 
 
 @pytest.mark.parametrize("layer", [TransformerEncoderLayer, TransformerDecoderLayer])
-def test_layers_group_their_self_attention(layer: type[nn.Module]) -> None:
+def test_layers_group_only_self_attention(layer: type[nn.Module]) -> None:
     built = layer(EMBED, HEADS, num_kv_heads=2)
     assert built.self_attn.num_kv_heads == 2 and "num_kv_heads=2" in repr(built.self_attn)
     cross = getattr(built, "multihead_attn", None)
     assert cross is None or cross.num_kv_heads == HEADS
 
 
-def test_kernels_of_whole_layers_know_no_groups() -> None:
+def test_whole_layer_kernels_do_not_support_groups() -> None:
     norm = nn.LayerNorm(EMBED).eval()
     assert _attention(MultiheadAttention(EMBED, HEADS).eval(), norm) is not None
     assert _attention(MultiheadAttention(EMBED, HEADS, num_kv_heads=2).eval(), norm) is None

@@ -46,7 +46,7 @@ def factors(scale: LengthScale, x: Tensor, counts: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_factors_are_the_formulas(kind: str) -> None:
+def test_factors_match_their_formulas(kind: str) -> None:
     scale, x = random_scale(kind).double(), torch.randn(2, 3, EMBED, dtype=torch.float64)
     counts = torch.tensor([[1, 2, 3], [5, 70_000, 4]])
     result = scale(x, counts.unsqueeze(1))
@@ -66,7 +66,7 @@ def visible_keys(causal: bool, lengths: Tensor, mask: Tensor | None) -> Tensor:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("how", ["lengths", "padding", "none"])
-def test_a_query_counts_the_keys_it_may_see(kind: str, causal: bool, masked: bool, how: str) -> None:
+def test_factors_use_the_number_of_visible_keys(kind: str, causal: bool, masked: bool, how: str) -> None:
     attention, plain = attention_of(random_scale(kind)), attention_of(None)
     plain.load_state_dict({n: x for n, x in attention.state_dict().items() if "length_scale" not in n})
     x = torch.randn(2, LENGTH, EMBED, dtype=torch.float64)
@@ -103,7 +103,7 @@ def test_a_query_without_keys_has_finite_gradients() -> None:
     assert out.isfinite().all() and all(g.isfinite().all() for g in grads if g is not None)
 
 
-def test_with_nape_only_heads_without_a_slope_are_scaled() -> None:
+def test_nape_scales_only_heads_without_slopes() -> None:
     attention = attention_of("ssmax", positions="nape")
     x = torch.randn(1, LENGTH, EMBED, dtype=torch.float64)
     _, before = attention(x, x, x, average_attn_weights=False)
@@ -117,7 +117,7 @@ def test_with_nape_only_heads_without_a_slope_are_scaled() -> None:
 
 
 @pytest.mark.parametrize("layer", [TransformerEncoderLayer, TransformerDecoderLayer])
-def test_layers_scale_their_self_attention(layer: type[nn.Module]) -> None:
+def test_layers_scale_only_self_attention(layer: type[nn.Module]) -> None:
     built = layer(EMBED, HEADS, positions="rope", length_scale="head")
     assert built.self_attn.length_scale.kind == "head" and built.self_attn.positions == "rope"
     cross = getattr(built, "multihead_attn", None)
@@ -125,7 +125,7 @@ def test_layers_scale_their_self_attention(layer: type[nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["input", "head", "ssmax"])
-def test_half_precision_counts_more_keys_than_it_has_numbers(kind: str) -> None:
+def test_float16_supports_key_counts_above_its_maximum(kind: str) -> None:
     scale, x, visible = LengthScale(8, 2, kind), torch.randn(2, 3, 8), torch.tensor(70_000)
     expected, half = scale(x, visible), scale.half()(x.half(), visible)
     torch.testing.assert_close(half.float(), expected, rtol=0.02, atol=0.02)

@@ -104,7 +104,7 @@ def steps(length: int = KEYS) -> Tensor:
 
 @mixed_masks
 @every_pair(named, variant=VARIANTS, padding=paddings(), mask=masks())
-def test_at_alpha_1_it_is_pytorchs(variant: dict[str, Any], padding: str, mask: str) -> None:
+def test_at_alpha_1_results_match_pytorch(variant: dict[str, Any], padding: str, mask: str) -> None:
     options = {"key_padding_mask": paddings()[padding], "attn_mask": masks()[mask]}
     ours, theirs = pair(**variant)
     arguments = inputs(variant)
@@ -119,7 +119,7 @@ def test_at_alpha_1_it_is_pytorchs(variant: dict[str, Any], padding: str, mask: 
 @mixed_masks
 @pytest.mark.parametrize("variant", VARIANTS[:6], ids=named)
 @pytest.mark.parametrize("padding", paddings())
-def test_self_attention_is_pytorchs_and_causal_needs_no_mask(variant: dict[str, Any], padding: str) -> None:
+def test_self_attention_with_is_causal_matches_pytorch(variant: dict[str, Any], padding: str) -> None:
     ours, theirs = pair(**variant)
     arguments, pad = inputs(variant, KEYS)[:1], paddings()[padding]
     torch.testing.assert_close(
@@ -132,7 +132,7 @@ def test_self_attention_is_pytorchs_and_causal_needs_no_mask(variant: dict[str, 
 
 
 @every_variant
-def test_without_a_batch_it_is_pytorchs(variant: dict[str, Any]) -> None:
+def test_unbatched_inputs_match_pytorch(variant: dict[str, Any]) -> None:
     ours, theirs = pair(**variant)
     arguments = [x[0] if variant.get("batch_first") else x[:, 0] for x in inputs(variant)]
     pad, of_heads = paddings()["end"][1], masks()["float of heads"][:HEADS]
@@ -147,7 +147,7 @@ def test_without_a_batch_it_is_pytorchs(variant: dict[str, Any]) -> None:
 
 
 @every_variant
-def test_state_dicts_are_pytorchs(variant: dict[str, Any]) -> None:
+def test_state_dicts_match_pytorch(variant: dict[str, Any]) -> None:
     ours, theirs = pair(**variant)
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     fresh = MultiheadAttention(EMBED, HEADS, dtype=torch.float64, **variant)
@@ -160,7 +160,7 @@ def test_state_dicts_are_pytorchs(variant: dict[str, Any]) -> None:
         learned.load_state_dict({k: v for k, v in ours.state_dict().items() if k != "out_proj.weight"})
 
 
-def test_a_seed_gives_pytorchs_parameters() -> None:
+def test_initial_parameters_match_pytorch_for_a_seed() -> None:
     for variant in VARIANTS:
         torch.manual_seed(3)
         ours = MultiheadAttention(EMBED, HEADS, **variant).state_dict()
@@ -169,7 +169,7 @@ def test_a_seed_gives_pytorchs_parameters() -> None:
         assert all(ours[name].equal(theirs[name]) for name in theirs)
 
 
-def test_dropout_is_for_training_alone() -> None:
+def test_dropout_is_applied_only_in_training() -> None:
     attention, x = small(dropout=0.5), steps()
     once, weights = attention(x, x, x)
     assert not attention(x, x, x)[0].equal(once) and attention(x, x, x)[1].equal(weights)
@@ -186,7 +186,7 @@ def test_dropout_is_for_training_alone() -> None:
 
 @every_alpha
 @pytest.mark.parametrize("causal", [False, True])
-def test_head_by_head_it_is_the_formula(alpha: Any, causal: bool) -> None:
+def test_attention_matches_the_formula_per_head(alpha: Any, causal: bool) -> None:
     attention, x = small(alpha), steps()
     out, weights = attention(x, x, x, average_attn_weights=False, is_causal=causal)
     projected = nn.functional.linear(x, attention.in_proj_weight, attention.in_proj_bias).unflatten(-1, (3, HEADS, -1))
@@ -205,7 +205,7 @@ class Fixed(nn.Module):
         return torch.tensor([1.2, 1.8])
 
 
-def test_alpha_is_learned_kept_or_given() -> None:
+def test_alpha_may_be_tensor_parameter_module_or_learned() -> None:
     x, names = steps(), set(small().state_dict())
     own = nn.Parameter(torch.tensor([1.2, 1.8]))
     forms = [torch.tensor([1.2, 1.8]), own, Fixed()]
@@ -229,7 +229,7 @@ def test_alpha_is_learned_kept_or_given() -> None:
     assert small(1.0).alphas().tolist() == [1, 1] and "alpha=1.5" in repr(small())
 
 
-def test_bad_alphas_of_some_head_are_named_when_they_are_used() -> None:
+def test_invalid_alpha_of_one_head_raises_in_forward() -> None:
     attention, x = small(torch.tensor([1.5, 2.0])), steps()
     attention.alpha[1] = 0.5
     with pytest.raises(ValueError, match=r"alpha must be finite and at least 1, got a tensor with 0\.5"):
@@ -263,13 +263,13 @@ def test_bad_alphas_of_some_head_are_named_when_they_are_used() -> None:
         (((4, 8),) * 3, {"key_padding_mask": torch.zeros(1, 4)}, r"must have shape \[keys\] without a batch"),
     ],
 )
-def test_bad_shapes(shapes: Sequence[tuple[int, ...]], options: dict[str, Any], message: str) -> None:
+def test_invalid_shapes_raise(shapes: Sequence[tuple[int, ...]], options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MultiheadAttention(EMBED, HEADS, batch_first=True)(*(torch.randn(s) for s in shapes), **options)
 
 
 @pytest.mark.parametrize("padding", ["none", "middle"])
-def test_masks_of_integers_are_refused(padding: str) -> None:
+def test_integer_masks_are_rejected(padding: str) -> None:
     attention, x = small(), steps()
     with pytest.raises(TypeError, match=r"torch\.uint8"):
         attention(x, x, x, attn_mask=torch.ones(KEYS, KEYS, dtype=torch.uint8), key_padding_mask=paddings()[padding])
@@ -288,7 +288,7 @@ def test_learned_alphas_stay_between_their_bounds(low: float, high: float, dtype
     assert alpha.bias.grad.isfinite().all()
 
 
-def test_learned_alphas_start_where_they_are_told_to() -> None:
+def test_learned_alphas_start_at_initial_or_at_random() -> None:
     for initial in (1.001, 1.5, 1.9):
         torch.testing.assert_close(PerHeadAlpha(3, initial=initial)(), torch.full((3,), initial))
     torch.testing.assert_close(PerHeadAlpha(2, 1.2, 3.0, initial=2.9)(), torch.full((2,), 2.9))
@@ -307,7 +307,7 @@ def test_learned_alphas_start_where_they_are_told_to() -> None:
 
 
 @pytest.mark.parametrize("cast", [torch.float16, torch.bfloat16, torch.float64])
-def test_learned_alphas_lose_no_precision_when_a_model_is_cast(cast: torch.dtype) -> None:
+def test_casting_a_model_keeps_learned_alpha_precision(cast: torch.dtype) -> None:
     attention = small("learned").to(cast)
     alpha = attention.alpha.bias
     assert alpha.dtype == torch.promote_types(cast, torch.float32) and attention.out_proj.weight.dtype == cast
@@ -323,7 +323,7 @@ def test_learned_alphas_lose_no_precision_when_a_model_is_cast(cast: torch.dtype
 
 
 @pytest.mark.parametrize("start", [1.5, "learned", torch.tensor([1.2, 1.8]), nn.Parameter(torch.tensor([1.2, 1.8]))])
-def test_another_alpha_takes_the_place_of_any(start: Any) -> None:
+def test_set_alpha_replaces_any_alpha(start: Any) -> None:
     attention, x = small(start), steps()
     for alpha in (2.0, "learned", torch.tensor([1.0, 2.0]), nn.Parameter(torch.tensor([1.3, 1.4])), Fixed(), 1.0):
         attention.set_alpha(alpha)
@@ -355,7 +355,7 @@ def blocked(queries: int, keys: int, padding: Tensor | None, mask: Tensor | None
 
 
 @every_pair(tiled=[False, True], padding=paddings(), mask=masks(), causal=[False, True])
-def test_statistics_are_those_of_the_weights(
+def test_statistics_match_the_weights(
     tiled: bool, padding: str, mask: str, causal: bool, request: pytest.FixtureRequest
 ) -> None:
     attention, x = small(torch.tensor([1.0, 2.0])), steps()
@@ -397,21 +397,21 @@ def test_statistics_report_the_alphas_of_the_pass() -> None:
     assert attention.stats().alpha.tolist() == [1.25, 1.75]
 
 
-def test_statistics_of_a_module_are_those_of_its_attentions() -> None:
+def test_attention_stats_match_those_of_each_attention() -> None:
     module, x = nn.ModuleDict({"one": small(1.5), "other": small(2.0), "linear": nn.Linear(2, 2)}), steps()
     module["one"](x, x, x)
     stats = tsallis.nn.attention_stats(module)
     assert list(stats) == ["one"] and stats["one"].density.equal(module["one"].stats().density)
 
 
-def test_a_module_without_statistics_says_why() -> None:
+def test_attention_stats_without_data_raise_or_warn() -> None:
     with pytest.raises(ValueError, match=r"TransformerEncoderLayer has no tsallis\.nn\.MultiheadAttention"):
         tsallis.nn.attention_stats(nn.TransformerEncoderLayer(8, 2))
     with pytest.warns(UserWarning, match="no attention of ModuleDict has run: call the model first"):
         assert tsallis.nn.attention_stats(nn.ModuleDict({"one": small(1.5)})) == {}
 
 
-def test_a_module_gives_its_alphas_once_in_a_pass() -> None:
+def test_alpha_module_is_called_once_per_pass() -> None:
     attention, x, called = small(Fixed()), steps(), []
     attention.alpha.register_forward_hook(lambda *_: called.append(1))
     attention(x, x, x)
@@ -420,7 +420,7 @@ def test_a_module_gives_its_alphas_once_in_a_pass() -> None:
 
 @every_alpha
 @pytest.mark.parametrize("tiled", [False, True])
-def test_queries_that_see_nothing_give_the_bias(alpha: Any, tiled: bool, request: pytest.FixtureRequest) -> None:
+def test_fully_masked_queries_return_the_output_bias(alpha: Any, tiled: bool, request: pytest.FixtureRequest) -> None:
     if tiled:
         request.getfixturevalue("tiny_tiles")
     attention, x = small(alpha), steps().requires_grad_()
@@ -448,7 +448,7 @@ POSITIONS: list[dict[str, Any]] = [
 
 
 @every_pair(named, alpha=ALPHAS, chunks=CHUNKS, options=VARIANTS[2:6] + POSITIONS)
-def test_steps_with_a_cache_are_the_causal_pass(alpha: Any, chunks: Sequence[int], options: dict[str, Any]) -> None:
+def test_cached_steps_match_the_causal_pass(alpha: Any, chunks: Sequence[int], options: dict[str, Any]) -> None:
     attention, x = small(alpha, **{k: v for k, v in options.items() if k != "batch_first"}), steps(7)
     full, full_weights = attention(x, x, x, is_causal=True)
     cache, extra = KeyValueCache(), full_weights.shape[-1] - 7
@@ -467,7 +467,7 @@ def test_steps_with_a_cache_are_the_causal_pass(alpha: Any, chunks: Sequence[int
 
 @pytest.mark.parametrize("chunks", CHUNKS, ids=str)
 @pytest.mark.parametrize("left", [False, True])
-def test_padding_with_a_cache_is_that_of_all_keys(chunks: Sequence[int], left: bool) -> None:
+def test_padding_with_a_cache_matches_the_full_pass(chunks: Sequence[int], left: bool) -> None:
     attention, x = small("learned"), steps(7)
     pad = torch.arange(7) >= torch.tensor([[7], [4], [2]])
     pad = pad.flip(1) if left else pad
@@ -484,7 +484,7 @@ def test_padding_with_a_cache_is_that_of_all_keys(chunks: Sequence[int], left: b
 @pytest.mark.parametrize(
     "variant", [v for v in VARIANTS if "batch_first" not in v], ids=lambda v: "-".join(v) or "plain"
 )
-def test_a_memory_is_projected_once(alpha: Any, variant: dict[str, Any]) -> None:
+def test_cached_memory_is_reused_in_later_steps(alpha: Any, variant: dict[str, Any]) -> None:
     attention = small(alpha, **variant)
     query, key, value = inputs({**variant, "batch_first": True}, 7)
     pad = paddings()["middle"]
@@ -505,7 +505,7 @@ def test_the_last_query_is_aligned_with_the_last_cached_key() -> None:
     torch.testing.assert_close(attention(x, cache=cache, is_causal=True)[0], out)
 
 
-def test_a_beam_search_reorders_the_cache() -> None:
+def test_reordered_cache_matches_the_full_pass() -> None:
     attention, x = small(), steps(6)
     cache, index = KeyValueCache(), torch.tensor([2, 0, 0, 1])
     with torch.no_grad():
@@ -521,7 +521,7 @@ def test_a_beam_search_reorders_the_cache() -> None:
 
 
 @torch.no_grad()
-def test_a_cache_grows_in_place_and_keeps_what_it_holds() -> None:
+def test_cache_grows_in_place_and_keeps_its_contents() -> None:
     cache, keys, values = KeyValueCache(), torch.randn(2, 3, 20, 4), torch.randn(2, 3, 20, 6)
     before, places = keys.clone(), set()
     for i0, i1 in ((0, 2), (2, 3), (3, 4), (4, 10), *((i, i + 1) for i in range(10, 20))):
@@ -532,7 +532,7 @@ def test_a_cache_grows_in_place_and_keeps_what_it_holds() -> None:
     assert len(places) == 4 and keys.equal(before)
 
 
-def test_a_cache_passes_gradients_on() -> None:
+def test_gradients_through_a_cache_match_the_full_pass() -> None:
     attention, x = small("learned"), steps(6).requires_grad_()
     leaves = [x, *attention.parameters()]
     full, _ = attention(x, x, x, is_causal=True)
@@ -544,7 +544,7 @@ def test_a_cache_passes_gradients_on() -> None:
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_a_cache_filled_under_inference_mode_serves_other_steps(gradients: bool) -> None:
+def test_cache_filled_in_inference_mode_works_outside_it(gradients: bool) -> None:
     attention, x, cache = small(), steps(6), KeyValueCache()
     expected = attention(x, x, x, is_causal=True)[0][:, 3:]
     with torch.inference_mode():
@@ -558,7 +558,7 @@ def test_a_cache_filled_under_inference_mode_serves_other_steps(gradients: bool)
         assert attention.in_proj_weight.grad.isfinite().all()
 
 
-def test_alphas_alone_are_learned_through_a_cache() -> None:
+def test_alpha_gradients_through_a_cache_match_the_full_pass() -> None:
     attention, x, cache = small("learned").requires_grad_(False), steps(6), KeyValueCache()
     bias = attention.alpha.bias.requires_grad_()
     expected = torch.autograd.grad(attention(x, x, x, is_causal=True)[0].square().sum(), bias)
@@ -578,7 +578,7 @@ def test_alphas_alone_are_learned_through_a_cache() -> None:
     ],
     ids=str,
 )
-def test_a_cache_refuses_other_shapes(keys: tuple[int, ...], values: tuple[int, ...]) -> None:
+def test_cache_rejects_other_shapes(keys: tuple[int, ...], values: tuple[int, ...]) -> None:
     cache = KeyValueCache()
     cache.append(torch.randn(2, 3, 1, 4), torch.randn(2, 3, 1, 4))
     with pytest.raises(ValueError, match=r"cache|equal batch, heads and steps"):
@@ -586,14 +586,14 @@ def test_a_cache_refuses_other_shapes(keys: tuple[int, ...], values: tuple[int, 
     assert len(cache) == 1
 
 
-def test_an_empty_cache_needs_a_key() -> None:
+def test_empty_cache_without_a_key_raises() -> None:
     with pytest.raises(ValueError, match="the cache is empty: pass a key and a value"):
         small()(steps(), cache=KeyValueCache())
     assert len(KeyValueCache()) == 0
 
 
 @pytest.mark.parametrize("alpha", [1.5, "learned"])
-def test_compiled_it_is_the_same(alpha: Any) -> None:
+def test_compiled_attention_matches_eager(alpha: Any) -> None:
     attention, arguments = small(alpha, add_bias_kv=alpha == 1.5), [steps()]
     options = {"is_causal": True, "need_weights": False}
     if alpha == 1.5:
@@ -604,21 +604,21 @@ def test_compiled_it_is_the_same(alpha: Any) -> None:
     torch.testing.assert_close(result, results(attention, arguments, **options))
 
 
-def test_under_vmap_it_is_the_same() -> None:
+def test_vmapped_attention_matches_separate_calls() -> None:
     attention, x = small("learned"), torch.randn(2, BATCH, KEYS, EMBED, dtype=torch.float64)
     pad = paddings()["end"].repeat(2, 1, 1)
     result = torch.func.vmap(lambda x, pad: attention(x, x, x, pad, False)[0])(x, pad)
     torch.testing.assert_close(result, torch.stack([attention(y, y, y, pad[0], False)[0] for y in x]))
 
 
-def test_it_is_copied_after_a_pass_with_a_learned_mask() -> None:
+def test_deepcopy_works_after_a_pass_with_a_learned_mask() -> None:
     attention, x, distances = small(), steps(), torch.randn(KEYS, KEYS, dtype=torch.float64, requires_grad=True)
     expected, _ = attention(x, x, x, attn_mask=2 * distances)
     assert copy.deepcopy(attention)(x, x, x, attn_mask=2 * distances)[0].equal(expected)
 
 
 @pytest.mark.parametrize("variant", [{}, {"add_zero_attn": True}, {"add_bias_kv": True}, {"alpha": "learned"}], ids=str)
-def test_under_autocast_it_computes_in_half_precision(variant: dict[str, Any]) -> None:
+def test_autocast_computes_in_half_precision(variant: dict[str, Any]) -> None:
     attention, x = MultiheadAttention(EMBED, HEADS, batch_first=True, **variant), steps().float()
     with torch.autocast("cpu", torch.bfloat16):
         out, _ = attention(x, x, x)
@@ -630,7 +630,7 @@ LENGTHS = torch.tensor([KEYS, 2, 1])
 
 
 @every_pair(named, variant=VARIANTS[:6], alpha=[1.0, 1.5, "learned"], causal=[False, True], tiled=[False, True])
-def test_lengths_are_padding(
+def test_key_lengths_match_padding_masks(
     variant: dict[str, Any], alpha: Any, causal: bool, tiled: bool, request: pytest.FixtureRequest
 ) -> None:
     attention, x = small(alpha, **{k: v for k, v in variant.items() if k != "batch_first"}), steps()
@@ -647,7 +647,7 @@ def test_lengths_are_padding(
 
 
 @pytest.mark.parametrize("tiled", [False, True])
-def test_queries_of_padding_count_for_nothing(tiled: bool, request: pytest.FixtureRequest) -> None:
+def test_statistics_ignore_padded_queries(tiled: bool, request: pytest.FixtureRequest) -> None:
     attention, x = small(2.0), steps()
     _, weights = attention(x, x, x, key_lengths=LENGTHS, average_attn_weights=False)
     if tiled:
@@ -670,7 +670,7 @@ def test_queries_of_padding_count_for_nothing(tiled: bool, request: pytest.Fixtu
     ],
     ids=str,
 )
-def test_bad_lengths(lengths: Tensor, message: str) -> None:
+def test_invalid_key_lengths_raise(lengths: Tensor, message: str) -> None:
     attention, x = small(), steps()
     with pytest.raises(ValueError, match=message):
         attention(x, x, x, key_lengths=lengths, need_weights=False)
@@ -678,7 +678,7 @@ def test_bad_lengths(lengths: Tensor, message: str) -> None:
         attention(x, x, x, paddings()["end"], key_lengths=LENGTHS)
 
 
-def test_one_alpha_serves_all_heads() -> None:
+def test_one_learned_alpha_is_shared_by_all_heads() -> None:
     one, x = PerHeadAlpha(1), steps()
     attention = small(one)
     out = attention(x, x, x)[0]
@@ -691,14 +691,14 @@ def test_one_alpha_serves_all_heads() -> None:
 
 
 @every_variant
-def test_a_memory_can_be_projected_by_itself(variant: dict[str, Any]) -> None:
+def test_keys_and_values_projects_a_memory_for_a_cache(variant: dict[str, Any]) -> None:
     attention = small(**{k: v for k, v in variant.items() if k not in ("batch_first", "kdim", "vdim")})
     query, memory, cache = steps(QUERIES), steps(), KeyValueCache()
     cache.append(*attention.keys_and_values(memory))
     torch.testing.assert_close(attention(query, cache=cache), attention(query, memory, memory))
 
 
-def test_statistics_of_a_compiled_module_come_from_a_pass_that_is_not() -> None:
+def test_statistics_of_a_compiled_module_need_an_eager_pass() -> None:
     attention, x = MultiheadAttention(8, 2, batch_first=True, alpha=1.5), torch.randn(3, 5, 8)
     attention(x, x, x)
     expected = attention.stats()
@@ -713,7 +713,7 @@ def test_statistics_of_a_compiled_module_come_from_a_pass_that_is_not() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_quantised_attention_takes_another_alpha() -> None:
+def test_quantised_attention_supports_set_alpha() -> None:
     attention, x = tsallis.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 3, 8)
     quantised = torch.ao.quantization.quantize_dynamic(attention, {torch.nn.Linear}, dtype=torch.qint8)
     for module in (attention, quantised):
@@ -740,7 +740,7 @@ def test_empty_inputs_give_empty_results(
     assert (weights is None) == (expected is None) and (expected is None or weights.shape == expected.shape)
 
 
-def test_alphas_that_no_step_could_train_are_refused() -> None:
+def test_invalid_alpha_tensors_are_rejected() -> None:
     for alpha, message in (
         (torch.tensor([1.5, 1.5], requires_grad=True), "nn.Parameter to be learned"),
         (torch.tensor([0.5, 2.0]), "at least 1, got a tensor with 0.5"),
@@ -760,7 +760,7 @@ def test_stored_modules_contain_no_data_of_the_last_pass() -> None:
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_the_record_of_a_pass_holds_no_weights(need_weights: bool) -> None:
+def test_record_of_the_last_pass_omits_weights(need_weights: bool) -> None:
     attention, x = small(), steps()
     _, weights = attention(x, x, x, need_weights=True, average_attn_weights=False)
     attention(x, x, x, need_weights=need_weights)
@@ -770,7 +770,7 @@ def test_the_record_of_a_pass_holds_no_weights(need_weights: bool) -> None:
 
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_keeps_alphas(dtype: torch.dtype, learned: bool) -> None:
+def test_half_precision_modules_keep_float32_alphas(dtype: torch.dtype, learned: bool) -> None:
     """Check that alphas stay in float32: in bfloat16, 1.001 would be 1, and small updates would be lost."""
     alpha = torch.tensor([1.001, 1.5])
     attention = small(nn.Parameter(alpha) if learned else alpha)
@@ -787,7 +787,7 @@ def test_half_precision_keeps_alphas(dtype: torch.dtype, learned: bool) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.2}])
-def test_meta_tensors_with_padding(options: Any) -> None:
+def test_meta_tensors_with_padding_keep_shape_and_device(options: Any) -> None:
     x, padding = torch.randn(2, 6, 8, device="meta"), torch.zeros(2, 6, dtype=torch.bool, device="meta")
     attention = MultiheadAttention(8, 2, batch_first=True, device="meta", **options)
     out, _ = attention(x, x, x, key_padding_mask=padding, need_weights=False)
@@ -795,7 +795,7 @@ def test_meta_tensors_with_padding(options: Any) -> None:
 
 
 @pytest.mark.parametrize("value", ["no", None, 1])
-def test_switches_are_true_or_false(value: Any) -> None:
+def test_non_boolean_flags_are_rejected(value: Any) -> None:
     x = steps()
     with pytest.raises(TypeError, match="is_causal must be True or False"):
         small()(x, x, x, is_causal=value)
@@ -806,7 +806,7 @@ def test_switches_are_true_or_false(value: Any) -> None:
         tsallis.entmax_attention(x, x, x, None)
 
 
-def test_a_cache_copies_the_first_keys() -> None:
+def test_cache_copies_appended_keys_and_values() -> None:
     cache, keys, values = KeyValueCache(), torch.empty(1, 1, 1, 4), torch.empty(1, 1, 1, 4)
     with torch.no_grad():
         for i in range(4):
@@ -815,7 +815,7 @@ def test_a_cache_copies_the_first_keys() -> None:
     assert cache.read()[1][0, 0, :, 0].tolist() == [0, -1, -2, -3]
 
 
-def test_a_step_without_gradients_leaves_what_autograd_saved() -> None:
+def test_no_grad_append_keeps_tensors_saved_for_backward() -> None:
     cache = KeyValueCache()
     cache.append(torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4))
     with torch.no_grad():
@@ -839,7 +839,7 @@ def test_compiled_decoding_has_no_graph_break() -> None:
 
 
 @pytest.mark.parametrize("kind", ["input", "head", "ssmax"])
-def test_a_length_scale_learns_in_compiled_graphs(kind: Any) -> None:
+def test_length_scale_gradients_match_when_compiled(kind: Any) -> None:
     attention, x = MultiheadAttention(EMBED, HEADS, batch_first=True, length_scale=kind).double(), steps()
     grads = []
     for call in (attention, torch.compile(attention, backend="aot_eager")):

@@ -27,7 +27,7 @@ def layer(transform: str, alpha: float, **options) -> OutputLayer:
 
 
 @every_kind
-def test_the_probabilities_are_the_maps(transform: str, alpha: float) -> None:
+def test_probabilities_match_the_functional_transform(transform: str, alpha: float) -> None:
     output = layer(transform, alpha, tau=0.1)
     scores = output(torch.randn(2, 3, 6, dtype=torch.float64) * 3)
     assert scores.shape == (2, 3, 9)
@@ -40,7 +40,7 @@ def test_the_probabilities_are_the_maps(transform: str, alpha: float) -> None:
 
 
 @every_kind
-def test_the_loss_has_the_maps_gradient(transform: str, alpha: float) -> None:
+def test_loss_gradient_is_probabilities_minus_one_hot(transform: str, alpha: float) -> None:
     output = layer(transform, alpha, tau=-0.2)
     scores = output(torch.randn(5, 6, dtype=torch.float64) * 3).detach().requires_grad_()
     target = torch.tensor([0, 3, 8, 2, 2])
@@ -49,7 +49,7 @@ def test_the_loss_has_the_maps_gradient(transform: str, alpha: float) -> None:
 
 
 @every_kind
-def test_log_probabilities_are_exact_and_only_zeros_are_impossible(transform: str, alpha: float) -> None:
+def test_log_probs_match_probs_and_are_minus_inf_only_at_0(transform: str, alpha: float) -> None:
     output = OutputLayer(6, 9, transform, alpha, forbidden=(0,))
     scores = output(torch.randn(4, 6) * 8)
     logs, probs = output.log_probs(scores), output.probs(scores)
@@ -75,7 +75,7 @@ def test_forbidden_symbols_have_no_probability_and_no_gradient(transform: str, a
     assert output.weight.grad[1].abs().sum() > 0
 
 
-def test_forbidden_symbols_are_as_if_they_were_not_there() -> None:
+def test_forbidden_symbols_match_removing_their_scores() -> None:
     output = layer("entmax", 1.5, forbidden=(0, 4))
     hidden = torch.randn(3, 6, dtype=torch.float64)
     saved = [1, 2, 3, 5, 6, 7, 8]
@@ -93,7 +93,7 @@ def test_scores_are_the_same_with_gradients_and_without() -> None:
 
 
 @every_kind
-def test_the_margin_is_where_the_loss_ends(transform: str, alpha: float) -> None:
+def test_loss_is_zero_at_the_margin(transform: str, alpha: float) -> None:
     if transform in ("softmax", "alpha_relu"):
         return
     output, margin = layer(transform, alpha), 1 / (alpha - 1)
@@ -104,7 +104,7 @@ def test_the_margin_is_where_the_loss_ends(transform: str, alpha: float) -> None
     assert output.probs(scores)[0, 3] == 1 and output.probs(scores)[1, 3] < 1
 
 
-def test_modules_are_the_functions() -> None:
+def test_modules_match_the_functions() -> None:
     scores, mask = torch.randn(3, 5, 4), torch.rand(3, 5, 4) > 0.3
     assert Entmax(1.3)(scores, mask).equal(tsallis.entmax(scores, 1.3, mask=mask))
     assert Entmax(1.5, dim=1)(scores).equal(tsallis.entmax15(scores, 1))
@@ -116,7 +116,7 @@ def test_modules_are_the_functions() -> None:
     assert loss(scores, target).equal(tsallis.entmax_loss(scores, target, 1.3, **options))
 
 
-def test_alpha_is_learned_kept_or_given() -> None:
+def test_alpha_may_be_parameter_buffer_or_number() -> None:
     scores, target = torch.randn(3, 5), torch.tensor([0, 1, 2])
     learned = nn.Parameter(torch.full((3, 1), 1.4))
     for module, arguments in ((Entmax(learned), (scores,)), (EntmaxLoss(learned), (scores, target))):
@@ -147,7 +147,7 @@ def smoothed(output: OutputLayer, scores: torch.Tensor, target: torch.Tensor, sh
 @pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
 @pytest.mark.parametrize("share", [0.0, 0.2])
 @pytest.mark.parametrize("options", [{}, {"forbidden": (0, 5)}, {"forbidden": (0,), "bias": False}], ids=str)
-def test_losses_and_gradients_of_few_scores_and_many(
+def test_losses_and_gradients_match_for_few_and_many_scores(
     transform: str, alpha: float, many: bool, share: float, options: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if many:
@@ -167,7 +167,7 @@ def test_losses_and_gradients_of_few_scores_and_many(
             torch.testing.assert_close(one, other)
 
 
-def test_a_share_of_labels_that_is_none() -> None:
+def test_zero_label_smoothing_has_no_effect_and_invalid_raises() -> None:
     output = layer("entmax", 1.5)
     hidden, target = torch.randn(2, 6, dtype=torch.float64), torch.tensor([1, 2])
     assert output.loss(hidden, target, label_smoothing=0.0).equal(output.loss(hidden, target))
@@ -192,7 +192,7 @@ def test_a_tied_projection_is_one_parameter() -> None:
 
 
 @pytest.mark.parametrize(("ignored", "dtype"), [(999, torch.long), (-100, torch.long), (0, torch.uint8)])
-def test_smoothing_takes_the_targets_that_the_loss_takes(ignored: int, dtype: torch.dtype) -> None:
+def test_label_smoothing_matches_loss_for_ignored_targets(ignored: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     output = OutputLayer(6, 9)
     hidden, target = torch.randn(4, 6), torch.tensor([1, 2, ignored, 3]).to(dtype)
@@ -204,7 +204,7 @@ def test_smoothing_takes_the_targets_that_the_loss_takes(ignored: int, dtype: to
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @every_kind
-def test_half_precision_ranks_by_float32(transform: str, alpha: float, dtype: torch.dtype) -> None:
+def test_half_precision_ranking_matches_float32(transform: str, alpha: float, dtype: torch.dtype) -> None:
     output = OutputLayer(6, 200, transform, alpha).to(dtype)
     scores = output(torch.randn(8, 6, dtype=dtype) * 8)
     exact = output.log_probs(scores.float())
@@ -217,7 +217,7 @@ def test_half_precision_ranks_by_float32(transform: str, alpha: float, dtype: to
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_quantised_layer_has_a_loss() -> None:
+def test_quantised_layer_loss_matches_float() -> None:
     layer, hidden, target = OutputLayer(8, 5), torch.randn(6, 8), torch.arange(6) % 5
     quantised = torch.ao.quantization.quantize_dynamic(layer, {torch.nn.Linear}, dtype=torch.qint8)
     torch.testing.assert_close(quantised.loss(hidden, target), layer.loss(hidden, target), rtol=0, atol=0.05)
@@ -239,7 +239,7 @@ def test_states_of_ignored_targets_have_no_influence(transform: str, alpha: floa
     torch.testing.assert_close(gradients[0], gradients[2])
 
 
-def test_wrong_targets_are_named() -> None:
+def test_invalid_targets_raise() -> None:
     output, hidden = OutputLayer(6, 9), torch.randn(3, 6)
     with pytest.raises(TypeError, match=r"integers, got torch\.float32; SparseRows\.from_dense"):
         output.loss(hidden, torch.full((3, 9), 1 / 9))

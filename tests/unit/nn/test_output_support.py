@@ -38,7 +38,7 @@ def assert_same(rows: SparseRows, one: OutputLayer, hidden: Tensor) -> None:
 
 @pytest.mark.parametrize("transform", ["softmax", "sparsemax", "entmax"])
 @pytest.mark.parametrize("options", [{}, {"bias": False}, {"forbidden": (0, 7)}])
-def test_supports_are_those_of_all_scores(transform: str, options: dict[str, object]) -> None:
+def test_supports_match_those_from_all_scores(transform: str, options: dict[str, object]) -> None:
     one, hidden = layer(transform, **options), states(2, 50)
     if one.projection.bias is not None:
         nn.init.normal_(one.projection.bias, std=2)
@@ -46,7 +46,7 @@ def test_supports_are_those_of_all_scores(transform: str, options: dict[str, obj
 
 
 @needs_kernel
-def test_no_scores_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_support_does_not_compute_all_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     one, hidden = layer(forbidden=(1,)), states(100)
     monkeypatch.setattr(OutputLayer, "scores", None)
     with tsallis.backend("cpu"):
@@ -55,7 +55,7 @@ def test_no_scores_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(rows, one, hidden)
 
 
-def test_flat_rows_among_others() -> None:
+def test_flat_rows_match_all_scores() -> None:
     one, hidden = layer(), states(6)
     hidden[2] = 0
     hidden[4] *= 0.01
@@ -64,7 +64,7 @@ def test_flat_rows_among_others() -> None:
     assert_same(rows, one, hidden)
 
 
-def test_no_rows_and_a_single_state() -> None:
+def test_empty_batch_and_single_state_are_supported() -> None:
     one = layer()
     assert len(one.support(states(0))) == 0
     assert_same(one.support(states()), one, states())
@@ -98,7 +98,7 @@ def test_the_encoded_weight_is_not_saved() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_dtypes_and_inference_mode(dtype: torch.dtype) -> None:
+def test_support_works_in_other_dtypes_and_inference_mode(dtype: torch.dtype) -> None:
     one, hidden = layer().to(dtype), states(5).to(dtype)
     with torch.no_grad():
         scores = one.scores(hidden)
@@ -109,7 +109,7 @@ def test_other_dtypes_and_inference_mode(dtype: torch.dtype) -> None:
         assert_same(one.support(states(5)), one, states(5))
 
 
-def test_errors() -> None:
+def test_support_rejects_gradients_alpha_relu_and_bad_states() -> None:
     one, hidden = layer(), states(2)
     with pytest.raises(ValueError, match="gradient"):
         one.support(hidden.requires_grad_())
@@ -123,7 +123,7 @@ def test_errors() -> None:
         one.support(states(2).repeat(1, 2))
 
 
-def test_the_support_of_a_symbol_matches_entmax() -> None:
+def test_support_of_one_state_matches_entmax() -> None:
     one, hidden = layer(), states(1)
     probs = tsallis.entmax(one.scores(hidden), 1.5)
     rows = one.support(hidden)

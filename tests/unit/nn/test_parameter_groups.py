@@ -40,7 +40,7 @@ class Doubled(nn.Module):
 
 
 @pytest.mark.parametrize("alpha", ["learned", nn.Parameter(torch.full((2,), 1.5)), Doubled(), PerHeadAlpha(2)])
-def test_every_form_of_a_learned_alpha_has_its_rate(alpha: Any) -> None:
+def test_every_learned_alpha_form_is_in_the_alpha_group(alpha: Any) -> None:
     own = nn.Parameter(torch.tensor(1.5))
     model = nn.ModuleList([MultiheadAttention(8, 2, alpha=alpha), Entmax(own), EntmaxLoss(1.5)])
     *_, alphas = parameter_groups(model, 0.1, alpha_lr_scale=3)

@@ -12,13 +12,13 @@ from tsallis.nn.positions import RotaryPositions, head_slopes
 EMBED, HEADS = 16, 4
 
 
-def test_slopes_of_heads() -> None:
+def test_head_slopes_match_their_formulas() -> None:
     assert head_slopes("none", 4) is None and head_slopes("rope", 4) is None
     torch.testing.assert_close(head_slopes("alibi", 8), torch.tensor([2.0**-h for h in range(1, 9)]))
     torch.testing.assert_close(head_slopes("nape", 5), torch.tensor([0, 0, 1, 1 / 2, 1 / 3]))
 
 
-def test_rotated_queries_and_keys_tell_their_distance_alone() -> None:
+def test_rotary_scores_depend_only_on_distance() -> None:
     rotary, (q, k) = RotaryPositions(8), torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
     scores = [(rotary(q, 3 + first) * rotary(k, first)).sum() for first in (0, 5, 400)]
     torch.testing.assert_close(torch.stack(scores), scores[0].expand(3))
@@ -26,7 +26,7 @@ def test_rotated_queries_and_keys_tell_their_distance_alone() -> None:
     torch.testing.assert_close(rotary(q, 7).norm(), q.norm())
 
 
-def test_each_row_may_have_its_own_position() -> None:
+def test_rotary_positions_may_differ_per_row() -> None:
     rotary, x = RotaryPositions(8), torch.randn(3, 2, 1, 8)
     result = rotary(x, torch.tensor([4, 0, 9]))
     for row, first in enumerate((4, 0, 9)):
@@ -35,7 +35,7 @@ def test_each_row_may_have_its_own_position() -> None:
 
 @pytest.mark.parametrize("positions", ["alibi", "nape"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_slopes_in_the_module_are_those_of_the_function(positions: str, causal: bool) -> None:
+def test_module_slopes_match_biased_entmax_attention(positions: str, causal: bool) -> None:
     attention = MultiheadAttention(EMBED, HEADS, batch_first=True, positions=positions).double()  # type: ignore[arg-type]
     x = torch.randn(2, 9, EMBED, dtype=torch.float64)
     out, _ = attention(x, x, x, need_weights=False, is_causal=causal)
@@ -49,7 +49,7 @@ def test_slopes_in_the_module_are_those_of_the_function(positions: str, causal: 
     torch.testing.assert_close(out, attention.out_proj(expected.transpose(1, 2).flatten(2)))
 
 
-def test_a_cache_knows_the_largest_norms_of_its_keys() -> None:
+def test_cache_stores_the_largest_key_norms() -> None:
     attention, cache = MultiheadAttention(EMBED, HEADS, batch_first=True, positions="alibi"), KeyValueCache()
     x = torch.randn(2, 300, EMBED)
     with torch.no_grad():
@@ -64,7 +64,7 @@ def test_a_cache_knows_the_largest_norms_of_its_keys() -> None:
         assert cache.key_norms is not None and torch.equal(cache.key_norms, before[[1, 1]])
 
 
-def test_positions_are_of_one_sequence() -> None:
+def test_rope_makes_attention_depend_on_order() -> None:
     x = torch.randn(1, 5, EMBED)
     attention = MultiheadAttention(EMBED, HEADS, batch_first=True, positions="rope")
     out, _ = attention(x, x, x)

@@ -34,7 +34,7 @@ def transformer(**options: Any) -> nn.Transformer:
     ],
     ids=str,
 )
-def test_an_attention_is_that_of_before(options: dict[str, Any]) -> None:
+def test_sparsify_attention_at_alpha_1_matches_pytorch(options: dict[str, Any]) -> None:
     old = nn.MultiheadAttention(16, 4, **options).eval()
     new = sparsify_module(old, 1.0)
     assert isinstance(new, MultiheadAttention) and not new.training
@@ -45,7 +45,7 @@ def test_an_attention_is_that_of_before(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_a_transformer_is_that_of_before(training: bool, norm_first: bool) -> None:
+def test_sparsify_transformer_at_alpha_1_matches_pytorch(training: bool, norm_first: bool) -> None:
     """Check a padded source and a causal decoder. In evaluation mode, PyTorch's layers have a fast path."""
     model = transformer(batch_first=True, norm_first=norm_first).train(training)
     src, tgt = torch.randn(3, 6, 16), torch.randn(3, 5, 16)
@@ -87,7 +87,7 @@ def padded_encoder(**options: Any) -> nn.TransformerEncoder:
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_the_fast_path_of_an_encoder_does_not_bypass_it(activation: str) -> None:
+def test_encoder_fast_path_does_not_bypass_sparse_attention(activation: str) -> None:
     """Check sparse layers without gradients, when PyTorch would run whole layers on nested tensors by one operation."""
     model = padded_encoder(activation=activation)
     src, padding = torch.randn(3, 6, 16), torch.arange(6) >= torch.tensor([[6], [4], [2]])
@@ -106,7 +106,7 @@ def test_the_fast_path_of_an_encoder_does_not_bypass_it(activation: str) -> None
 
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_single_layers_are_sparse_without_gradients(batch_first: bool, norm_first: bool) -> None:
+def test_sparsified_layers_stay_sparse_under_no_grad(batch_first: bool, norm_first: bool) -> None:
     """Check evaluation mode, in which PyTorch's encoder layer would run one operation with softmax."""
     options: dict[str, Any] = {"dropout": 0.0, "batch_first": batch_first, "norm_first": norm_first}
     encoder = nn.TransformerEncoderLayer(16, 4, 24, **options).eval()
@@ -148,7 +148,7 @@ def test_nested_tensors_are_refused() -> None:
         layer(torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(5, 16)]))
 
 
-def test_densify_undoes_it_with_what_was_learned() -> None:
+def test_densify_restores_attention_and_keeps_parameters() -> None:
     model = padded_encoder()
     src, padding = torch.randn(3, 6, 16), torch.arange(6) >= torch.tensor([[6], [4], [2]])
     with torch.no_grad():
@@ -168,7 +168,7 @@ def test_densify_undoes_it_with_what_was_learned() -> None:
 @pytest.mark.parametrize(
     "options", [{"bias": False}, {"add_bias_kv": True, "add_zero_attn": True}, {"kdim": 6, "vdim": 5}], ids=str
 )
-def test_densify_an_attention_itself(options: dict[str, Any]) -> None:
+def test_densify_converts_a_top_level_attention(options: dict[str, Any]) -> None:
     sparse = MultiheadAttention(16, 4, alpha=1.0, **options).eval()
     dense = densify_module(sparse)
     assert type(dense) is nn.MultiheadAttention and not dense.training
@@ -184,27 +184,27 @@ def test_densify_an_attention_itself(options: dict[str, Any]) -> None:
         ({"num_kv_heads": 2}, "2 key heads for 4 query heads"),
     ],
 )
-def test_densify_refuses_what_would_be_lost(options: dict[str, Any], words: str) -> None:
+def test_densify_rejects_options_unsupported_by_pytorch(options: dict[str, Any], words: str) -> None:
     module = nn.ModuleDict({"own": MultiheadAttention(16, 4, **options)})
     with pytest.raises(TypeError, match=f"own has {words}, which torch.nn.MultiheadAttention does not"):
         densify_module(module)
     assert type(module["own"]) is MultiheadAttention
 
 
-def test_densify_leaves_layers_of_this_package() -> None:
+def test_densify_without_replaceable_attention_raises() -> None:
     with pytest.raises(ValueError, match=r"ModuleList has no replaceable tsallis.nn.MultiheadAttention"):
         densify_module(nn.ModuleList([TransformerDecoderLayer(16, 4)]))
     with pytest.raises(ValueError, match="Transformer has no replaceable"):
         densify_module(transformer())
 
 
-def test_names_choose() -> None:
+def test_names_select_the_attentions_to_sparsify() -> None:
     model = sparsify_module(transformer(), 1.5, names=["encoder.*", "*.multihead_attn"])
     kinds = {name: type(x) for name, x in model.named_modules() if name.endswith("attn")}
     assert {name for name, kind in kinds.items() if kind is nn.MultiheadAttention} == {"decoder.layers.0.self_attn"}
 
 
-def test_a_second_call_changes_the_alpha_of_those_it_names() -> None:
+def test_second_sparsify_changes_alpha_of_matching_names() -> None:
     model = sparsify_module(transformer(), 1.5)
     attention = model.encoder.layers[0].self_attn
     sparsify_module(model, 2.0, names="encoder.*")
@@ -219,7 +219,7 @@ def test_a_second_call_changes_the_alpha_of_those_it_names() -> None:
     assert layer.self_attn.alpha == layer.multihead_attn.alpha == 2.0
 
 
-def test_names_choose_what_becomes_dense() -> None:
+def test_names_select_the_attentions_to_densify() -> None:
     model = sparsify_module(transformer(), 1.5)
     densify_module(model, names="encoder.*")
     assert type(model.encoder.layers[0].self_attn) is nn.MultiheadAttention
@@ -228,13 +228,13 @@ def test_names_choose_what_becomes_dense() -> None:
         densify_module(model, names="encoder.*")
 
 
-def test_an_attention_that_is_there_twice_stays_one() -> None:
+def test_shared_attention_is_replaced_once() -> None:
     attention = nn.MultiheadAttention(16, 4)
     model = sparsify_module(nn.ModuleDict({"one": attention, "other": attention}), 1.5)
     assert model["one"] is model["other"] and isinstance(model["one"], MultiheadAttention)
 
 
-def test_what_cannot_be_replaced_is_named() -> None:
+def test_sparsify_rejects_invalid_modules_names_and_alpha() -> None:
     class Own(nn.MultiheadAttention):
         pass
 
@@ -248,7 +248,7 @@ def test_what_cannot_be_replaced_is_named() -> None:
         sparsify_module(transformer(), "learnt")  # type: ignore[arg-type]
 
 
-def test_computed_parameters_are_refused_by_name() -> None:
+def test_sparsify_rejects_pruned_or_modified_attention() -> None:
     def model() -> nn.Sequential:
         return nn.Sequential(nn.Linear(2, 2), nn.ModuleDict({"attention": nn.MultiheadAttention(16, 4)}))
 
@@ -275,7 +275,7 @@ def test_computed_parameters_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("back", [False, True])
-def test_hooks_go_with_it(back: bool) -> None:
+def test_hooks_move_to_the_replacement(back: bool) -> None:
     old = nn.MultiheadAttention(16, 4)
     calls: list[str] = []
     modules: list[nn.Module] = []
@@ -316,7 +316,7 @@ def test_hooks_go_with_it(back: bool) -> None:
     assert not calls
 
 
-def test_learned_means_the_same_start_everywhere() -> None:
+def test_learned_alphas_start_at_random_in_every_module() -> None:
     """Check that learned alphas start at random in every module; only `initial` gives heads the same start."""
     starts = []
     for make in (
@@ -336,7 +336,7 @@ def test_learned_means_the_same_start_everywhere() -> None:
     torch.testing.assert_close(near.alphas().detach(), torch.full((4,), 1.1))
 
 
-def test_what_was_added_goes_with_it() -> None:
+def test_added_attributes_move_to_the_replacement() -> None:
     old = nn.MultiheadAttention(16, 4).eval()
     old.layer_index = 7
     old.gate = nn.Linear(2, 2)

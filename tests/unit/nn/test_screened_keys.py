@@ -18,7 +18,7 @@ def store(keys: int = 3000, dtype: torch.dtype = torch.float32) -> ScreenedKeys:
 @pytest.mark.parametrize("keys", [1, 3000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("queries", [1, 9])
-def test_dtypes_and_many_queries(dtype: torch.dtype, keys: int, queries: int) -> None:
+def test_screened_keys_match_dense_attention_in_every_dtype(dtype: torch.dtype, keys: int, queries: int) -> None:
     one = store(keys, dtype)
     query = torch.randn(1, 2, queries, 8).to(dtype)
     out = tsallis.entmax_attention(query, one)
@@ -34,7 +34,7 @@ def test_weights_and_dropout_are_computed_from_all_keys(options: dict[str, objec
     torch.testing.assert_close(out, tsallis.entmax_attention(query, *one.read(), **options))
 
 
-def test_a_compiled_function_and_a_transform_compute_from_all_keys() -> None:
+def test_compile_and_vmap_use_all_keys() -> None:
     one, query = store(), torch.randn(1, 2, 1, 8)
     wanted = tsallis.entmax_attention(query, *one.read())
     compiled = torch.compile(lambda q: tsallis.entmax_attention(q, one), backend="eager")
@@ -43,7 +43,7 @@ def test_a_compiled_function_and_a_transform_compute_from_all_keys() -> None:
     torch.testing.assert_close(mapped[0], wanted)
 
 
-def test_the_callers_tensors_may_change_afterwards() -> None:
+def test_store_copies_the_given_tensors() -> None:
     key, value, query = torch.randn(1, 2, 3000, 8), torch.randn(1, 2, 3000, 8), torch.randn(1, 2, 1, 8)
     one = ScreenedKeys(key, value)
     wanted = tsallis.entmax_attention(query, one)
@@ -52,7 +52,7 @@ def test_the_callers_tensors_may_change_afterwards() -> None:
     assert torch.equal(tsallis.entmax_attention(query, one), wanted)
 
 
-def test_gradients_are_an_error() -> None:
+def test_gradients_raise() -> None:
     one, query = store(), torch.randn(1, 2, 1, 8)
     for inputs in ({"query": query.clone().requires_grad_()}, {"slopes": torch.ones(2, requires_grad=True)}):
         with pytest.raises(ValueError, match=r"gradients.*no_grad"):
@@ -65,7 +65,7 @@ def test_gradients_are_an_error() -> None:
         tsallis.entmax_attention(query.requires_grad_(), one)
 
 
-def test_other_errors() -> None:
+def test_invalid_inputs_raise() -> None:
     one, query = store(), torch.randn(1, 2, 1, 8)
     with pytest.raises(TypeError, match="value must be None"):
         tsallis.entmax_attention(query, one, query)
@@ -81,7 +81,7 @@ def test_other_errors() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"positions": "alibi"}, {"num_kv_heads": 1}, {"add_bias_kv": True}])
 @torch.no_grad()
-def test_multihead_attention_decodes_with_the_store(options: dict[str, object]) -> None:
+def test_multihead_attention_decodes_with_screened_keys(options: dict[str, object]) -> None:
     torch.manual_seed(0)
     attention = MultiheadAttention(16, 2, batch_first=True, alpha=1.5, **options).eval()
     prompt = torch.randn(2, 2100, 16)
@@ -96,7 +96,7 @@ def test_multihead_attention_decodes_with_the_store(options: dict[str, object]) 
     assert (caches[1].rows is not None) == scanned
 
 
-def test_half_a_pair_and_other_dtypes_are_refused() -> None:
+def test_missing_keys_or_values_and_other_dtypes_raise() -> None:
     key = torch.randn(1, 1, 4, 8)
     for pair in ((key, None), (None, key)):
         with pytest.raises(ValueError, match="key and value must both be given"):

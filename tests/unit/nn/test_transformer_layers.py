@@ -75,7 +75,7 @@ def results(layer: nn.Module, arguments: list[Tensor], **options: Any) -> dict[s
 @every_kind
 @every_variant
 @pytest.mark.parametrize("train", [True, False])
-def test_at_alpha_1_it_is_pytorchs(kind: str, variant: dict[str, Any], train: bool) -> None:
+def test_at_alpha_1_layers_match_pytorch(kind: str, variant: dict[str, Any], train: bool) -> None:
     ours, theirs = KINDS[kind]
     expected = sharp(theirs(**SIZES, **variant)).train(train)
     layer = ours(**SIZES, **variant, alpha=1.0).train(train)
@@ -93,7 +93,7 @@ def test_at_alpha_1_it_is_pytorchs(kind: str, variant: dict[str, Any], train: bo
 
 
 @every_kind
-def test_causal_needs_no_mask(kind: str) -> None:
+def test_is_causal_matches_a_causal_mask(kind: str) -> None:
     layer, arguments = sharp(KINDS[kind][0](**SIZES, batch_first=True, alpha=1.7)), inputs(kind)
     name, flag = ("src_mask", "is_causal") if kind == "encoder" else ("tgt_mask", "tgt_is_causal")
     ahead = torch.ones(arguments[0].shape[1], arguments[0].shape[1], dtype=torch.bool).triu(1)
@@ -103,7 +103,7 @@ def test_causal_needs_no_mask(kind: str) -> None:
 
 
 @every_kind
-def test_dropout_is_for_training_alone(kind: str) -> None:
+def test_dropout_is_applied_only_in_training(kind: str) -> None:
     layer, arguments = KINDS[kind][0](**{**SIZES, "dropout": 0.5}, batch_first=True), inputs(kind)
     plain = KINDS[kind][0](**SIZES, batch_first=True)
     plain.load_state_dict(layer.state_dict())
@@ -111,7 +111,7 @@ def test_dropout_is_for_training_alone(kind: str) -> None:
     assert layer.eval()(*arguments).equal(plain(*arguments))
 
 
-def test_the_memory_may_have_an_alpha_of_its_own() -> None:
+def test_cross_attention_alpha_defaults_to_alpha() -> None:
     attentions = [
         (layer.self_attn, layer.multihead_attn)
         for layer in (
@@ -129,7 +129,7 @@ def test_the_memory_may_have_an_alpha_of_its_own() -> None:
     ]
 
 
-def test_learned_alphas_are_each_attentions_own() -> None:
+def test_each_attention_learns_separate_alphas() -> None:
     layer = TransformerDecoderLayer(8, 2, 16, alpha="learned", batch_first=True).double()
     own, other = layer.self_attn.alpha, layer.multihead_attn.alpha
     assert isinstance(own, PerHeadAlpha) and isinstance(other, PerHeadAlpha) and own.bias is not other.bias
@@ -158,7 +158,7 @@ def attentions(model: nn.Module) -> list[MultiheadAttention]:
 
 @every_alpha
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_in_pytorchs_encoder_no_fast_path_takes_its_place(alpha: Any, norm_first: bool) -> None:
+def test_pytorch_encoder_fast_path_does_not_bypass_layers(alpha: Any, norm_first: bool) -> None:
     model, (x,) = encoder(alpha, norm_first=norm_first), inputs("encoder")
     for masks in ({}, {"src_key_padding_mask": PADDING}, {"mask": MASKS["encoder"][2]["src_mask"], "is_causal": True}):
         expected = model.train()(x, **masks)
@@ -172,7 +172,7 @@ def test_in_pytorchs_encoder_no_fast_path_takes_its_place(alpha: Any, norm_first
     torch.testing.assert_close(model(x, src_key_padding_mask=PADDING), model.norm(expected))
 
 
-def test_clones_learn_alphas_of_their_own() -> None:
+def test_cloned_layers_learn_separate_alphas() -> None:
     model = encoder("learned", 3)
     biases = [attention.alpha.bias for attention in attentions(model)]
     assert len({id(bias) for bias in biases}) == 3
@@ -185,7 +185,7 @@ def test_clones_learn_alphas_of_their_own() -> None:
 @every_alpha
 @pytest.mark.parametrize("chunks", [(1,) * 6, (2, 3, 1)], ids=str)
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_a_decoder_goes_step_by_step(alpha: Any, chunks: tuple[int, ...], norm_first: bool) -> None:
+def test_decoding_with_caches_matches_the_full_pass(alpha: Any, chunks: tuple[int, ...], norm_first: bool) -> None:
     model = decoder(alpha, norm_first=norm_first)
     memory, target = inputs("encoder")[0], torch.randn(BATCH, 6, MODEL, dtype=torch.float64)
     full = model(target, memory, tgt_is_causal=True, memory_key_padding_mask=PADDING)
@@ -203,7 +203,7 @@ def test_a_decoder_goes_step_by_step(alpha: Any, chunks: tuple[int, ...], norm_f
     torch.testing.assert_close(gradients, expected)
 
 
-def test_the_memory_is_read_at_the_first_step_alone() -> None:
+def test_memory_is_read_only_at_the_first_step() -> None:
     layer, (target, memory) = sharp(TransformerDecoderLayer(**SIZES, batch_first=True)), inputs("decoder")
     caches = (KeyValueCache(), KeyValueCache())
     with torch.no_grad():
@@ -214,7 +214,7 @@ def test_the_memory_is_read_at_the_first_step_alone() -> None:
 
 
 @every_kind
-def test_it_is_built_in_half_precision_and_without_memory(kind: str) -> None:
+def test_layers_support_bfloat16_and_meta_device(kind: str) -> None:
     options = {**SIZES, "dtype": torch.bfloat16, "batch_first": True, "alpha": "learned"}
     layer = KINDS[kind][0](**options)
     weights = layer.state_dict()
@@ -232,7 +232,7 @@ def test_it_is_built_in_half_precision_and_without_memory(kind: str) -> None:
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_lengths_are_padding(norm_first: bool) -> None:
+def test_key_lengths_match_padding_masks(norm_first: bool) -> None:
     lengths = torch.tensor([SOURCE, 2, 4])
     for kind, name in (("encoder", "src"), ("decoder", "memory")):
         layer, arguments = sharp(KINDS[kind][0](**SIZES, batch_first=True, norm_first=norm_first)), inputs(kind)
@@ -241,7 +241,7 @@ def test_lengths_are_padding(norm_first: bool) -> None:
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_the_weights_of_the_memory_can_be_asked_for(norm_first: bool) -> None:
+def test_decoder_returns_cross_attention_weights(norm_first: bool) -> None:
     layer, arguments = (
         sharp(TransformerDecoderLayer(**SIZES, batch_first=True, norm_first=norm_first)),
         inputs("decoder"),
@@ -255,7 +255,7 @@ def test_the_weights_of_the_memory_can_be_asked_for(norm_first: bool) -> None:
 
 
 @every_kind
-def test_attention_may_drop_more_than_the_rest(kind: str) -> None:
+def test_attention_dropout_defaults_to_dropout(kind: str) -> None:
     layer = KINDS[kind][0](**{**SIZES, "dropout": 0.1}, attention_dropout=0.4)
     assert {a.dropout for a in attentions(layer)} == {0.4}
     assert {m.p for m in layer.modules() if isinstance(m, nn.Dropout)} == {0.1}

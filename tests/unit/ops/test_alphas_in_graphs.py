@@ -37,7 +37,7 @@ def outcome(call: Callable[[Tensor], Tensor], alpha: float) -> Tensor | str:
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_alpha_out_of_range(backend: str, name: str) -> None:
+def test_compiled_out_of_range_alphas_match_eager(backend: str, name: str) -> None:
     skip_unless_usable(backend)
     torch._dynamo.reset()
     compiled = torch.compile(CALLS[name], backend="aot_eager", fullgraph=True)
@@ -51,7 +51,7 @@ def test_an_alpha_out_of_range(backend: str, name: str) -> None:
                 assert result == expected
 
 
-def test_the_operator_of_attention_weights_reads_alphas_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_weights_operator_reads_alphas_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that values are read only once, because each read synchronizes with the GPU."""
     read, extremes = [], alphas.extremes
     for module in (alphas, choice):
@@ -61,7 +61,7 @@ def test_the_operator_of_attention_weights_reads_alphas_once(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_backends_support_alphas_from_1(backend: str) -> None:
+def test_backends_support_no_alphas_below_1(backend: str) -> None:
     assert registry.load(backend).CAPABILITIES.alphas[0] >= 1
 
 

@@ -43,7 +43,7 @@ def compiled(**options: Any) -> Any:
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 20, 30), (4, 20, 30), (20, 30), (30,)], ids=str)
-def test_an_added_mask_learns(shape: tuple[int, ...]) -> None:
+def test_compiled_added_mask_gradients_match_eager(shape: tuple[int, ...]) -> None:
     inputs = [*tensors(), ALPHAS.double(), torch.randn(shape, dtype=torch.float64)]
 
     def of(call: Any) -> Any:
@@ -52,7 +52,7 @@ def test_an_added_mask_learns(shape: tuple[int, ...]) -> None:
     assert_same(results(of(compiled()), inputs), results(of(entmax_attention), inputs))
 
 
-def test_alphas_are_numbers_too_and_need_no_gradient() -> None:
+def test_compiled_float_and_constant_alphas_match_eager() -> None:
     function = compiled()
     for alpha in (1.0, 1.5, 2.0, 2.5):
         inputs = tensors()
@@ -68,7 +68,7 @@ def test_alphas_are_numbers_too_and_need_no_gradient() -> None:
     torch.testing.assert_close(function(query, key, value, ALPHAS), entmax_attention(query, key, value, ALPHAS))
 
 
-def test_other_lengths_are_not_compiled_again() -> None:
+def test_other_lengths_do_not_recompile() -> None:
     function = compiled(dynamic=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for queries, keys in ((20, 30), (21, 47), (150, 200)):
@@ -97,7 +97,7 @@ def test_no_tensor_in_the_graph_holds_all_weights() -> None:
     assert max(sizes) < 3000 * 300
 
 
-def test_dropout_drops_as_often_as_it_should() -> None:
+def test_compiled_dropout_has_the_requested_rate() -> None:
     function = compiled()
     query = torch.zeros(1, 1, 500, 8, requires_grad=True)
     value = torch.eye(40).expand(1, 1, 40, 40)
@@ -110,7 +110,7 @@ def test_dropout_drops_as_often_as_it_should() -> None:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition"])
-def test_what_is_computed_again_in_backward_drops_the_same(backend: str) -> None:
+def test_recomputation_in_backward_repeats_dropout(backend: str) -> None:
     def layer(value: Tensor) -> Tensor:
         return entmax_attention(query, key, value, 1.5, dropout_p=0.5).sin()
 
@@ -148,7 +148,7 @@ def test_a_graph_without_dropout_has_no_seed() -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5, "learned"])
-def test_weights_of_any_length_are_exported(alpha: float | str) -> None:
+def test_export_supports_dynamic_batch_and_length(alpha: float | str) -> None:
     """Check one dynamic length of queries and keys, whose two dimensions must not be merged."""
     module = tsallis.nn.MultiheadAttention(8, 2, batch_first=True, alpha=alpha).eval()
 
@@ -167,7 +167,7 @@ def test_weights_of_any_length_are_exported(alpha: float | str) -> None:
         torch.testing.assert_close(program.module()(x), Itself()(x), atol=1e-5, rtol=1e-5)
 
 
-def test_numbers_that_nobody_could_look_at_before_are_checked() -> None:
+def test_compiled_calls_check_alphas_and_lengths_at_run_time() -> None:
     function, inputs = compiled(), tensors()
     with pytest.raises(ValueError, match=r"alpha must be finite and at least 1, got a tensor with 0\.5"):
         function(*inputs, torch.tensor([1.0, 1.0, 0.5, 1.0]))

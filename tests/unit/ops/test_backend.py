@@ -41,7 +41,7 @@ def refuse(*_: object, **__: object) -> None:
     raise AssertionError("the other backend was called")
 
 
-def test_blocks_nest_and_give_back_what_was_before() -> None:
+def test_nested_backend_contexts_restore_the_outer_backend() -> None:
     assert choice.request() == "auto"
     with tsallis.backend("eager") as outer:
         assert choice.request() == outer.name == "eager"
@@ -54,7 +54,7 @@ def test_blocks_nest_and_give_back_what_was_before() -> None:
     assert choice.request() == "auto"
 
 
-def test_a_block_left_by_an_exception_gives_back_what_was_before() -> None:
+def test_backend_context_restores_after_an_exception() -> None:
     with tsallis.backend("eager"):
         with pytest.raises(ZeroDivisionError), tsallis.backend("auto"):
             raise ZeroDivisionError
@@ -63,12 +63,12 @@ def test_a_block_left_by_an_exception_gives_back_what_was_before() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpu", "", "Eager"])
-def test_an_unknown_backend_is_shown_beside_those_there_are(name: str) -> None:
+def test_unknown_backend_error_lists_the_available_ones(name: str) -> None:
     with pytest.raises(ValueError, match=f"{', '.join(('auto', *registry.BACKENDS))}, got '{name}'"):
         tsallis.backend(name)
 
 
-def test_a_block_overrules_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_context_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(choice.VARIABLE, "eager")
     assert choice.request() == "eager"
     with tsallis.backend("auto"):
@@ -77,13 +77,13 @@ def test_a_block_overrules_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert choice.request() == "auto"
 
 
-def test_the_environment_names_a_backend_there_is() -> None:
+def test_unknown_backend_in_the_environment_raises() -> None:
     wrong = python("import torch, tsallis; tsallis.sparsemax(torch.zeros(3))", TSALLIS_BACKEND="fastest")
     assert wrong.returncode
     assert f"TSALLIS_BACKEND must be one of auto, {', '.join(registry.BACKENDS)}, got 'fastest'" in wrong.stderr
 
 
-def test_without_a_kernel_auto_is_eager_and_cpu_an_error_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_eager_and_cpu_raises_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "status", lambda: cpu.Status(False, "not compiled: no compiler"))
     monkeypatch.setattr(cpu, "run", refuse)
     with pytest.raises(RuntimeError, match="backend 'cpu' can't be used: not compiled: no compiler"):
@@ -97,7 +97,7 @@ def test_without_a_kernel_auto_is_eager_and_cpu_an_error_that_says_why(monkeypat
 
 
 @needs_kernel
-def test_explain_names_the_instructions() -> None:
+def test_explain_reports_backend_and_instruction_set() -> None:
     assert choice.explain() == f"cpu ({cpu.status().reason})"
     assert cpu.status().instructions in choice.explain()
     with tsallis.backend("eager"):
@@ -106,7 +106,7 @@ def test_explain_names_the_instructions() -> None:
 
 @needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_the_kernel_computes_unless_eager_is_asked_for(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_kernels_are_used_unless_eager_is_requested(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     z, y = torch.randn(3, 7, dtype=dtype), torch.tensor([0, 1, 2])
     with tsallis.backend("eager"), monkeypatch.context() as patch:
         patch.setattr(cpu, "run", refuse)
@@ -121,7 +121,7 @@ def test_the_kernel_computes_unless_eager_is_asked_for(monkeypatch: pytest.Monke
 
 
 @needs_kernel
-def test_backward_is_by_what_forward_was_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backward_uses_the_backend_of_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     y = torch.tensor([0, 1, 2])
 
     def forward(name: str) -> tuple[Tensor, Tensor]:
@@ -140,7 +140,7 @@ def test_backward_is_by_what_forward_was_by(monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(by_eager[0].grad, by_kernel[0].grad)
 
 
-def test_triton_is_an_error_that_says_why_where_it_cannot_be_used() -> None:
+def test_unusable_triton_raises_with_the_reason() -> None:
     code = "import tsallis; tsallis.backend('triton')"
     hidden = "import sys; sys.modules['triton'] = None; " + code
     missing = python(hidden)
@@ -152,7 +152,7 @@ def test_triton_is_an_error_that_says_why_where_it_cannot_be_used() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs no-gpu: there is one")
-def test_triton_computes_on_the_cpu_where_its_interpreter_does() -> None:
+def test_triton_interpreter_computes_on_the_cpu() -> None:
     pytest.importorskip("triton")
     pytest.importorskip("numpy")
     code = """
@@ -180,7 +180,7 @@ for a, b, grad in zip(actual, right, grads):
     assert done.returncode == 0, done.stderr
 
 
-def test_without_a_gpu_nothing_imports_the_kernels_for_it() -> None:
+def test_triton_kernels_are_not_imported_without_a_gpu() -> None:
     code = (
         "import sys, torch, tsallis; from tsallis.ops import choice\n"
         "tsallis.sparsemax(torch.zeros(3)); choice.explain()\n"
@@ -198,7 +198,7 @@ TRY = (
 
 
 @pytest.mark.parametrize("kind", ["nothing", "text", "another library"])
-def test_a_file_that_is_no_kernel_leaves_everything_to_eager(tmp_path: Path, kind: str) -> None:
+def test_invalid_kernel_files_fall_back_to_eager(tmp_path: Path, kind: str) -> None:
     path, reason = tmp_path / "kernel.so", "kernel.so can't be loaded"
     if kind == "text":
         path.write_text("not a library")
@@ -214,7 +214,7 @@ def test_a_file_that_is_no_kernel_leaves_everything_to_eager(tmp_path: Path, kin
 
 
 @pytest.mark.slow
-def test_where_kernels_are_missing_it_is_said_once_unless_they_are_not_asked_for(tmp_path: Path) -> None:
+def test_missing_kernels_warn_once_if_they_would_be_used(tmp_path: Path) -> None:
     code = "import torch, tsallis\nz = torch.zeros(3)\n"
     path = str(tmp_path / "kernel.so")
     words = "it can't use its compiled kernels: not compiled"
@@ -236,7 +236,7 @@ def test_where_kernels_are_missing_it_is_said_once_unless_they_are_not_asked_for
 
 
 @needs_kernel
-def test_a_kernel_of_other_sources_is_not_used(tmp_path: Path) -> None:
+def test_kernel_built_from_other_sources_is_not_used(tmp_path: Path) -> None:
     root = tmp_path / "tsallis"
     shutil.copytree(PACKAGE, root, ignore=shutil.ignore_patterns("__pycache__"))
     same = python(TRY, root=tmp_path, TSALLIS_KERNEL_PATH=cpu.status().path)
@@ -265,7 +265,7 @@ def kept_by(compute: object) -> list[Tensor]:
 @needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dim", [0, -1])
-def test_a_map_keeps_its_output_and_no_more(dtype: torch.dtype, dim: int) -> None:
+def test_maps_save_only_their_output_for_backward(dtype: torch.dtype, dim: int) -> None:
     z = torch.randn(40, 500).to(dtype).requires_grad_()
     rows = 500 if dim == 0 else 40
     with tsallis.backend("cpu"):
@@ -278,7 +278,7 @@ def test_a_map_keeps_its_output_and_no_more(dtype: torch.dtype, dim: int) -> Non
 
 @needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_loss_keeps_the_scores_themselves_and_a_few_numbers_a_row(dtype: torch.dtype) -> None:
+def test_losses_save_scores_and_per_row_statistics(dtype: torch.dtype) -> None:
     z = torch.randn(40, 500).to(dtype).requires_grad_()
     y = torch.arange(40)
     with tsallis.backend("cpu"):
@@ -290,7 +290,7 @@ def test_a_loss_keeps_the_scores_themselves_and_a_few_numbers_a_row(dtype: torch
 
 @needs_kernel
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs proc: a process's memory is read from it")
-def test_no_memory_is_lost_from_step_to_step() -> None:
+def test_repeated_steps_do_not_leak_memory() -> None:
     code = """
 import torch, tsallis
 z = torch.randn(300, 700, requires_grad=True)
@@ -315,7 +315,7 @@ print(resident() - before)
 
 
 @needs_kernel
-def test_a_backend_that_refuses_the_cpu_leaves_beams_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beams_fall_back_if_a_backend_rejects_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check beams on the CPU with a backend that rejects CPU tensors, like Triton with a GPU."""
 
     def on_device(kind: str) -> bool:

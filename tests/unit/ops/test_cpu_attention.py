@@ -78,7 +78,7 @@ def check(case: Case, inputs: Results, of: Tensor, dtype: torch.dtype = torch.fl
 
 
 @in_pairs(case=[*(x for x in CASES if not x.steep), *OWN], dtype=DTYPES)
-def test_output_and_gradients(case: Case, dtype: torch.dtype) -> None:
+def test_output_and_gradients_match_float64(case: Case, dtype: torch.dtype) -> None:
     inputs = case.tensors()
     result = check(case, inputs, upstream(case), dtype)
     # The output is the same without gradients and with a transposed mask.
@@ -93,13 +93,13 @@ def test_output_and_gradients(case: Case, dtype: torch.dtype) -> None:
     dropout=[0.1, 0.5, 1.0],
     dtype=DTYPES,
 )
-def test_dropout(case: Case, dropout: float, dtype: torch.dtype) -> None:
+def test_dropout_matches_dense_float64(case: Case, dropout: float, dtype: torch.dtype) -> None:
     check(case, case.tensors(), upstream(case), dtype, dropout)
 
 
 @pytest.mark.parametrize("keys", [3, 40])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_tile_without_any_key_is_zero_without_gradients_too(dtype: torch.dtype, keys: int) -> None:
+def test_tiles_without_visible_keys_give_zeros(dtype: torch.dtype, keys: int) -> None:
     """Check a tile for which no lists are saved, because no list can hold an empty support."""
     inputs = to(own("", 70, keys).tensors(), dtype)
     mask = torch.ones(70, keys, dtype=torch.bool)
@@ -111,7 +111,7 @@ def test_a_tile_without_any_key_is_zero_without_gradients_too(dtype: torch.dtype
 
 
 @in_pairs(rows=[1, 5, 64], listed=[0, 2, 20, 1000])
-def test_tiles_and_lists_of_any_length(rows: int, listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_match_for_any_tile_and_list_length(rows: int, listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "ROWS", rows)
     monkeypatch.setattr(attention, "MOST_LISTED", listed)
     for one, dropout in (
@@ -123,7 +123,7 @@ def test_tiles_and_lists_of_any_length(rows: int, listed: int, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_nothing_is_written_behind_the_last_list(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_outside_the_lists(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that memory around the lists is unchanged: list ends are stored as whole vectors and need room."""
     around, memory, allocate = 64, [], attention.allocate
 
@@ -148,7 +148,7 @@ def test_nothing_is_written_behind_the_last_list(dtype: torch.dtype, monkeypatch
 
 
 @pytest.mark.parametrize("threads", [2, 5])
-def test_a_head_is_divided_among_threads(threads: int) -> None:
+def test_one_head_split_among_threads_matches_float64(threads: int) -> None:
     one = own("", 330, 90, 1.3, heads=1, key_heads=1)
     torch.set_num_threads(threads)
     try:
@@ -157,7 +157,7 @@ def test_a_head_is_divided_among_threads(threads: int) -> None:
         torch.set_num_threads(1)
 
 
-def test_heads_side_by_side_stay_so() -> None:
+def test_results_keep_the_memory_layout_of_inputs() -> None:
     """Check that results keep heads side by side, as projections do, so that the next projection needs no copy."""
     one = own("", 70, 50, key_heads=8)
     inputs, of = one.tensors(), upstream(one)
@@ -171,7 +171,7 @@ def test_heads_side_by_side_stay_so() -> None:
 
 
 @in_pairs(wide=[38, 40, 48], queries=[2, 40])
-def test_parts_of_wider_tensors(queries: int, wide: int) -> None:
+def test_slices_of_wider_tensors_match_float64(queries: int, wide: int) -> None:
     """Check that memory between the rows is never read."""
     one = own("", queries, 50, size=37, value_size=37, key_heads=8)
     inputs, of = to(one.tensors(), torch.float32), upstream(one)
@@ -187,7 +187,7 @@ def test_parts_of_wider_tensors(queries: int, wide: int) -> None:
 
 
 @pytest.mark.parametrize("head", [2, 7])  # large supports, and small ones, stored as lists
-def test_what_is_not_finite_stays_where_it_is(head: int) -> None:
+def test_nan_query_affects_only_its_row(head: int) -> None:
     inputs = to(own("", 70, 90, key_heads=8).tensors(), torch.float32)
     query, expected = inputs["query"], entmax_attention(**inputs)
     query[1, head, 30] = torch.nan
@@ -211,7 +211,7 @@ def test_what_is_not_finite_stays_where_it_is(head: int) -> None:
     shape=["bhqk", "hqk", "b1qk", "qk", "b11k", "k", "bh1k", "hq1", "b1q1"],
     dtype=DTYPES,
 )
-def test_an_added_mask_that_learns_gets_its_gradient(
+def test_gradients_of_trainable_added_masks_match_float64(
     masked: tuple[Case, float], shape: str, dtype: torch.dtype
 ) -> None:
     one, dropout = masked

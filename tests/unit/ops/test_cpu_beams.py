@@ -68,7 +68,7 @@ def numbers(x: torch.Tensor | None) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_searches_are_those_of_the_reference(seed: int) -> None:
+def test_searches_match_the_reference(seed: int) -> None:
     """Check that all steps and outcomes are equal bit for bit: prefixes, parents, forced symbols, and bounds."""
     finished, gave_up = 0, set()
     for number in range(100):
@@ -95,7 +95,7 @@ def test_searches_are_those_of_the_reference(seed: int) -> None:
     assert finished > 100 and gave_up == {False, True}
 
 
-def test_the_first_source_with_nan_is_told() -> None:
+def test_the_first_source_with_nan_is_reported() -> None:
     options = BeamOptions(size=2, n_best=2, num_recorded=0, length_penalty=0.0)
     for wrong, source in (((4, 3), 1), ((0,), 0), ((), None)):
         for beams in both_kinds([BeamLimits(5, 0, ())] * 3, options):
@@ -110,7 +110,7 @@ def test_the_first_source_with_nan_is_told() -> None:
             assert beams.nan_source == source
 
 
-def test_searches_go_on_when_their_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_searches_continue_when_their_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tsallis.ops.cpu.beams.STEPS_AT_ONCE", 1)
     options = BeamOptions(size=3, n_best=3, num_recorded=0, length_penalty=0.0)
     ours, reference = both_kinds([BeamLimits(9, 0, ())] * 2, options)

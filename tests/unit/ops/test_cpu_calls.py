@@ -42,12 +42,12 @@ def fields(structure: str) -> list[tuple[str, type]]:
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_a_structure_has_the_fields_of_the_header(structure: str) -> None:
+def test_structure_fields_match_the_header(structure: str) -> None:
     ours = [(name, kind) for name, kind, *_ in STRUCTURES[structure]._fields_]
     assert ours == fields(structure)
 
 
-def test_constants_are_those_of_the_header() -> None:
+def test_constants_match_the_header() -> None:
     assert re.search(r"constexpr int STATS = (\d+);", HEADER)[1] == str(structs.STATS)  # type: ignore[index]
     assert re.search(r"constexpr int PANEL_COLUMNS = (\d+);", HEADER)[1] == str(structs.PANEL_COLUMNS)  # type: ignore[index]
     columns = re.search(r"enum StateColumns {(.*?)}", HEADER)[1].replace(" ", "").split(",")  # type: ignore[index]
@@ -67,7 +67,7 @@ def test_constants_are_those_of_the_header() -> None:
     assert {dtypes[name.removeprefix("STORE_")]: number for number, name in enumerate(names)} == cpu.STORAGE
 
 
-def test_every_size_is_compared() -> None:
+def test_structure_sizes_match_the_library() -> None:
     assert set(structs.sizes()) == {"layout", "heads", "stats", *structs.CALLS}
     if not cpu.status().available:
         pytest.skip(f"needs kernel: {cpu.status().reason}")
@@ -91,7 +91,7 @@ extern "C" int64_t tsallis_size(const char* name) {
 
 
 @pytest.mark.parametrize(("name", "size"), [("attention", 8), ("stats", -1), ("drop", None)])
-def test_a_library_of_other_sizes_is_not_used(tmp_path: Path, name: str, size: int | None) -> None:
+def test_library_with_wrong_structure_sizes_is_not_used(tmp_path: Path, name: str, size: int | None) -> None:
     """Check a library that is valid except for one size, which is wrong or missing."""
     try:
         compiler = build.find_compiler()

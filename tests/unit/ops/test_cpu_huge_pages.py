@@ -19,7 +19,7 @@ class _NoHugePages(mmap.mmap):
 
 
 @pytest.mark.parametrize("system", ["ours", "unaware", "refuses"])
-def test_copies_equal_the_tensors_and_start_cache_lines(monkeypatch: pytest.MonkeyPatch, system: str) -> None:
+def test_copies_equal_tensors_and_are_cache_aligned(monkeypatch: pytest.MonkeyPatch, system: str) -> None:
     if system == "unaware":
         monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
     elif system == "refuses":
@@ -34,7 +34,7 @@ def test_copies_equal_the_tensors_and_start_cache_lines(monkeypatch: pytest.Monk
     assert copies[0].abs().sum() > 0
 
 
-def test_a_copy_outlives_the_others() -> None:
+def test_a_copy_stays_valid_after_others_are_freed() -> None:
     x = torch.arange(2.0 * PAGE)
     first, _ = gather([x, torch.ones(4)])
     assert torch.equal(first, x)

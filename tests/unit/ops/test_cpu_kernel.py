@@ -96,7 +96,7 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 @every_dtype
 @by_size(SIZES)
-def test_maps_of_mixed_alphas(d: int, dtype: torch.dtype) -> None:
+def test_maps_match_float64_with_mixed_alphas(d: int, dtype: torch.dtype) -> None:
     x = problem(d, dtype.itemsize == 2)
     p = cpu.entmax(x.scores.to(dtype), x.alphas(dtype))
     assert p.dtype == dtype
@@ -106,7 +106,7 @@ def test_maps_of_mixed_alphas(d: int, dtype: torch.dtype) -> None:
 
 
 @in_pairs(alpha=ALPHAS, dtype=DTYPES)
-def test_one_number_for_all_rows_is_that_number_in_each(alpha: float, dtype: torch.dtype) -> None:
+def test_scalar_alpha_matches_the_same_alpha_per_row(alpha: float, dtype: torch.dtype) -> None:
     for d in (5, 64, 700, 1300):
         x = problem(d, True)
         scores = x.scores.to(dtype)
@@ -121,7 +121,7 @@ def test_one_number_for_all_rows_is_that_number_in_each(alpha: float, dtype: tor
 
 
 @in_pairs(stays=[0.1, 0.5, 0.9, 1.0], dtype=[torch.float32, torch.float64])
-def test_what_is_dropped_is_a_function_of_the_seed(stays: float, dtype: torch.dtype) -> None:
+def test_dropout_is_reproducible_and_independent_per_seed(stays: float, dtype: torch.dtype) -> None:
     x = torch.randn(300, 1001, generator=torch.Generator().manual_seed(0)).to(dtype) + 10
     saved = cpu.drop(x, stays, 2**63 + 5, torch.empty_like(x))
     over = x.clone()
@@ -138,7 +138,7 @@ def test_what_is_dropped_is_a_function_of_the_seed(stays: float, dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", DTYPES[2:], ids=str)
-def test_halves_are_rounded_to_the_nearest_even(dtype: torch.dtype) -> None:
+def test_half_precision_rounds_to_nearest_even(dtype: torch.dtype) -> None:
     z = torch.full((64, 17), -1.0)
     z[:, 0], z[:, 1] = torch.arange(64) * ROUNDING[dtype], 0
     p = cpu.entmax(z, 2.0)
@@ -155,7 +155,7 @@ def test_halves_are_rounded_to_the_nearest_even(dtype: torch.dtype) -> None:
 
 @every_dtype
 @by_size(SIZES)
-def test_gradients_of_maps(d: int, dtype: torch.dtype) -> None:
+def test_map_gradients_match_float64(d: int, dtype: torch.dtype) -> None:
     x = problem(d, dtype.itemsize == 2)
     p, g, alpha = x.probs.to(dtype), x.weights.to(dtype), x.alphas(dtype)
     # Start from the same rounded probabilities: near the edge of the support the slope depends on every digit.
@@ -172,7 +172,7 @@ def test_gradients_of_maps(d: int, dtype: torch.dtype) -> None:
 
 @every_dtype
 @by_size(SIZES)
-def test_losses_and_their_gradients(d: int, dtype: torch.dtype) -> None:
+def test_losses_and_gradients_match_float64(d: int, dtype: torch.dtype) -> None:
     x = problem(d, dtype.itemsize == 2)
     z, alpha, wide = x.scores.to(dtype), x.alphas(dtype), compute_dtype(dtype)
     loss, stats, slope = cpu.entmax_loss(z, x.target, alpha, True)
@@ -194,7 +194,7 @@ def test_losses_and_their_gradients(d: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("d", [16384, 16390])
-def test_gradients_of_large_losses_are_those_of_their_rows(d: int) -> None:
+def test_large_loss_gradients_match_those_of_row_chunks(d: int) -> None:
     # Writes of 19 MiB bypass the caches; writes of 5 MiB do not.
     z = torch.randn(300, d, generator=torch.Generator().manual_seed(d))
     target = torch.randint(d, (300,), generator=torch.Generator().manual_seed(0))
@@ -210,7 +210,7 @@ def test_gradients_of_large_losses_are_those_of_their_rows(d: int) -> None:
 
 
 @in_pairs(d=[1024, 1300, 5000, 9001], dtype=DTYPES)
-def test_gradients_of_listed_supports_need_no_scores(d: int, dtype: torch.dtype) -> None:
+def test_gradients_of_saved_supports_do_not_read_scores(d: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(d)
     z = torch.randn(9, d, generator=generator).mul(torch.tensor([0.1, 1, 4]).repeat(3).unsqueeze(-1)).to(dtype)
     z[7, ::3], z[8] = -torch.inf, -torch.inf
@@ -263,7 +263,7 @@ def level_truth(d: int, alpha: float) -> tuple[Tensor, Tensor]:
 
 
 @in_pairs(d=[8192, 9001], alpha=LEVEL, dtype=[torch.float32, torch.bfloat16])
-def test_losses_of_level_rows(d: int, alpha: float, dtype: torch.dtype) -> None:
+def test_losses_match_float64_for_low_alphas(d: int, alpha: float, dtype: torch.dtype) -> None:
     z = level_rows(d)
     if dtype == torch.bfloat16:
         z = z[[1, 3, 5]].to(dtype)  # rounded scores, for which level_truth is not exact
@@ -288,7 +288,7 @@ def test_losses_of_level_rows(d: int, alpha: float, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("alpha", LEVEL)
-def test_broken_level_rows(alpha: float) -> None:
+def test_non_finite_rows_give_nan_losses_for_low_alphas(alpha: float) -> None:
     z = level_rows(8192)[:5].clone()
     z[0, 77], z[1, -1], z[2, 5], z[3] = torch.nan, torch.nan, torch.inf, -torch.inf
     loss, stats, _ = cpu.entmax_loss(z, torch.arange(5), alpha, False)
@@ -298,7 +298,7 @@ def test_broken_level_rows(alpha: float) -> None:
 
 
 @in_pairs(alpha=ALPHAS[2:], dtype=DTYPES)
-def test_alpha_relu_losses(alpha: float, dtype: torch.dtype) -> None:
+def test_alpha_relu_losses_match_the_reference(alpha: float, dtype: torch.dtype) -> None:
     for d, tau in ((1, 0.0), (7, 0.3), (64, -0.2), (257, 0.1), (1025, 0.5)):
         x = problem(d, dtype.itemsize == 2)
         z = (x.scores / 4).to(dtype)
@@ -312,7 +312,7 @@ def test_alpha_relu_losses(alpha: float, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.06, 1.15, 1.2, 1.3, 1.45, 1.6])
-def test_alpha_relu_beyond_one(alpha: float) -> None:
+def test_alpha_relu_is_accurate_for_values_above_1(alpha: float) -> None:
     """Check that alpha-ReLU does not use the powers of entmax, which assume a base of at most 1."""
     scale = 1e4 ** (alpha - 1) / (alpha - 1)  # values of 1e4 and more
     for d in (40, 1025, 3000):
@@ -332,7 +332,7 @@ def test_alpha_relu_beyond_one(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.05, 1.06, 1.1, 1.125, 1.15, 1.17, 1.2, 1.25, 4 / 3, 1.4, 1.5, 1.7, 2.0])
-def test_what_losses_spread_is_a_distribution(alpha: float) -> None:
+def test_listed_probabilities_sum_to_1_and_gradients_to_0(alpha: float) -> None:
     """Check sums of lists and gradients, also for equal scores, whose rounding errors add up."""
     for d, scale in itertools.product((40, 1024, 8192, 33_001), (0.01, 0.3, 1, 3, 10)):
         z = torch.randn(3, d, generator=torch.Generator().manual_seed(d)) * scale
@@ -374,7 +374,7 @@ def test_lists_hold_the_support(d: int, dtype: torch.dtype) -> None:
 
 
 @in_pairs(d=[1, 7, 64, 257, 1025], dtype=[torch.float32, torch.float64])
-def test_lists_by_class_are_the_transpose_less_the_targets(d: int, dtype: torch.dtype) -> None:
+def test_transposed_lists_match_dense_minus_targets(d: int, dtype: torch.dtype) -> None:
     x = problem(d, False)
     lists, _ = lists_of(x.scores.to(dtype), x.target, x.alphas(dtype))
     weight = torch.linspace(-1, 2, len(x.target), dtype=dtype)
@@ -388,7 +388,7 @@ def test_lists_by_class_are_the_transpose_less_the_targets(d: int, dtype: torch.
 
 
 @in_pairs(m=[1, 3, 7, 16, 63, 64, 65, 129, 300], dtype=DTYPES)
-def test_sums_of_table_rows(m: int, dtype: torch.dtype) -> None:
+def test_spmm_matches_dense_product(m: int, dtype: torch.dtype) -> None:
     x = problem(65, dtype.itemsize == 2)
     lists, _ = lists_of(x.scores.to(dtype), x.target, x.alphas(dtype))
     wide, rows = compute_dtype(dtype), len(x.target)
@@ -408,7 +408,7 @@ def test_sums_of_table_rows(m: int, dtype: torch.dtype) -> None:
 
 
 @in_pairs(d=[1, 7, 33, 129, 1025], inner=[1, 2, 3, 17], dtype=DTYPES)
-def test_rows_along_the_middle_are_the_same_rows(d: int, inner: int, dtype: torch.dtype) -> None:
+def test_middle_dimension_matches_flattened_rows(d: int, inner: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(d)
     x, g = (torch.randn(3, d, inner, generator=generator).to(dtype) for _ in range(2))
     rows = 3 * inner
@@ -429,7 +429,7 @@ def test_rows_along_the_middle_are_the_same_rows(d: int, inner: int, dtype: torc
 
 
 @pytest.mark.parametrize("d", [1, 3, 16, 37, 129, 300, 512, 1000, 1025, 4096])
-def test_a_row_alone_gives_the_bits_it_gives_among_others(d: int) -> None:
+def test_single_rows_match_batched_rows_bit_for_bit(d: int) -> None:
     x = problem(d, False)
     z, g, alpha = x.scores.float(), x.weights.float(), x.alphas(torch.float32)
     p = cpu.entmax(z, alpha)
@@ -451,7 +451,7 @@ def test_a_row_alone_gives_the_bits_it_gives_among_others(d: int) -> None:
 
 
 @in_pairs(shape=[(70, 1000), (2500, 37), (3, 129, 200)], own_threads=[False, True])
-def test_threads_change_no_bit(shape: tuple[int, ...], own_threads: bool) -> None:
+def test_results_are_bitwise_equal_for_any_thread_count(shape: tuple[int, ...], own_threads: bool) -> None:
     generator = torch.Generator().manual_seed(1)
     z, g = (torch.randn(shape, generator=generator) for _ in range(2))
     rows, d = z.numel() // shape[1], shape[1]
@@ -487,7 +487,7 @@ def test_threads_change_no_bit(shape: tuple[int, ...], own_threads: bool) -> Non
 
 
 @in_pairs(d=[1, 5, 64, 300, 2049], dtype=DTYPES, strided=[False, True])
-def test_broken_and_empty_rows(d: int, dtype: torch.dtype, strided: bool) -> None:
+def test_non_finite_rows_give_nan_and_empty_rows_give_zero(d: int, dtype: torch.dtype, strided: bool) -> None:
     kinds = ("whole", "nan", "inf", "empty", "nan and inf", "masked", "all inf", "nan at the end")
     every = (torch.arange(len(kinds) * len(ALPHAS)) % len(kinds)).tolist()
     z = torch.randn(len(every), d, generator=torch.Generator().manual_seed(d)).to(dtype)
@@ -535,7 +535,7 @@ def test_broken_and_empty_rows(d: int, dtype: torch.dtype, strided: bool) -> Non
     close(dense(lists, d)[good], exact(z[good], alpha[good]), compute_dtype(dtype))
 
 
-def test_a_target_that_takes_no_part_costs_infinitely_much() -> None:
+def test_target_with_score_minus_inf_has_infinite_loss() -> None:
     z = torch.randn(len(ALPHAS), 40)
     z[:, 3] = -torch.inf
     alpha = torch.tensor(ALPHAS).unsqueeze(-1)
@@ -567,7 +567,7 @@ class Fenced:
 
 
 @in_pairs(d=[1, 7, 17, 65, 257, 1025], dtype=DTYPES)
-def test_nothing_is_read_or_written_behind_the_end(d: int, dtype: torch.dtype) -> None:
+def test_no_memory_beyond_the_end_is_accessed(d: int, dtype: torch.dtype) -> None:
     x = problem(d, True)
     wide = compute_dtype(dtype)
 
@@ -669,7 +669,7 @@ def test_float32_is_accurate_on_adversarial_rows(kind: str, alpha: float) -> Non
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_no_result_is_subnormal_but_torch_still_has_such_numbers(instructions: str, threads: int) -> None:
+def test_kernels_flush_subnormals_without_changing_pytorch(instructions: str, threads: int) -> None:
     """Check that kernels flush slow subnormal numbers to zero, without changing PyTorch's threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -694,7 +694,7 @@ def test_float32_is_accurate_on_constant_rows(d: int, alpha: float) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.5, 1.75, 1.97, 2.0])
-def test_float32_is_accurate_where_one_entry_leads_a_crowd(alpha: float) -> None:
+def test_float32_is_accurate_with_one_dominant_entry(alpha: float) -> None:
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(160, 3000, generator=generator) * 1e-3
     z[:, 0] += 1
@@ -711,5 +711,5 @@ def sweep(alpha: float) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_float32_is_accurate_in_every_row_of_many(alpha: float) -> None:
+def test_float32_is_accurate_on_many_short_rows(alpha: float) -> None:
     accurate(sweep(alpha)[0], alpha, sweep(alpha)[1])

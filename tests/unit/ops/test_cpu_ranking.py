@@ -45,7 +45,7 @@ def agree(ours: BestSymbols, truth: BestSymbols) -> None:
 
 @by_size([1, 2, 7, 9, 15, 17, 33, 64, 65, 1000, 1025, 5000])
 @every_map
-def test_rows_are_ranked_as_in_float64(d: int, alpha: float, tau: float | None) -> None:
+def test_best_symbols_match_float64(d: int, alpha: float, tau: float | None) -> None:
     z, end = scores(5, d), d // 2
     for count in {1, min(6, d), min(100, d)}:
         ours = cpu.best_symbols(z, alpha, tau, count, end)
@@ -54,14 +54,14 @@ def test_rows_are_ranked_as_in_float64(d: int, alpha: float, tau: float | None) 
 
 
 @in_pairs(transform=MAPS, dtype=[torch.bfloat16, torch.float16, torch.float64])
-def test_other_dtypes_are_converted(transform: tuple[float, float | None], dtype: torch.dtype) -> None:
+def test_best_symbols_of_other_dtypes_match_float64(transform: tuple[float, float | None], dtype: torch.dtype) -> None:
     alpha, tau = transform
     z = scores(4, 70).to(dtype)
     agree(cpu.best_symbols(z, alpha, tau, 4, 2), eager.best_symbols(z.double(), alpha, tau, 4, 2))
 
 
 @in_pairs(transform=MAPS, d=[9, 130])
-def test_one_symbol_alone_may_come(transform: tuple[float, float | None], d: int) -> None:
+def test_only_restricts_rows_to_one_symbol(transform: tuple[float, float | None], d: int) -> None:
     alpha, tau = transform
     z, only = scores(4, d, 1), torch.tensor([d - 1, -1, 0, 5])
     ours, truth = (backend.best_symbols(x, alpha, tau, 3, 2, only) for backend, x in ((cpu, z), (eager, z.double())))
@@ -70,7 +70,7 @@ def test_one_symbol_alone_may_come(transform: tuple[float, float | None], d: int
 
 
 @in_pairs(transform=MAPS, d=[9, 130])
-def test_nan_is_told_and_dead_ends_are_none(transform: tuple[float, float | None], d: int) -> None:
+def test_nan_rows_have_nan_mass_and_empty_rows_no_support(transform: tuple[float, float | None], d: int) -> None:
     alpha, tau = transform
     z = scores(4, d, 2)
     z[1, d - 1] = math.nan
@@ -81,7 +81,7 @@ def test_nan_is_told_and_dead_ends_are_none(transform: tuple[float, float | None
 
 
 @in_pairs(transform=MAPS, d=[40, 1300])
-def test_a_row_depends_on_no_other(transform: tuple[float, float | None], d: int) -> None:
+def test_rows_are_independent_of_each_other(transform: tuple[float, float | None], d: int) -> None:
     z = scores(9, d, 3)
     whole = cpu.best_symbols(z, *transform, 5, 2)
     alone = [cpu.best_symbols(z[i : i + 1], *transform, 5, 2) for i in range(9)]
@@ -90,7 +90,7 @@ def test_a_row_depends_on_no_other(transform: tuple[float, float | None], d: int
 
 
 @in_pairs(d=[8, 20, 700])
-def test_of_equal_scores_the_first_symbols_come_first(d: int) -> None:
+def test_ties_are_ranked_by_symbol(d: int) -> None:
     z = torch.zeros(2, d)
     z[1, 3] = -1
     for alpha in (1.0, 1.5, 2.0):
@@ -99,7 +99,7 @@ def test_of_equal_scores_the_first_symbols_come_first(d: int) -> None:
 
 
 @in_pairs(d=[1, 2, 9, 65, 1025, 5000], alpha=[1.0, 1.05, 1.3, 1.5, 2.0], dtype=[torch.float32, torch.bfloat16])
-def test_all_logs_are_those_of_float64(d: int, alpha: float, dtype: torch.dtype) -> None:
+def test_log_entmax_matches_float64(d: int, alpha: float, dtype: torch.dtype) -> None:
     z = torch.cat([scores(3, d), 1e4 + scores(2, d, 1)]).to(dtype)
     z[3] = -math.inf
     truth = eager.log_entmax(z, alpha)

@@ -74,7 +74,7 @@ def assert_equal(ours: list[Tensor], theirs: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_scan_finds_the_same_symbols(name: str, rows: int) -> None:
+def test_scanned_symbols_match_those_of_all_scores(name: str, rows: int) -> None:
     state, pauses = start(make(name), rows)
     pauses.fill_(2)
     paused = best_symbols(state, True)
@@ -95,14 +95,14 @@ def test_flat_scores_pause_the_scan() -> None:
         assert pauses.item() == (16 - step) % 17
 
 
-def test_what_lies_behind_the_scores_has_no_effect() -> None:
+def test_memory_after_the_scores_is_ignored() -> None:
     model = make("lstm")
     model.decoder.bias_ih_l1.fill_(1e3)  # such large gates are stored after the scores, in the same memory
     state, _ = start(model, 1)
     assert_equal(best_symbols(state, True), best_symbols(state, False))
 
 
-def test_many_rows_and_steps_with_all_scores_are_not_scanned() -> None:
+def test_many_rows_and_steps_with_all_scores_skip_the_scan() -> None:
     for rows, options, left in ((6, {}, 9), (5, {"scores": True}, 9), (5, {}, 4)):
         state, pauses = start(make(), rows)
         pauses.fill_(9)
@@ -112,14 +112,14 @@ def test_many_rows_and_steps_with_all_scores_are_not_scanned() -> None:
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("where", ["weight", "bias"])
-def test_numbers_that_are_not_finite(where: str, number: float) -> None:
+def test_non_finite_weights_and_biases_match_all_scores(where: str, number: float) -> None:
     model = make()
     getattr(model.output.projection, where).data.view(-1)[200] = number
     state, _ = start(model)
     assert_equal(best_symbols(state, True), best_symbols(state, False))
 
 
-def test_layers_that_are_not_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_or_small_layers_are_not_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
     for options in ({"output": "softmax"}, {"output": "alpha_relu"}):
         model = make(**options)
         assert model.start(model.encode(*sources())).decoder.screen(1) is None
@@ -130,7 +130,7 @@ def test_layers_that_are_not_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["1.5-entmax", "lstm"])
-def test_whole_searches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beam_search_with_scan_matches_dense(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     same_whole_search(make(name), monkeypatch)
     models, one = [make(name, seed=seed) for seed in range(2)], sources(1)
     scanned = beam_search(models[0], *one), beam_search(Ensemble(models), *one)

@@ -30,13 +30,13 @@ def scan_few_keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_no_key_with_a_weight_is_lost(instructions: str) -> None:
+def test_scan_finds_all_keys_with_positive_weight(instructions: str) -> None:
     found, dense = problems(range(2000 if instructions == OWN else 120))
     assert not found
     assert dense < 200  # otherwise too few problems would be scanned
 
 
-def test_a_bound_that_is_too_small_is_noticed(instructions: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_small_bounds_are_detected(instructions: str, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = range(CLUSTERS, 200 * len(KINDS), len(KINDS))
     assert not problems(numbers)[0]
     monkeypatch.setattr(screening, "BOUND", 0.3)
@@ -81,7 +81,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("alpha", [MIXED, 1.5, 1.05, 3.0], ids=["mixed", "1.5", "1.05", "3"])
-def test_options_of_attention(name: str, alpha: float | Tensor) -> None:
+def test_attention_options_match_dense_float64(name: str, alpha: float | Tensor) -> None:
     query, key, value = 3 * random(2, HEADS, 3, 17), random(2, HEADS // 2, KEYS, 17), random(2, HEADS // 2, KEYS, 9)
     options = {"enable_gqa": True, "return_support": True, **OPTIONS[name]}
     double = {name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in options.items()}
@@ -106,7 +106,7 @@ def test_slopes_limit_the_scan_to_a_window() -> None:
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf, 3e38])
 @pytest.mark.parametrize("where", ["query", "key", "value"])
-def test_numbers_that_are_not_finite_have_the_same_effect_as_without_a_scan(where: str, number: float) -> None:
+def test_non_finite_numbers_match_dense_attention(where: str, number: float) -> None:
     inputs = {"query": 3 * random(1, 2, 1, 8), "key": random(1, 2, 300, 8), "value": random(1, 2, 300, 8)}
     position = tsallis.entmax_attention(**inputs, return_weights=True)[1][0, 0, 0].argmax()
     inputs[where][0, 0, 0 if where == "query" else position, 2] = number
@@ -114,7 +114,7 @@ def test_numbers_that_are_not_finite_have_the_same_effect_as_without_a_scan(wher
     torch.testing.assert_close(out, tsallis.entmax_attention(**inputs), equal_nan=True)
 
 
-def test_a_hidden_key_that_is_not_finite_changes_nothing() -> None:
+def test_nan_keys_beyond_the_length_have_no_effect() -> None:
     query, key, value = random(1, 1, 1, 8), random(1, 1, 300, 8), random(1, 1, 300, 8)
     key[..., 200:, :] = torch.nan
     out = tsallis.entmax_attention(query, ScreenedKeys(key, value), key_lengths=[200])
@@ -132,7 +132,7 @@ def test_flat_heads_pause_the_scan() -> None:
         torch.testing.assert_close(out, tsallis.entmax_attention(query, key, value))
 
 
-def test_keys_that_are_appended_one_by_one() -> None:
+def test_appended_and_reordered_keys_match_dense_attention() -> None:
     key, value, query = random(2, 1, 200, 5), random(2, 1, 200, 5), 4 * random(2, 2, 1, 5)
     store = ScreenedKeys()
     for step in range(200):
@@ -146,7 +146,7 @@ def test_keys_that_are_appended_one_by_one() -> None:
     torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_threads_share_the_heads() -> None:
+def test_thread_count_does_not_change_results() -> None:
     key, value, query = random(2, 4, 9000, 16), random(2, 4, 9000, 16), 3 * random(2, 4, 1, 16)
     store = ScreenedKeys(key, value)
     one = tsallis.entmax_attention(query, store)

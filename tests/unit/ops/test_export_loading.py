@@ -43,7 +43,7 @@ def through_a_file(program: Any) -> Any:
 
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize(("exported", "run"), [("auto", "eager"), ("eager", "auto"), ("auto", "auto")])
-def test_a_program_runs_by_another_backend(exported: str, run: str, gradients: bool) -> None:
+def test_exported_program_runs_on_another_backend(exported: str, run: str, gradients: bool) -> None:
     module = layer().requires_grad_(gradients)
     with tsallis.backend(exported):
         program = through_a_file(export(module, torch.randn(3, 24, 16)))
@@ -60,7 +60,7 @@ def test_a_program_runs_by_another_backend(exported: str, run: str, gradients: b
 
 
 @pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
-def test_a_program_does_not_keep_the_number_of_threads() -> None:
+def test_exported_program_does_not_store_the_thread_count() -> None:
     (call,) = (
         node for node in export(layer(), torch.randn(3, 24, 16)).graph.nodes if "tsallis.attention" in str(node.target)
     )
@@ -70,7 +70,7 @@ def test_a_program_does_not_keep_the_number_of_threads() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs compiler: g++")
-def test_a_program_compiled_ahead_of_time_runs_by_another_backend(tmp_path: Path) -> None:
+def test_aot_compiled_program_runs_on_another_backend(tmp_path: Path) -> None:
     module, x = layer(), torch.randn(5, 24, 16)
     batch = ({0: torch.export.Dim("b", min=2, max=64)},)
     with torch.no_grad():
@@ -84,7 +84,7 @@ def test_a_program_compiled_ahead_of_time_runs_by_another_backend(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_an_exported_program_loads_after_the_import(tmp_path: Path) -> None:
+def test_exported_program_loads_in_a_new_process(tmp_path: Path) -> None:
     path = tmp_path / "weights.pt2"
     torch.export.save(torch.export.export(Weights(), (torch.randn(2, 3),)), path)
     code = (
@@ -104,7 +104,7 @@ def test_an_exported_program_loads_after_the_import(tmp_path: Path) -> None:
         pytest.param({"TSALLIS_BACKEND": "eager"}, id="eager", marks=pytest.mark.slow),
     ],
 )
-def test_a_program_runs_without_the_kernel(settings: dict[str, str], tmp_path: Path) -> None:
+def test_exported_program_runs_without_the_kernel(settings: dict[str, str], tmp_path: Path) -> None:
     path, module, x = tmp_path / "layer.pt2", layer(), torch.randn(5, 24, 16)
     torch.export.save(export(module, torch.randn(3, 24, 16)), path)
     torch.save((x, module(x)), tmp_path / "expected.pt")

@@ -51,7 +51,7 @@ def spread(best: BestSymbols, classes: int, end: int) -> Tensor:
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_logs_have_the_digits_of_the_scores(alpha: float) -> None:
+def test_log_probs_match_exact_results(alpha: float) -> None:
     for offset in (0.0, -1e4, 1e17, 3e38):
         z = rows(alpha, offset)
         truth = exact(z, alpha)
@@ -71,7 +71,7 @@ def test_logs_have_the_digits_of_the_scores(alpha: float) -> None:
 @pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
 @pytest.mark.parametrize("alpha", ALPHAS[:-1])
 @pytest.mark.parametrize("instructions", PRESENT)
-def test_kernels_have_the_digits_of_the_scores(instructions: str, alpha: float) -> None:
+def test_kernel_log_probs_match_exact_results(instructions: str, alpha: float) -> None:
     for offset in (0.0, 1e17, -3e38):
         z = rows(alpha, offset)
         truth = exact(z, alpha)
@@ -85,7 +85,7 @@ def test_kernels_have_the_digits_of_the_scores(instructions: str, alpha: float) 
 @pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
 @pytest.mark.parametrize("instructions", PRESENT)
 @pytest.mark.parametrize("alpha", [1.05, 1.1, 1.25, 1.5, 2.0])
-def test_long_supports_agree_with_the_layer(instructions: str, alpha: float) -> None:
+def test_kernels_match_log_entmax_on_long_supports(instructions: str, alpha: float) -> None:
     z = torch.randn(3, 4000, generator=torch.Generator().manual_seed(1)) * 1.5
     truth = log_entmax(z, alpha)
     with use(instructions):
@@ -96,7 +96,7 @@ def test_long_supports_agree_with_the_layer(instructions: str, alpha: float) -> 
 
 @pytest.mark.parametrize("tau", [0.0, 0.3, -2.0])
 @pytest.mark.parametrize("alpha", [1.05, 1.25, 2.0])
-def test_logs_of_alpha_relu_are_finite_where_values_are_not(alpha: float, tau: float) -> None:
+def test_alpha_relu_log_probs_match_when_values_overflow(alpha: float, tau: float) -> None:
     edge = tau / (alpha - 1)
     z = torch.tensor([[edge + 1e-3, edge - 1e-3, 5.0, 1e17, 3e38]])
     truth = exact(z, alpha, tau)
@@ -107,7 +107,7 @@ def test_logs_of_alpha_relu_are_finite_where_values_are_not(alpha: float, tau: f
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("alpha", [1.0, 1.001, 1.05, 1.5])
-def test_half_precision_loses_only_the_digits_of_its_scores(dtype: torch.dtype, alpha: float) -> None:
+def test_half_precision_log_probs_match_exact_results(dtype: torch.dtype, alpha: float) -> None:
     z = torch.tensor([[0.0, -30.0 if alpha < 1.04 else -0.99 / (alpha - 1)]]).to(dtype)
     truth = exact(z.double(), alpha)
     d = EntmaxCategorical(z, alpha)
@@ -118,7 +118,7 @@ def test_half_precision_loses_only_the_digits_of_its_scores(dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.0001, 1.05, 1.5])
-def test_entropies_and_divergences_are_finite(alpha: float) -> None:
+def test_entropy_and_kl_divergence_match_exact_results(alpha: float) -> None:
     gap = 200.0 if alpha < 1.04 else 0.9999 / (alpha - 1)
     p, q = torch.tensor([0.0, -gap / 2, -1.0]), torch.tensor([-gap, 0.0, -1.0])
     of_p, of_q = exact(p[None], alpha)[0], exact(q[None], alpha)[0]
@@ -131,7 +131,7 @@ def test_entropies_and_divergences_are_finite(alpha: float) -> None:
     close(kl_divergence(first, dense), (of_p.exp() * (of_p - dense.logits.double())).sum())
 
 
-def test_near_one_the_logarithm_is_what_the_others_leave() -> None:
+def test_log_probs_near_certainty_are_accurate() -> None:
     for alpha, gap in ((1.0, 40.0), (1.05, 19.0), (1.5, 1.99999)):
         z = torch.tensor([[0.0, -gap]])
         close(log_entmax(z, alpha), exact(z, alpha), 1e-9)
@@ -154,7 +154,7 @@ def test_gradients_are_right_where_probabilities_are_tiny(alpha: float) -> None:
         assert all(grad is None or not grad.any() for grad in grads)
 
 
-def test_a_row_with_nothing_and_a_row_with_nan() -> None:
+def test_empty_rows_give_minus_inf_and_nan_rows_give_nan() -> None:
     z = torch.tensor([[-math.inf, -math.inf], [0.0, math.nan], [-math.inf, math.nan], [0.0, -math.inf]])
     for alpha in (1.0, 1.5, 2.0, 3.0, torch.full((4, 1), 1.5)):
         logs = log_entmax(z, alpha)

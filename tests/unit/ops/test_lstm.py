@@ -66,7 +66,7 @@ def replace(x: LSTMSteps, tensors: tuple[Tensor, ...]) -> LSTMSteps:
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0])
 @pytest.mark.parametrize("dropout", [False, True])
-def test_steps_and_every_gradient_are_those_of_plain_operations(layers: int, alpha: float, dropout: bool) -> None:
+def test_fused_steps_and_gradients_match_plain_operations(layers: int, alpha: float, dropout: bool) -> None:
     x = steps(layers, alpha, dropout)
     slopes = draw(BATCH, TGT, SIZE).detach(), draw(BATCH, TGT, SRC).detach()
     results = []
@@ -77,7 +77,7 @@ def test_steps_and_every_gradient_are_those_of_plain_operations(layers: int, alp
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_gradients_of_one_result_alone(which: int) -> None:
+def test_gradients_of_one_output_match_plain_operations(which: int) -> None:
     x = steps()
     slope = draw(BATCH, TGT, (SIZE, SRC)[which]).detach()
     results = [
@@ -87,13 +87,13 @@ def test_gradients_of_one_result_alone(which: int) -> None:
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
 
 
-def test_steps_have_derivatives_of_both_orders() -> None:
+def test_fused_steps_pass_gradcheck_and_gradgradcheck() -> None:
     x = steps(alpha=1.3)
     assert gradcheck(lambda *parts: fused_steps(replace(x, parts)), tuple(trainable(x)), fast_mode=True)
     assert gradgradcheck(lambda *parts: fused_steps(replace(x, parts)), tuple(trainable(x)), fast_mode=True)
 
 
-def test_gradients_to_differentiate_of_inputs_that_depend_on_each_other() -> None:
+def test_double_backward_counts_dependent_inputs_once() -> None:
     """Check that gradients through keys, which models compute from the memory, are counted only once."""
     x, weight = steps(), draw(SIZE, SIZE)
     results = []
@@ -104,7 +104,7 @@ def test_gradients_to_differentiate_of_inputs_that_depend_on_each_other() -> Non
     torch.testing.assert_close(*results, rtol=1e-9, atol=1e-11)
 
 
-def test_what_is_done_to_results_does_not_reach_the_gradients() -> None:
+def test_in_place_changes_of_outputs_keep_gradients() -> None:
     x = steps()
     (expected,) = torch.autograd.grad(fused_steps(x)[1].sum(), x.keys)
     states, weights = fused_steps(x)
@@ -115,7 +115,7 @@ def test_what_is_done_to_results_does_not_reach_the_gradients() -> None:
 
 
 @pytest.mark.parametrize("directions", [1, 2])
-def test_a_layer_and_its_gradients_are_those_of_plain_operations(directions: int) -> None:
+def test_fused_layer_and_gradients_match_plain_operations(directions: int) -> None:
     gates, weight = draw(directions, SRC, BATCH, 4 * SIZE), draw(directions, 4 * SIZE, SIZE)
     slopes = draw(directions, SRC, BATCH, SIZE).detach(), draw(directions, BATCH, SIZE).detach()
     for chosen in ([0, 1], [0], [1]):
@@ -129,7 +129,7 @@ def test_a_layer_and_its_gradients_are_those_of_plain_operations(directions: int
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_rows_are_read_as_by_pytorch(layers: int) -> None:
+def test_read_rows_matches_pytorch_lstm(layers: int) -> None:
     module = nn.LSTM(SIZE, 3, layers, bidirectional=True, batch_first=True).double()
     x = draw(BATCH, SRC, SIZE)
     packed = nn.utils.rnn.pack_padded_sequence(x, LENGTHS, batch_first=True, enforce_sorted=False)
@@ -163,14 +163,14 @@ def decoded(model: RNNSeq2Seq, autocast: bool = False) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_model_gives_the_same_with_and_without_the_operations(dtype: torch.dtype, plainly) -> None:
+def test_model_matches_with_and_without_fused_operations(dtype: torch.dtype, plainly) -> None:
     model = RNNSeq2Seq(13, 11, d_model=SIZE, layers=3, dropout=0.0).to(dtype)
     ours = decoded(model)
     plainly.setattr(lstm_model, "tracing_active", lambda: True)
     torch.testing.assert_close(ours, decoded(model))
 
 
-def test_gradients_add_up() -> None:
+def test_gradients_accumulate_over_backward_passes() -> None:
     """Check that no two gradients share memory: in-place accumulation in one would change the other."""
     model = RNNSeq2Seq(13, 11, d_model=SIZE, dropout=0.0).double()
     src, tgt = torch.randint(4, 13, (BATCH, SRC)), torch.randint(4, 11, (BATCH, TGT))
@@ -185,7 +185,7 @@ def test_gradients_add_up() -> None:
     assert len(set(pointers)) == len(pointers)
 
 
-def test_autocast_is_nearer_to_float64_than_pytorchs_operations_under_it(plainly) -> None:
+def test_autocast_error_is_at_most_that_of_pytorch(plainly) -> None:
     model = RNNSeq2Seq(13, 11, d_model=32, dropout=0.0)
     ours = decoded(model, autocast=True)
     assert ours[0].dtype == ours[1].dtype == torch.float32  # autocast computes only matrix products in half precision
@@ -202,7 +202,7 @@ def test_autocast_is_nearer_to_float64_than_pytorchs_operations_under_it(plainly
     assert 0 < error(ours) / len(exact) < 0.02
 
 
-def test_a_model_in_half_precision_stays_in_it() -> None:
+def test_bfloat16_models_give_bfloat16_results() -> None:
     model = RNNSeq2Seq(13, 11, d_model=SIZE, dropout=0.0)
     exact, ours = decoded(model), decoded(model.bfloat16())
     assert {x.dtype for x in ours} == {torch.bfloat16}
@@ -210,7 +210,7 @@ def test_a_model_in_half_precision_stays_in_it() -> None:
         torch.testing.assert_close(a.float(), b, rtol=0.05, atol=0.02)
 
 
-def test_the_operations_are_used(plainly) -> None:
+def test_fused_operations_are_used_when_supported(plainly) -> None:
     calls = []
     plainly.setattr(lstm_model, "fused_steps", lambda x: calls.append("steps") or fused_steps(x))
     plainly.setattr(lstm_model, "read_rows", lambda *x: calls.append("rows") or read_rows(*x))

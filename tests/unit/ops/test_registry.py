@@ -32,7 +32,7 @@ def test_functions_have_the_parameters_of_the_protocol(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_an_operation_without_functions_is_a_file(name: str) -> None:
+def test_operations_without_functions_are_modules(name: str) -> None:
     for operation in registry.load(name).CAPABILITIES.operations:
         if not OPERATIONS[operation]:
             importlib.import_module(f"{BACKENDS[name].module}.{operation}")
@@ -52,7 +52,7 @@ def test_every_function_of_the_protocol_belongs_to_one_operation() -> None:
         (("maps", "output layer"), "'output layer' needs 'losses' and 'alpha-ReLU'"),
     ],
 )
-def test_a_wrong_list_of_operations_is_an_error(
+def test_invalid_operation_lists_raise(
     operations: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     can = eager.CAPABILITIES._replace(operations=operations)

@@ -12,7 +12,7 @@ from torch import Tensor
 from tsallis.ops import tracing
 
 
-def test_a_constant_is_called_while_tracing_and_not_traced() -> None:
+def test_constant_functions_run_only_at_trace_time() -> None:
     calls: list[int] = []
 
     @tracing.constant
@@ -32,7 +32,7 @@ def test_a_constant_is_called_while_tracing_and_not_traced() -> None:
     assert len(calls) == traced
 
 
-def test_what_is_untraced_runs_each_time_and_breaks_a_graph() -> None:
+def test_untraced_functions_run_eagerly_with_a_graph_break() -> None:
     record: list[bool] = []
 
     @tracing.untraced
@@ -55,7 +55,7 @@ def test_what_is_untraced_runs_each_time_and_breaks_a_graph() -> None:
         torch.compile(function, fullgraph=True, backend="eager")(torch.ones(3))
 
 
-def test_no_cuda_graph_captures_operators_that_wait_for_a_number() -> None:
+def test_syncing_operators_are_tagged_cudagraph_unsafe() -> None:
     importlib.import_module("tsallis.ops.autograd.linear")  # registers the operators
     for name in ("entmax_loss", "linear_loss", "linear_loss_backward"):
         assert torch.Tag.cudagraph_unsafe in getattr(torch.ops.tsallis, name).default.tags

@@ -62,12 +62,12 @@ def test_weights_are_packed_to_a_thousandth_and_zeros_stay_zeros(density: float)
         assert np.abs(before - after).max() <= 0.001
 
 
-def test_the_smallest_weight_is_no_zero() -> None:
+def test_tiny_weights_are_not_rounded_to_zero() -> None:
     (weights,) = unpack(encode_weights([SparseWeights.of(np.array([[[1e-12, 1.0]]]))]), [(1, 1, 2)])
     assert weights.tolist() == [[[0.001, 1.0]]]
 
 
-def test_no_weights_at_all_are_packed() -> None:
+def test_packing_accepts_no_weights() -> None:
     assert unpack(encode_weights([]), []) == []
 
 
@@ -88,7 +88,7 @@ def test_a_long_sentence_of_many_dense_heads_stays_below_half_a_megabyte(scale: 
 @pytest.mark.parametrize(
     "text", ["</script><script>alert(1)</script>", "<!--", "\u2028", "\ud800", 'quote " and \\', "مرحبا 世界 ▁"]
 )
-def test_data_cannot_end_the_element_that_holds_it(text: str) -> None:
+def test_embedded_json_cannot_close_its_script_element(text: str) -> None:
     embedded = embed_json({"text": [text]})
     assert "<" not in embedded and embedded.encode("utf-8")
     assert json.loads(embedded) == {"text": [text]}
@@ -106,12 +106,12 @@ def test_numbers_are_short_and_finite() -> None:
     }
 
 
-def test_a_page_needs_runs() -> None:
+def test_a_page_without_runs_raises() -> None:
     with pytest.raises(ValueError, match="at least one of runs"):
         build_page([])
 
 
-def test_what_a_notebook_saves_is_the_page_once(summaries: Any) -> None:
+def test_a_notebook_output_contains_the_page_once(summaries: Any) -> None:
     page = build_page(*summaries)
     assert len(page) > 10_000 and len(repr(page)) < 40 and str(page) == page
     shown = page._repr_html_()
@@ -123,7 +123,7 @@ def data_of(page: str) -> Any:
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
 
 
-def test_the_page_holds_the_table_of_scores_by_the_names_of_logs() -> None:
+def test_the_page_contains_score_titles_by_log_name() -> None:
     runs = [SweepRun(f"{a}", {"model.output_alpha": a}, ValueHistory((1,), {"dev_loss": (a,)})) for a in (1.0, 2.0)]
     scores = data_of(build_page([], sweep=sweep(runs)))["scores"]
     assert {name.removeprefix("dev_") for name in scores} == set(SCORES)
@@ -134,7 +134,7 @@ def test_the_page_holds_the_table_of_scores_by_the_names_of_logs() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 500, 2000])
-def test_of_a_long_history_the_page_holds_its_ends_and_what_is_between(count: int) -> None:
+def test_long_histories_keep_500_points_and_both_ends(count: int) -> None:
     steps, losses = tuple(range(10, count + 10)), tuple(float(i) for i in range(count))
     runs = [
         SweepRun(
@@ -148,7 +148,7 @@ def test_of_a_long_history_the_page_holds_its_ends_and_what_is_between(count: in
     assert [step - 10 for step in point["steps"][0]] == point["curves"]["dev_loss"][0]
 
 
-def test_histories_of_runs_are_thinned_alike(summaries: Any) -> None:
+def test_values_and_alphas_are_thinned_to_the_same_steps(summaries: Any) -> None:
     count = 1001
     values = ValueHistory(
         tuple(range(count)), {"dev_loss": tuple(map(float, range(count)))}, tuple(map(float, range(count)))
@@ -161,7 +161,7 @@ def test_histories_of_runs_are_thinned_alike(summaries: Any) -> None:
     assert [event[0][0] / 2 for event in content["alphas"]["values"]["encoder"]] == content["alphas"]["steps"]
 
 
-def test_nothing_on_the_page_comes_from_elsewhere() -> None:
+def test_the_page_loads_no_external_resources() -> None:
     import tsallis.report
 
     for path in (Path(tsallis.report.__file__).parent / "static").iterdir():

@@ -39,7 +39,7 @@ def encoder() -> nn.TransformerEncoder:
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_a_padded_batch_of_an_encoder(sparse: bool) -> None:
+def test_show_records_a_padded_encoder_batch(sparse: bool) -> None:
     model = encoder()
     if sparse:
         sparsify_module(model, alpha=2.0)
@@ -53,7 +53,7 @@ def test_a_padded_batch_of_an_encoder(sparse: bool) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_one_text_and_positional_arguments() -> None:
+def test_show_accepts_one_text_and_positional_arguments() -> None:
     class Unbatched(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -70,7 +70,7 @@ def test_one_text_and_positional_arguments() -> None:
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-def test_attention_by_the_function_of_pytorch(grouped: bool) -> None:
+def test_scaled_dot_product_attention_is_recorded(grouped: bool) -> None:
     class Own(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             query = x.view(2, 4, 2, 4).transpose(1, 2)
@@ -89,7 +89,7 @@ def test_attention_by_the_function_of_pytorch(grouped: bool) -> None:
         torch.testing.assert_close(_attention_weights(query, query, value, **options), output)
 
 
-def test_an_encoder_decoder_of_pytorch() -> None:
+def test_show_records_nn_transformer() -> None:
     torch.manual_seed(0)
     model = nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
     inputs = {"src": torch.randn(2, 4, 8), "tgt": torch.randn(2, 3, 8), "tgt_mask": torch.ones(3, 3).triu(1).bool()}
@@ -107,7 +107,7 @@ class Tokenizer:
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
-def test_models_of_hugging_face(name: str, left: bool) -> None:
+def test_show_records_hugging_face_models(name: str, left: bool) -> None:
     transformers = pytest.importorskip("transformers")
     from tsallis.huggingface import sparsify
 
@@ -147,7 +147,7 @@ def test_models_of_hugging_face(name: str, left: bool) -> None:
     assert layers_of(sparse) == expected and min(densities_of(sparse)) < 1
 
 
-def test_what_can_not_be_recorded_is_refused() -> None:
+def test_unsupported_models_and_inputs_raise() -> None:
     with pytest.raises(ValueError, match="Linear has no attention"):
         show(nn.Linear(8, 8), torch.randn(1, 4, 8), TEXTS[0])
     with pytest.raises(ValueError, match="mapping with input_ids"):

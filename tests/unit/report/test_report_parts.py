@@ -50,7 +50,7 @@ def answers_of(run: Run, task: Task) -> list[list[int]]:
     return [list(result.best.tokens) if result.best else [] for result in results]
 
 
-def test_answers_of_the_first_run_are_the_targets_of_all(tmp_path: Path, text: Path) -> None:
+def test_all_runs_use_the_first_runs_answers_as_targets(tmp_path: Path, text: Path) -> None:
     runs = [untrained(tmp_path / name, seed) for seed, name in enumerate(("one", "other"))]
     answers = [answers_of(*run) for run in runs]
     assert answers[0] != answers[1]
@@ -64,7 +64,7 @@ def test_answers_of_the_first_run_are_the_targets_of_all(tmp_path: Path, text: P
     assert '"target_run":"one"' in build_page(summaries, comparisons)
 
 
-def test_answers_are_spelled_as_each_run_does(tmp_path: Path, text: Path) -> None:
+def test_targets_are_encoded_with_each_runs_vocabulary(tmp_path: Path, text: Path) -> None:
     symbols = [TGT.name(number) for number in range(4, len(TGT))]
     runs = [untrained(tmp_path / "one", 0), untrained(tmp_path / "other", 1, Vocabulary(symbols[::-1]))]
     summaries, _ = summarize_all(runs, "dev", Text.read(text), {}, Options(beam_size=2))
@@ -72,7 +72,7 @@ def test_answers_are_spelled_as_each_run_does(tmp_path: Path, text: Path) -> Non
     assert first == second
 
 
-def test_lines_with_outputs_are_references(tmp_path: Path, text: Path) -> None:
+def test_outputs_in_the_lines_are_used_as_references(tmp_path: Path, text: Path) -> None:
     text.write_text("".join(line.replace("\t", "\tscan\t") + "\n" for line in LINES))
     run = untrained(tmp_path / "one", 0)
     (summary,), _ = summarize_all([run], "dev", Text.read(text), {}, Options(beam_size=2))

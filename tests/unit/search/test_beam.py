@@ -21,7 +21,7 @@ def search(model, **options):
     return result
 
 
-def test_greedy_search_is_trapped_and_says_so() -> None:
+def test_a_trapped_greedy_search_is_only_bounded() -> None:
     result = search(trie(TRAP), beam_size=1)
     assert result.best.tokens == (A,) and result.best.prob == pytest.approx(0.3)
     assert result.certificate.kind == "bounded"
@@ -29,7 +29,7 @@ def test_greedy_search_is_trapped_and_says_so() -> None:
     assert not result.certificate.proves_best and result.proven == ()
 
 
-def test_an_ending_that_has_to_compete_may_lose_and_says_so() -> None:
+def test_dropped_competing_ends_are_bounded() -> None:
     """With beam size 1, "A" ends only if no continuation is more probable, or at the maximum length."""
     rows = {(): {A: 0.9, EOS: 0.1}, (A,): {EOS: 0.4, B: 0.6}, (A, B): {EOS: 0.7, C: 0.3}, (A, B, C): {EOS: 1.0}}
     result = search(trie(rows), beam_size=1, end_rule="competing")
@@ -74,13 +74,13 @@ def test_support_and_attention_are_counted_at_every_step() -> None:
     assert all(h.num_attended == (1,) * len(h.support) for h in result.hypotheses)
 
 
-def test_the_batch_shrinks_with_what_is_left_to_search() -> None:
+def test_the_batch_contains_only_open_prefixes() -> None:
     model = trie(TRAP)
     beam_search(model, *sources(0, 0, 0), beam_size=5)
     assert model.rows_a_step == [3, 6, 3]
 
 
-def test_a_beam_that_lost_completeness_stops_once_nothing_can_win() -> None:
+def test_an_incomplete_beam_stops_when_nothing_can_win() -> None:
     # After the first step the best output has 0.9, but the search could extend the others forever.
     model = trie({(): {EOS: 0.9, A: 0.06, B: 0.04}, **{(A,) * n: {A: 0.5, EOS: 0.5} for n in range(1, 50)}})
     result = search(model, beam_size=1, max_length=40)
@@ -88,7 +88,7 @@ def test_a_beam_that_lost_completeness_stops_once_nothing_can_win() -> None:
     assert model.rows_a_step == [1]
 
 
-def test_prefixes_that_cannot_win_leave_a_beam_that_lost_completeness() -> None:
+def test_an_incomplete_beam_drops_prefixes_that_cannot_win() -> None:
     rows = {(): {EOS: 0.3, A: 0.5, B: 0.15, C: 0.05}, (A,): {B: 1.0}, (A, B): {EOS: 1.0}}
     rows |= {(B,) * n: {B: 0.5, EOS: 0.5} for n in range(1, 50)}
     model = trie(rows)
@@ -97,7 +97,7 @@ def test_prefixes_that_cannot_win_leave_a_beam_that_lost_completeness() -> None:
     assert result.best.tokens == (A, B) and result.certificate.kind == "optimal"
 
 
-def test_prefixes_leave_that_cannot_be_among_the_best_two() -> None:
+def test_prefixes_below_the_second_best_output_are_dropped() -> None:
     rows = {(): {EOS: 0.3, A: 0.4, B: 0.2, C: 0.1}, (A,): {A: 0.6, B: 0.4}, (B,): {A: 0.9, B: 0.1}}
     rows |= {(C,): {EOS: 1.0}, (A, A): {EOS: 1.0}, (A, B): {C: 1.0}, (B, A): {C: 1.0}}
     model = trie(rows)
@@ -107,7 +107,7 @@ def test_prefixes_leave_that_cannot_be_among_the_best_two() -> None:
     assert result.proven == result.hypotheses and math.exp(result.certificate.bound) == pytest.approx(0.18)
 
 
-def test_completeness_is_worth_going_on() -> None:
+def test_a_beam_continues_while_it_can_be_complete() -> None:
     rows = {(A,) * n: {A: 0.1, EOS: 0.9} for n in range(6)} | {(A,) * 6: {EOS: 1.0}}
     result = search(trie(rows), beam_size=1, max_length=10)
     assert result.certificate.kind == "complete" and len(result.hypotheses) == 7
@@ -116,7 +116,7 @@ def test_completeness_is_worth_going_on() -> None:
     assert math.exp(cut.certificate.bound) == pytest.approx(1e-4)
 
 
-def test_values_that_grow_are_followed_until_enough_outputs_are_better() -> None:
+def test_growing_values_stop_once_n_best_outputs_are_better() -> None:
     rows = {(): {A: 0.3, B: 0.1, EOS: 0.4}, (A,): {A: 2.0, EOS: 0.2}, (A, A): {EOS: 3.0, A: 0.1}}
     for n_best, tokens, value in ((1, (), 0.4), (2, (A, A), 1.8)):
         result = search(trie(rows, normalized=False), beam_size=1, n_best=n_best, max_length=2)
@@ -126,7 +126,7 @@ def test_values_that_grow_are_followed_until_enough_outputs_are_better() -> None
     assert everything.certificate.kind == "complete" and everything.best.tokens == (A, A)
 
 
-def test_length_limits_leave_no_hypothesis_or_the_short_ones() -> None:
+def test_a_too_small_max_length_gives_no_hypothesis() -> None:
     rows = {(): {A: 1.0}, (A,): {B: 1.0}, (A, B): {EOS: 1.0}}
     short = search(trie(rows), max_length=1)
     assert short.best is None and short.mass == 0
@@ -134,7 +134,7 @@ def test_length_limits_leave_no_hypothesis_or_the_short_ones() -> None:
     assert search(trie(rows), max_length=2).certificate.kind == "complete"
 
 
-def test_longer_sources_may_have_longer_outputs() -> None:
+def test_the_default_length_limit_grows_with_the_source() -> None:
     model = trie({(A,) * n: {A: 1.0} for n in range(100)})
     src = torch.zeros(2, 4, dtype=torch.long)
     beam_search(model, src, torch.tensor([1, 4]))
@@ -144,7 +144,7 @@ def test_longer_sources_may_have_longer_outputs() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 @pytest.mark.parametrize("attends", [True, False])
-def test_own_outputs_need_neither_float64_nor_attention(dtype: torch.dtype, backend: str, attends: bool) -> None:
+def test_searches_accept_any_dtype_and_no_attention(dtype: torch.dtype, backend: str, attends: bool) -> None:
     """Every search accepts log-probabilities of any dtype, and models without attention."""
 
     class Own(TableModel):
@@ -172,7 +172,7 @@ def test_own_outputs_need_neither_float64_nor_attention(dtype: torch.dtype, back
     assert expected[0].log_prob == pytest.approx(math.log(0.25), rel=1e-2) and len(expected) == 15
 
 
-def test_a_step_with_another_number_of_rows_is_refused() -> None:
+def test_a_step_with_a_wrong_number_of_rows_raises() -> None:
     class Wrong(TableModel):
         def step(self, state: Nodes, token: Tensor) -> Step:
             scores, attention, state = super().step(state, token)
@@ -183,25 +183,25 @@ def test_a_step_with_another_number_of_rows_is_refused() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_nan_is_no_zero(size: int) -> None:
+def test_nan_scores_raise(size: int) -> None:
     model = trie({(): {A: 0.5, EOS: 0.5}, (A,): {EOS: math.nan}})
     with pytest.raises(ValueError, match="NaN for source 0"):
         search(model, beam_size=size)
 
 
-def test_the_largest_beams_take_no_memory() -> None:
+def test_huge_beam_sizes_give_the_same_result() -> None:
     result = search(trie(TRAP), beam_size=10**12)
     assert result.certificate.kind == "complete" and result == search(trie(TRAP), beam_size=2)
 
 
-def test_vocabularies_too_large_to_sort_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vocabularies_too_large_to_sort_give_the_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
     src, lengths = sources(*range(6))
     sorted_whole = beam_search(random_table("entmax", 1.5, 3), src, lengths, beam_size=2, max_length=4)
     monkeypatch.setattr("tsallis.ops.eager.ranking.SORT_LIMIT", 2)
     assert beam_search(random_table("entmax", 1.5, 3), src, lengths, beam_size=2, max_length=4) == sorted_whole
 
 
-def test_the_beam_that_the_page_on_certificates_follows() -> None:
+def test_the_example_of_the_certificates_page_is_correct() -> None:
     after_b = {(A,): {EOS: 1.0}, (B,): {EOS: 0.6, A: 0.4}, (B, A): {EOS: 1.0}}
     result = search(trie({(): {A: 0.5, B: 0.3, C: 0.2}, (C,): {EOS: 1.0}, **after_b}), beam_size=2)
     assert [(h.tokens, round(h.prob, 12)) for h in result.hypotheses] == [((A,), 0.5), ((B,), 0.18)]
@@ -213,7 +213,7 @@ def test_the_beam_that_the_page_on_certificates_follows() -> None:
     assert result.certificate.kind == "complete"
 
 
-def test_results_of_a_step_are_copied_whole() -> None:
+def test_copying_a_step_to_the_cpu_keeps_every_value() -> None:
     best = BestSymbols(
         torch.tensor([[-0.5, -math.inf], [-1.5, -2.0]], dtype=torch.float64),
         torch.tensor([[7, 3], [2**40 + 1, 5]]),

@@ -94,7 +94,7 @@ def check_refusal(call: Callable[[], object], *words: str) -> None:
         *itertools.product([*SEARCHES, "sample"], ["prefixes"], [[(4,), (True,)], [(4,), (-4,)], [(4,), (8,)]]),
     ],
 )
-def test_a_wrong_option_is_named_with_its_value(name: str, option: str, value: Any) -> None:
+def test_errors_name_the_invalid_option_and_its_value(name: str, option: str, value: Any) -> None:
     words = [] if isinstance(value, list | str) or value in (10**30, 10**400) else [str(value)]
     named = {"seeds": "seed", "prefixes": "prefix"}.get(option, option)
     check_refusal(lambda: CALLS[name](models()[0], SRC, LENGTHS, **{option: value}), named, *words)
@@ -139,12 +139,12 @@ def test_wrong_sources_are_refused_by_every_search(model: Any, src: Any, lengths
         (TGT_IN[:1], TGT_OUT, "must both have shape [2, tgt]"),
     ],
 )
-def test_wrong_targets_are_refused_by_every_score(model: Any, tgt_in: Any, tgt_out: Any, word: str) -> None:
+def test_scoring_functions_reject_wrong_targets(model: Any, tgt_in: Any, tgt_out: Any, word: str) -> None:
     for call in SCORES.values():
         check_refusal(partial(call, model, SRC, LENGTHS, tgt_in, tgt_out), word)
 
 
-def test_integers_of_other_kinds_are_right(model: Any) -> None:
+def test_other_integer_types_are_accepted(model: Any) -> None:
     """32-bit integers, NumPy numbers and one-element tensors are valid, as elsewhere in PyTorch."""
     (plain, *_), (narrow, *_) = (
         beam_search(model, SRC.to(dtype), LENGTHS.to(dtype), beam_size=size, prefixes=prefixes, max_length=4)
@@ -158,13 +158,13 @@ def test_integers_of_other_kinds_are_right(model: Any) -> None:
     assert torch.equal(*totals)
 
 
-def test_no_sources_have_no_results(model: Any) -> None:
+def test_an_empty_batch_has_no_results(model: Any) -> None:
     src, lengths = SRC[:0], LENGTHS[:0]
     assert [list(call(model, src, lengths)) for call in CALLS.values()] == [[]] * len(CALLS)
     assert [list(call(model, src, lengths, TGT_IN[:0], TGT_OUT[:0])) for call in SCORES.values()] == [[], []]
 
 
-def test_completions_are_checked_alike() -> None:
+def test_completions_check_their_arguments() -> None:
     vocabulary, source = Vocabulary("abcd"), (SRC[:1], LENGTHS[:1])
     typed = "a", Spellings(vocabulary), vocabulary.decode
     for option, value in [(o, v) for o in ("n_best", "longest") for v in COUNT]:
@@ -172,14 +172,14 @@ def test_completions_are_checked_alike() -> None:
     check_refusal(lambda: complete(models()[0], SRC[:1] + 4, LENGTHS[:1], *typed), "got 10")
 
 
-def test_results_that_are_known_are_those_of_the_sources() -> None:
+def test_known_results_must_match_the_number_of_sources() -> None:
     results = beam_search(models()[0], SRC, LENGTHS, beam_size=1, max_length=3)
     check_refusal(
         lambda: exhaustive(models()[0], SRC, LENGTHS, known=results[:1]), "known", "got 1 results for 2 sources"
     )
 
 
-def test_a_budget_is_a_number() -> None:
+def test_a_budget_of_none_raises() -> None:
     model, source = RNNSeq2Seq(9, 8, d_model=8, output="sparsemax"), (torch.tensor([[4, 5]]), torch.tensor([2]))
     for search in (exhaustive, exact_search, partial(match, patterns=[])):
         with pytest.raises(TypeError, match="budget must be a whole number, got None"):
@@ -194,7 +194,7 @@ class Flat(OutputLayer):
 
 
 @pytest.mark.parametrize("kind", [RNNSeq2Seq, partial(TransformerSeq2Seq, heads=2, d_ff=8)])
-def test_searches_use_the_methods_that_replace_those_of_a_model(kind: Any) -> None:
+def test_searches_use_overridden_model_methods(kind: Any) -> None:
     torch.manual_seed(0)
     model = kind(20, 7, d_model=8, output="sparsemax", forbidden=(0, 1, 3)).eval()
     source = torch.tensor([[4, 5, 6]]), torch.tensor([3])

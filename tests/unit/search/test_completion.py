@@ -41,7 +41,7 @@ def complete(model: Any, src: Any, lengths: Any, typed: str = "", names: Sequenc
     return complete_text(model, src, lengths, typed, spellings, lambda y: "".join(names[t - A] for t in y), **options)
 
 
-def test_it_runs_ahead_to_the_next_choice_and_behind_every_choice() -> None:
+def test_completions_extend_over_certain_symbols() -> None:
     result = complete(trie(ROWS), *sources(0))
     assert result.certain == (B,) and result.log_prob == 0 and result.support == 3 and result.missing == 0
     assert [(c.tokens, round(c.prob, 12), c.ends) for c in result.choices] == [
@@ -52,7 +52,7 @@ def test_it_runs_ahead_to_the_next_choice_and_behind_every_choice() -> None:
     assert result.mass == pytest.approx(1)
 
 
-def test_typed_symbols_come_first() -> None:
+def test_completions_start_with_the_typed_symbols() -> None:
     after_a = complete(trie(ROWS), *sources(0), "ba")
     assert after_a.log_prob == pytest.approx(math.log(0.3)) and after_a.certain == ()
     assert {c.tokens: c.prob for c in after_a.choices} == pytest.approx({(B, A): 0.5, (B, A, A): 0.5})
@@ -60,20 +60,20 @@ def test_typed_symbols_come_first() -> None:
     assert end.certain == (B, C, A) and [(c.tokens, c.ends) for c in end.choices] == [((), True)]
 
 
-def test_what_is_impossible_has_no_completions() -> None:
+def test_impossible_prefixes_have_no_completions() -> None:
     result = complete(trie(ROWS), *sources(0), "ab")
     assert not result.possible and result.log_prob == -math.inf and result.choices == ()
     assert not complete(trie(ROWS), *sources(0), "bx").possible
 
 
-def test_what_would_follow_an_impossible_symbol_is_no_completion() -> None:
+def test_continuations_of_impossible_symbols_are_ignored() -> None:
     result = complete(trie({**ROWS, (A,): {B: 0.5, EOS: 0.5}}), *sources(0), "a")
     assert not result.possible and result.log_prob == -math.inf
     assert result.choices == () and result.certain == () and result.support == 0 and result.mass == 0
 
 
 @pytest.mark.parametrize("transform", ["softmax", "entmax"])
-def test_choices_are_the_support_with_its_probabilities(transform: str) -> None:
+def test_choices_match_the_support_and_its_probabilities(transform: str) -> None:
     for seed in range(20):
         table = random_table(transform, 1.0 if transform == "softmax" else 1.5, seed)
         first = max((A, B, C), key=table.row(0, ()).__getitem__)
@@ -90,7 +90,7 @@ def test_choices_are_the_support_with_its_probabilities(transform: str) -> None:
         assert short.choices == result.choices[:1] and short.support == result.support
 
 
-def test_the_mass_of_values_that_do_not_sum_to_one() -> None:
+def test_the_mass_of_unnormalized_values_is_their_sum() -> None:
     model = TableModel(lambda source, prefix: {B: 0.9, A: 0.5, EOS: 0.25}, normalized=False)
     assert complete(model, *sources(0)).mass == pytest.approx(1.65)
 
@@ -98,7 +98,7 @@ def test_the_mass_of_values_that_do_not_sum_to_one() -> None:
 SPELLINGS = ["tr", "tree", "ees"]
 
 
-def test_a_part_of_a_symbol_is_spelt_in_every_way() -> None:
+def test_typed_text_matches_every_spelling() -> None:
     rows = {
         (): {A: 0.5, B: 0.3, C: 0.2},  # the symbols spell tr, tree and ees
         (A,): {C: 0.4, EOS: 0.6},
@@ -117,24 +117,24 @@ def test_a_part_of_a_symbol_is_spelt_in_every_way() -> None:
     }
 
 
-def test_endless_certainty_ends() -> None:
+def test_endless_certain_symbols_stop_at_longest() -> None:
     result = complete(trie({(A,) * n: {A: 1.0} for n in range(200)}), *sources(0), longest=7)
     assert len(result.certain) == 7 and result.choices[0].tokens == (A,) * 7
 
 
-def test_an_ensemble_completes_with_both_supports() -> None:
+def test_ensemble_completions_unite_the_supports() -> None:
     other = trie({(): {A: 1.0}, (A,): {EOS: 1.0}})
     result = complete(Ensemble([trie(ROWS), other]), *sources(0))
     assert result.support == 2 and result.certain == ()
 
 
-def test_one_source() -> None:
+def test_several_sources_raise() -> None:
     with pytest.raises(ValueError, match="src must have exactly one source, got 2"):
         complete(trie(ROWS), *sources(0, 1))
     assert torch.is_grad_enabled()
 
 
-def test_what_is_typed_may_be_less_probable_than_the_least_float() -> None:
+def test_typed_text_may_have_an_underflowing_probability() -> None:
     rows = {(A,) * n: {A: 1e-30, B: 1 - 1e-30} for n in range(50)}
     result = complete(trie({**rows, (A,) * 50: {EOS: 0.25, B: 0.75}}), *sources(0), "a" * 50)
     assert result.log_prob == pytest.approx(50 * math.log(1e-30))

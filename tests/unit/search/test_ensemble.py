@@ -47,7 +47,7 @@ class Narrow(RNNSeq2Seq):
         return made._replace(attention=made.attention[:, :4])
 
 
-def test_models_that_attend_to_other_positions_are_refused() -> None:
+def test_models_with_different_numbers_of_positions_raise() -> None:
     models = [kind(9, 8, 4, 1).eval() for kind in (RNNSeq2Seq, Narrow)]
     with pytest.raises(ValueError, match=r"attend to the same number of positions, got \[4, 9\]"):
         beam_search(Ensemble(models), torch.full((1, 9), 4), torch.tensor([9]))

@@ -14,7 +14,7 @@ LONGEST = 4
 
 
 @pytest.mark.parametrize("transform", ["softmax", "entmax", "sparsemax"])
-def test_the_best_of_all_is_found_and_proved(transform: str) -> None:
+def test_exact_search_finds_and_proves_the_best_outputs(transform: str) -> None:
     alpha = {"softmax": 1.0, "entmax": 1.5, "sparsemax": 2.0}[transform]
     src, lengths = sources(*range(4))
     for seed in range(6):
@@ -31,34 +31,34 @@ def test_the_best_of_all_is_found_and_proved(transform: str) -> None:
             assert result.stopped_by == (None if proved else "length")
 
 
-def test_a_beam_that_is_trapped_is_set_right() -> None:
+def test_exact_search_corrects_the_greedy_output() -> None:
     (greedy,) = beam_search(trie(TRAP), *sources(0), beam_size=1)
     (exact,) = exact_search(trie(TRAP), *sources(0), beam_size=1)
     assert greedy.best.tokens == (A,) and exact.best.tokens == (B,) and exact.certificate.kind == "optimal"
     assert exact.expanded > 0
 
 
-def test_a_proof_of_the_beam_costs_no_second_search() -> None:
+def test_a_proved_beam_result_needs_no_second_search() -> None:
     model = trie(TRAP)
     (result,) = exact_search(model, *sources(0), beam_size=2)
     assert result.best.tokens == (B,) and result.certificate.kind == "optimal" and result.expanded == 0
     assert model.rows_a_step == [1, 2, 1]
 
 
-def test_a_complete_list_is_not_searched_again_for_more() -> None:
+def test_a_complete_beam_result_needs_no_second_search() -> None:
     model = trie(TRAP)
     (result,) = exact_search(model, *sources(0), n_best=5, beam_size=5)
     assert result.certificate.kind == "complete" and len(result.hypotheses) == 3 and result.expanded == 0
     assert model.rows_a_step == [1, 2, 1]
 
 
-def test_what_is_not_proved_is_called_bounded() -> None:
+def test_unproved_results_are_bounded() -> None:
     (result,) = exact_search(trie(TRAP), *sources(0), beam_size=1, budget=1)
     assert result.stopped_by == "budget" and result.certificate.kind == "bounded"
     assert result.best.tokens == (A,) and math.exp(result.certificate.bound) == pytest.approx(0.4)
 
 
-def test_a_mass_ends_a_list_behind_outputs_that_are_proved() -> None:
+def test_mass_stops_only_with_proved_outputs() -> None:
     (one,) = exact_search(trie(TRAP), *sources(0), beam_size=1, mass=0.1)
     assert one.best.tokens == (B,) and one.certificate.kind == "optimal" and one.stopped_by is None
     halves = {A: 0.5, B: 0.5}
@@ -69,13 +69,13 @@ def test_a_mass_ends_a_list_behind_outputs_that_are_proved() -> None:
     assert some.stopped_by == "mass" and [h.tokens for h in some.proven] == [(A,)] and some.expanded == 0
 
 
-def test_values_that_grow_need_all_of_them() -> None:
+def test_the_best_output_of_growing_values_is_proved() -> None:
     rows = {(): {A: 0.3, B: 0.1, EOS: 0.4}, (A,): {EOS: 0.2}, (B,): {EOS: 9.0}}
     (result,) = exact_search(trie(rows, normalized=False), *sources(0), beam_size=1)
     assert result.best.tokens == (B,) and result.certificate.proves_best
 
 
-def test_beginnings_and_clocks_go_with_their_sources() -> None:
+def test_prefixes_stay_with_their_sources_under_a_time_limit() -> None:
     prefixes = [(A,), (), (B,)]
     for seconds in (None, 60.0):
         results = exact_search(trie(TRAP), *sources(0, 0, 0), beam_size=1, prefixes=prefixes, time_limit=seconds)

@@ -33,7 +33,7 @@ def test_no_more_prefixes_than_the_budget_are_expanded(budget: int) -> None:
     assert missing
 
 
-def test_a_budget_that_ends_with_outputs_is_named() -> None:
+def test_stopped_by_is_budget_if_prefixes_stay_in_the_queue() -> None:
     """The budget drops no prefix: the last expanded prefixes only end, and others stay in the queue."""
 
     def row(source: int, prefix: tuple[int, ...]) -> dict[int, float]:
@@ -48,13 +48,13 @@ def test_a_budget_that_ends_with_outputs_is_named() -> None:
     assert result.certificate.kind == "optimal" and result.certificate.bound == pytest.approx(-3 * math.log(3))
 
 
-def test_prefixes_that_only_end_are_not_given_up_at_the_length_limit() -> None:
+def test_prefixes_at_the_length_limit_may_still_end() -> None:
     (result,) = exhaustive(trie({(): {A: 1.0}, (A,): {EOS: 1.0}}), *sources(0), max_length=1)
     assert result.certificate.kind == "complete" and result.best.tokens == (A,)
 
 
 @pytest.mark.parametrize(("seconds", "encoded"), [(None, [16, 4]), (60.0, [1] * 20)])
-def test_sources_have_their_time_one_after_the_other(
+def test_a_time_limit_searches_sources_one_by_one(
     monkeypatch: pytest.MonkeyPatch, seconds: float | None, encoded: list[int]
 ) -> None:
     model, sizes = trie({(): {EOS: 1.0}}), []
@@ -64,7 +64,7 @@ def test_sources_have_their_time_one_after_the_other(
     assert sizes == encoded
 
 
-def test_a_larger_budget_lists_more_and_bounds_better() -> None:
+def test_a_larger_budget_proves_more_and_lowers_the_bound() -> None:
     results = [exhaustive(random_table("softmax", 1.0, 2), *sources(0), budget=b)[0] for b in (10, 100, 1000)]
     bounds = [r.certificate.bound for r in results]
     assert bounds == sorted(bounds, reverse=True) and len(set(bounds)) == 3
@@ -73,7 +73,7 @@ def test_a_larger_budget_lists_more_and_bounds_better() -> None:
     assert proven[1] == proven[2][: len(proven[1])] and len(proven[0]) < len(proven[1]) < len(proven[2])
 
 
-def test_a_spent_budget_depends_on_no_other_source() -> None:
+def test_budgeted_results_do_not_depend_on_other_sources() -> None:
     src, lengths = sources(*range(20))
     whole = exhaustive(random_table("softmax", 1.0, 4), src, lengths, budget=50, max_length=LONG)
     for i, result in enumerate(whole):
@@ -88,7 +88,7 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("one_at_a_time")
-def test_what_a_queue_forgets_is_not_forgotten_by_the_certificate() -> None:
+def test_certificates_bound_prefixes_dropped_from_the_queue() -> None:
     rows = {
         prefix: {A: 0.5, B: 0.3, C: 0.2} if n < 4 else {EOS: 1.0}
         for n in range(5)
@@ -123,7 +123,7 @@ def best_first(model, source: int, budget: int) -> tuple[dict[tuple[int, ...], f
 
 @pytest.mark.usefixtures("one_at_a_time")
 @pytest.mark.parametrize("budget", [5, 60, 150, 300])
-def test_a_queue_that_forgets_searches_like_one_that_does_not(budget: int) -> None:
+def test_a_pruned_queue_matches_plain_best_first_search(budget: int) -> None:
     model = random_table("softmax", 1.0, 5, sharpness=0.5)
     for source, result in enumerate(exhaustive(model, *sources(0, 1, 2), budget=budget, max_length=LONG)):
         finished, bound = best_first(model, source, budget)
@@ -131,7 +131,7 @@ def test_a_queue_that_forgets_searches_like_one_that_does_not(budget: int) -> No
         assert result.certificate.bound == pytest.approx(bound)
 
 
-def test_it_stops_when_the_wanted_are_proved() -> None:
+def test_the_search_stops_when_n_best_outputs_are_proved() -> None:
     model = random_table("softmax", 1.0, 10)
     (result,) = exhaustive(model, *sources(0), n_best=2, max_length=LONG)
     truth = sorted(model.enumerate(0, LONG).values(), reverse=True)
@@ -141,7 +141,7 @@ def test_it_stops_when_the_wanted_are_proved() -> None:
     assert result.certificate.bound >= truth[2] - 1e-12
 
 
-def test_endless_answer_sets_end_at_the_length_limit() -> None:
+def test_infinite_output_sets_stop_at_max_length() -> None:
     forever = trie({(A,) * n: {A: 0.5, EOS: 0.5} for n in range(100)})
     (result,) = exhaustive(forever, *sources(0), max_length=9)
     assert len(result.hypotheses) == 10 and result.certificate.kind == "optimal"
@@ -149,7 +149,7 @@ def test_endless_answer_sets_end_at_the_length_limit() -> None:
 
 
 @pytest.mark.usefixtures("one_at_a_time")
-def test_unnormalised_values_are_complete_or_nothing() -> None:
+def test_unnormalized_values_need_a_complete_search() -> None:
     rows = {(): {A: 0.5, B: 0.2}, (A,): {EOS: 0.5}, (B,): {A: 4.0}, (B, A): {EOS: 2.0}}
     (result,) = exhaustive(trie(rows, normalized=False), *sources(0))
     assert result.certificate.kind == "complete" and [h.tokens for h in result.hypotheses] == [(B, A), (A,)]
@@ -159,12 +159,12 @@ def test_unnormalised_values_are_complete_or_nothing() -> None:
     assert first.best.tokens == (B, A) and first.certificate.proves_best
 
 
-def test_dead_ends() -> None:
+def test_a_dead_end_gives_a_complete_empty_result() -> None:
     (dead,) = exhaustive(trie({(): {A: 1.0}}, normalized=False), *sources(0))
     assert dead.best is None and dead.certificate.kind == "complete" and dead.mass == 0
 
 
-def test_nan_is_no_zero_and_names_its_source() -> None:
+def test_nan_raises_and_names_its_source() -> None:
     model = random_table("softmax", 1.0, 0)
     plain = model.row
     model.row = lambda source, prefix: {A: math.nan} if source == 17 and prefix else plain(source, prefix)
@@ -172,7 +172,7 @@ def test_nan_is_no_zero_and_names_its_source() -> None:
         exhaustive(model, *sources(*range(20)), max_length=LONG, budget=10)
 
 
-def test_a_mass_of_texts_is_reached_when_it_is_equal() -> None:
+def test_a_text_mass_equal_to_the_limit_stops_the_search() -> None:
     model = trie(
         {(): {A: 0.5, B: 0.25, C: 0.25}, (A,): {EOS: 1.0}, (B,): {EOS: 1.0}, (C,): {A: 1.0}, (C, A): {EOS: 1.0}}
     )
@@ -198,7 +198,7 @@ class WithoutRows(TableModel):
         return step._replace(scores=step.scores[:0])
 
 
-def test_wrong_models_and_results_are_named() -> None:
+def test_wrong_models_and_results_raise() -> None:
     with pytest.raises(TypeError, match=r"method join\(states\), got PlainState"):
         join([PlainState(torch.zeros(1)), PlainState(torch.zeros(1))])
     for search in (exhaustive, sample, beam_search):

@@ -50,7 +50,7 @@ def listed(model: Any, **options: Any) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
 @pytest.mark.parametrize(("beam_size", "n_best"), [(1, 1), (2, 1), (3, 3), (2, 9)])
-def test_changes_below_the_gap_change_no_list(alpha: float, beam_size: int, n_best: int) -> None:
+def test_score_changes_below_the_gap_keep_the_outputs(alpha: float, beam_size: int, n_best: int) -> None:
     changed = 0
     for seed in range(6):
         options: Any = {"beam_size": beam_size, "n_best": n_best}
@@ -63,7 +63,7 @@ def test_changes_below_the_gap_change_no_list(alpha: float, beam_size: int, n_be
     assert changed  # the gap is not far too small
 
 
-def test_the_gap_of_one_decision() -> None:
+def test_the_gap_of_a_single_step_matches_the_formula() -> None:
     """A single step has two outputs, whose log-probabilities differ by 1."""
     model = Scores(1.0, 0)
     table = torch.full((1, 7), -torch.inf, dtype=torch.float64)
@@ -103,7 +103,7 @@ def test_wrong_arguments_are_refused() -> None:
     assert stability(Scores(1.5, 0), torch.empty(0, 1, dtype=torch.long), torch.empty(0, dtype=torch.long)) == []
 
 
-def test_a_dead_end_has_no_gap() -> None:
+def test_a_dead_end_has_an_infinite_gap() -> None:
     model = RNNSeq2Seq(20, 6, d_model=8, output="sparsemax")
     with torch.no_grad():
         model.output.projection.bias.fill_(-math.inf)

@@ -16,7 +16,7 @@ from tsallis.symbols import BOS
 ROWS = {(): {A: 0.75, B: 0.25}, (A,): {EOS: 1.0}, (B,): {A: 0.5, EOS: 0.5}, (B, A): {EOS: 1.0}}
 
 
-def test_texts_that_are_cut_are_drawn_as_often_as_their_beginnings() -> None:
+def test_truncated_texts_have_the_frequency_of_their_prefix() -> None:
     (texts,) = generate(trie(ROWS), *sources(0), 2000, max_length=1, seeds=[0])
     share = {(tokens, ended): 0 for tokens in ((A,), (B,)) for ended in (False, True)}
     for text in texts:
@@ -32,16 +32,16 @@ def test_a_text_has_its_probability_and_supports() -> None:
     assert by_tokens[B, A] == GeneratedText((B, A), pytest.approx(math.log(0.125)), (2, 2, 1), True)
 
 
-def test_values_that_sum_to_more_than_one_give_no_probability_beyond_the_largest_float() -> None:
+def test_probabilities_are_clipped_to_the_largest_float() -> None:
     assert GeneratedText((A,), 2000.0, (1,), True).prob == pytest.approx(sys.float_info.max)
 
 
-def test_a_dead_end_is_a_text_that_did_not_end() -> None:
+def test_a_dead_end_gives_a_text_with_ended_false() -> None:
     ((text,),) = generate(trie({(): {A: 1.0}, (A,): {}}), *sources(0), max_length=5, seeds=[0])
     assert text == GeneratedText((A,), 0.0, (1,), False)
 
 
-def test_draws_repeat_and_no_prompt_changes_anothers() -> None:
+def test_draws_do_not_depend_on_other_prompts() -> None:
     torch.manual_seed(0)
     model = LanguageModel(12, d_model=8, heads=2, layers=2, d_ff=12, output="softmax")
     prompts, lengths = torch.randint(4, 12, (3, 4)), torch.tensor([0, 4, 2])

@@ -25,7 +25,7 @@ def outputs(result) -> dict[tuple[int, ...], float]:
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-def test_a_beginning_is_forced_and_counted(search) -> None:
+def test_prefixes_are_forced_and_scored(search) -> None:
     results = search(trie(ROWS), *sources(0, 0, 0), prefixes=[(A,), (B, C), ()])
     assert [outputs(r) for r in results] == [
         {(A,): 0.3, (A, B): 0.3},
@@ -37,19 +37,19 @@ def test_a_beginning_is_forced_and_counted(search) -> None:
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-def test_an_impossible_beginning_has_no_outputs_and_that_is_proved(search) -> None:
+def test_an_impossible_prefix_gives_a_complete_empty_result(search) -> None:
     (result,) = search(trie(ROWS), *sources(0), prefixes=[(C,)])
     assert result.hypotheses == () and result.certificate.kind == "complete"
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-def test_outputs_that_are_too_short_are_no_answers(search) -> None:
+def test_outputs_below_min_length_are_excluded(search) -> None:
     (result,) = search(trie(ROWS), *sources(0), min_length=2)
     assert outputs(result) == {(A, B): 0.3, (B, C): 0.3} and result.certificate.kind == "complete"
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-def test_long_outputs_win_by_the_mean_of_their_symbols(search) -> None:
+def test_a_length_penalty_prefers_a_higher_mean_per_symbol(search) -> None:
     rows = {(): {A: 0.5, EOS: 0.5}, (A,): {A: 0.7, EOS: 0.3}, (A, A): {EOS: 1.0}}
     by_probability, by_mean = (search(trie(rows), *sources(0), length_penalty=a)[0] for a in (0.0, 1.0))
     assert [h.tokens for h in by_probability.hypotheses] == [(), (A, A), (A,)]
@@ -58,7 +58,7 @@ def test_long_outputs_win_by_the_mean_of_their_symbols(search) -> None:
     assert by_mean.certificate.kind == "complete"
 
 
-def test_a_penalty_keeps_what_could_still_win() -> None:
+def test_a_length_penalty_keeps_prefixes_that_could_win() -> None:
     """B scores below the finished output but is kept, because a longer output could score higher."""
     rows = {(): {EOS: 0.5, B: 0.4, C: 0.1}, (C,): {EOS: 1.0}}
     rows |= {(B,) * n: {B: 1.0} if n < 4 else {EOS: 1.0} for n in range(1, 5)}
@@ -72,7 +72,7 @@ def test_a_penalty_keeps_what_could_still_win() -> None:
     assert len(by_mean.proven) == 1 and by_mean.truncated(1).proven == by_mean.proven
 
 
-def test_a_list_cut_short_by_scores_is_bounded_by_the_next_score() -> None:
+def test_a_truncated_list_is_bounded_by_the_next_score() -> None:
     (result,) = exhaustive(trie(ROWS), *sources(0), length_penalty=1.0)
     cut = result.truncated(2)
     assert cut.certificate.kind == "optimal" and cut.certificate.bound == result.hypotheses[2].score(1.0)
@@ -98,12 +98,12 @@ def test_the_default_length_counts_from_the_end_of_the_prefix() -> None:
     ],
 )
 @pytest.mark.parametrize("search", SEARCHES)
-def test_limits_that_no_output_keeps_are_refused(search, options, message: str) -> None:
+def test_impossible_limits_raise(search, options, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         search(trie(ROWS), *sources(0), **options)
 
 
-def test_time_and_mass_end_a_listing() -> None:
+def test_time_mass_and_length_limits_stop_a_search() -> None:
     model = trie({(A,) * n: {A: 0.5, EOS: 0.5} for n in range(60)})
     (result,) = exhaustive(model, *sources(0), mass=0.9, max_length=50)
     assert 0.9 <= result.mass < 1 - 1e-6 and result.stopped_by == "mass" and result.certificate.kind == "optimal"
@@ -115,7 +115,7 @@ def test_time_and_mass_end_a_listing() -> None:
         exhaustive(trie(ROWS, normalized=False), *sources(0), mass=0.5)
 
 
-def test_a_mass_ends_no_listing_while_something_open_is_more_probable() -> None:
+def test_mass_does_not_stop_before_more_probable_open_prefixes() -> None:
     """B ends first and has enough mass, but A, which still needs a symbol, is more probable."""
     rows = {(): {A: 0.7, B: 0.3}, (A,): {A: 1.0}, (A, A): {EOS: 0.9, B: 0.1}, (B,): {EOS: 1.0}, (A, A, B): {EOS: 1.0}}
     (result,) = exhaustive(trie(rows), *sources(0), mass=0.2)
@@ -125,7 +125,7 @@ def test_a_mass_ends_no_listing_while_something_open_is_more_probable() -> None:
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.0])
-def test_scores_are_compared_among_outputs_that_are_no_longer(penalty: float) -> None:
+def test_penalized_scores_compare_outputs_up_to_max_length(penalty: float) -> None:
     """Scores are not compared with outputs beyond the maximum length, and the list is not complete."""
     rows = {(A,) * n: {A: 0.9, EOS: 0.1} for n in range(9)}
     (plain,) = exhaustive(trie(rows), *sources(0), max_length=3)

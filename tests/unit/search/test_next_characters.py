@@ -39,7 +39,7 @@ def ending_model(alpha: float, seed: int) -> TableModel:
     "texts", [("a", "b", "c"), ("a", "b", "ab"), ("a", "ba", "ab"), ("a", "", "ab"), ("é", "a", "aé")]
 )
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
-def test_enumeration_gives_the_same(texts: tuple[str, ...], alpha: float) -> None:
+def test_next_characters_match_an_enumeration(texts: tuple[str, ...], alpha: float) -> None:
     for seed, typed in itertools.product(range(3), ("", "a", "ab", "ba", "aba")):
         model, joint = ending_model(alpha, seed), dict[str, float]()
         for tokens, log_prob in model.enumerate(0, LONGEST).items():
@@ -56,13 +56,13 @@ def test_enumeration_gives_the_same(texts: tuple[str, ...], alpha: float) -> Non
             assert found.probs[key] - 1e-9 <= expected <= found.probs[key] + found.missing + 1e-9
 
 
-def test_parts_of_characters_and_silent_tokens_are_missing() -> None:
+def test_partial_characters_and_empty_tokens_count_as_missing() -> None:
     model = trie({(): {A: 0.5, B: 0.25, C: 0.25}, (A,): {EOS: 1.0}, (B,): {B: 1.0}, (B, B): {B: 1.0}})
     found = next_characters(model, *sources(0), "", spellings("a", "", b"\xc3"), longest=1)
     assert found.probs == pytest.approx({"a": 0.5}) and found.missing == pytest.approx(0.5)
 
 
-def test_a_text_that_is_impossible_has_no_next_character() -> None:
+def test_impossible_texts_have_no_next_character() -> None:
     found = next_characters(trie({(): {A: 1.0}, (A,): {EOS: 1.0}}), *sources(0), "b", spellings("a", "b", "c"))
     assert found.probs == {} and found.missing == 0
 

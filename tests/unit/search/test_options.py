@@ -23,7 +23,7 @@ def value_of(name: str) -> Any:
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
-def test_an_option_acts_in_a_mode_or_is_refused(name: str, mode: Any) -> None:
+def test_each_option_works_in_its_modes_and_raises_elsewhere(name: str, mode: Any) -> None:
     others = {"n_best": 3} if (name, mode) == ("mass", "exact") else {}
     if mode in OPTIONS[name].modes:
         options = SearchOptions(mode=mode, **{name: value_of(name), **others})
@@ -34,7 +34,7 @@ def test_an_option_acts_in_a_mode_or_is_refused(name: str, mode: Any) -> None:
         SearchOptions(mode=mode, **{name: value_of(name), **others})
 
 
-def test_searches_have_the_defaults_of_the_options() -> None:
+def test_search_functions_share_the_option_defaults() -> None:
     for mode, search in SEARCHES.items():
         parameters = signature(search).parameters
         for name, info in OPTIONS.items():
@@ -73,7 +73,7 @@ def test_searches_have_the_defaults_of_the_options() -> None:
         ({"mode": "exact", "mass": 0.5, "n_best": 1}, "mass 0.5 needs n_best above 1 or mode all"),
     ],
 )
-def test_mistakes_are_refused(values: dict[str, Any], message: str) -> None:
+def test_invalid_options_raise(values: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError) as caught:
         SearchOptions(**values)
     assert str(caught.value).startswith(message) and isinstance(caught.value, InputError)
@@ -89,7 +89,7 @@ def test_options_are_frozen_and_can_be_keys() -> None:
     assert SearchOptions(length_penalty=1) == SearchOptions(length_penalty=1.0)
 
 
-def test_a_run_fills_what_is_not_given() -> None:
+def test_with_defaults_fills_missing_options() -> None:
     defaults = SearchOptions(beam_size=5, min_length=2, max_length=9, length_penalty=0.6, end_rule="competing")
     assert SearchOptions().with_defaults(defaults) == defaults
     given = SearchOptions(beam_size=2, min_length=0, end_rule="every")
@@ -128,11 +128,11 @@ def test_a_length_that_contradicts_the_run_is_refused(given: dict[str, int], mes
         ({"mode": "sample", "min_risk": True}, "choice"),
     ],
 )
-def test_what_a_search_returns(options: dict[str, Any], returned: str) -> None:
+def test_options_determine_what_a_search_returns(options: dict[str, Any], returned: str) -> None:
     assert SearchOptions(**options).returns == returned
 
 
-def test_every_option_is_described_once() -> None:
+def test_the_docstring_contains_the_help_of_every_option() -> None:
     for name, info in OPTIONS.items():
         assert f"        {name}: {info.help}\n" in f"{SearchOptions.__doc__}\n"
         assert info.help.endswith(".") and "--" not in info.help

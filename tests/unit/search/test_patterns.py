@@ -68,14 +68,14 @@ def all_texts(letters: str, most: int) -> list[str]:
         *(r"\B", r"\b", r"\Ba?", r"a?\B", r"(\B|a)*", "^$", r"a(?:)$", "(?:(?:){3000}){3000}"),
     ],
 )
-def test_types_of_characters_and_empty_parts_match_as_in_python(regex: str) -> None:
+def test_character_classes_and_empty_parts_match_as_in_python(regex: str) -> None:
     letters = "aé1\u0663"
     pattern, vocabulary = Pattern(regex, Vocabulary(letters)), Vocabulary(letters)
     for text in all_texts(letters, 3):
         assert pattern.matches(vocabulary.encode(text)) == (re.fullmatch(regex, text) is not None), text
 
 
-def test_boundaries_in_a_group_with_a_type_of_its_own_are_refused() -> None:
+def test_boundaries_in_groups_with_flags_a_or_u_raise() -> None:
     for regex in (r"(?a:\b)é", r"(?a:a\B)", r"(?a)(?u:\b)"):
         with pytest.raises(ValueError, match="not supported in a group with a flag a or u of its own"):
             Pattern(regex, VOCABULARY)
@@ -83,7 +83,7 @@ def test_boundaries_in_a_group_with_a_type_of_its_own_are_refused() -> None:
 
 
 @pytest.mark.parametrize("regex", ["a$", "^a$|b", r"a\Z", r"\n$", "(a|\n)*$", "a$b*", r"a$|b\n"])
-def test_ends_match_as_in_python_with_line_breaks(regex: str) -> None:
+def test_end_anchors_match_line_breaks_as_in_python(regex: str) -> None:
     vocabulary = Vocabulary("ab\n")
     pattern = Pattern(regex, vocabulary)
     for text in all_texts("ab\n", 3):
@@ -91,7 +91,7 @@ def test_ends_match_as_in_python_with_line_breaks(regex: str) -> None:
 
 
 @pytest.mark.parametrize("regex", [r"a$\s", r"a$(b|\n)", r"(a$)?(?s:.)", r"(a$\n?)*"])
-def test_an_end_before_a_line_break_is_refused(regex: str) -> None:
+def test_an_end_anchor_before_a_line_break_raises(regex: str) -> None:
     with pytest.raises(ValueError, match=r"\$ before a part that can match a line break is not supported"):
         Pattern(regex, Vocabulary("ab\n"))
     Pattern(regex, Vocabulary("ab"))
@@ -104,7 +104,7 @@ def test_an_empty_part_is_repeated_once() -> None:
 
 
 @pytest.mark.parametrize("regex", [r"(?:\ba?){5000}", r"x{0,2000}(?:\B|){9000}", "((x{0,9}){0,9}){0,99}"])
-def test_the_work_of_an_expression_is_limited(regex: str) -> None:
+def test_expressions_that_need_too_much_work_raise(regex: str) -> None:
     with pytest.raises(ValueError, match=r"simplify it|shorten the expression"):
         Pattern(regex, Vocabulary("ax"))
 
@@ -125,20 +125,20 @@ def test_a_list_of_strings_matches_texts_that_contain_one(strings: tuple[str, ..
         *(("(?!)", "negative look-around"), ("(a|b)*a(a|b){20}", "10000 states"), ("(a{900}){900}", "40000 states")),
     ],
 )
-def test_the_part_that_is_not_supported_is_named(regex: str, part: str) -> None:
+def test_errors_name_unsupported_parts(regex: str, part: str) -> None:
     with pytest.raises(ValueError, match=re.escape(part)):
         Pattern(regex, VOCABULARY)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="needs python: 3.11 or newer")
 @pytest.mark.parametrize(("regex", "part"), [("a++", "possessive"), ("(?>a)", "atomic")])
-def test_atomic_parts_are_named(regex: str, part: str) -> None:
+def test_errors_name_atomic_parts(regex: str, part: str) -> None:
     with pytest.raises(ValueError, match=part):
         Pattern(regex, VOCABULARY)
 
 
 @pytest.mark.parametrize("strings", [[], ["a", ""]])
-def test_lists_without_strings_are_refused(strings: list[str]) -> None:
+def test_empty_lists_and_empty_strings_raise(strings: list[str]) -> None:
     with pytest.raises(ValueError, match="at least one string and no empty strings"):
         Pattern(strings, VOCABULARY)
 
@@ -178,7 +178,7 @@ def test_a_vocabulary_need_not_be_hashable() -> None:
     assert [pattern.matches(tokens) for tokens in ([4, 5], [4, 6], [6, 4])] == [True, True, False]
 
 
-def test_wrappers_of_restricted_models() -> None:
+def test_wrapped_restricted_models_stay_restricted() -> None:
     """Probabilities of a restricted model do not sum to 1: they are not rescaled, and results are limited."""
     texts, model = ["", "", "", "", "a", "b"], RNNSeq2Seq(20, 6, d_model=8, output="softmax")
     only_a, only_b = (restrict(model, Pattern(text, texts)) for text in "ab")
@@ -200,7 +200,7 @@ def test_wrappers_of_restricted_models() -> None:
             refused()
 
 
-def test_five_hundred_words_take_less_than_a_second() -> None:
+def test_500_words_compile_in_less_than_a_second() -> None:
     rng = random.Random(0)
     words = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(4, 12))) for _ in range(500)]
     vocabulary, began = Vocabulary(string.ascii_letters + " "), time.process_time()
@@ -210,7 +210,7 @@ def test_five_hundred_words_take_less_than_a_second() -> None:
 
 
 @pytest.mark.parametrize(("separator", "symbols"), [(" ", ("d", "uː", "dʒ")), (GRAPHEMES, ("e\u0301", "e", "a"))])
-def test_symbols_of_several_characters(separator: str, symbols: tuple[str, ...]) -> None:
+def test_patterns_match_symbols_of_several_characters(separator: str, symbols: tuple[str, ...]) -> None:
     vocabulary = Vocabulary(symbols, separator)
     sequences = [s for n in range(5) for s in itertools.product(range(3, 4 + len(symbols)), repeat=n)]
     for regex in (".*d.*", "d( uː)*", r"[^ ]*", "e?.a*", ".*\u0301", ".*<unk>.*"):
@@ -221,7 +221,7 @@ def test_symbols_of_several_characters(separator: str, symbols: tuple[str, ...])
 
 
 @pytest.mark.parametrize("byte_fallback", [False, True])
-def test_subwords(byte_fallback: bool) -> None:
+def test_patterns_match_subwords(byte_fallback: bool) -> None:
     subwords = pytest.importorskip("tsallis.toolkit.data.subwords")
     lines = ["low lower lowest", "new newer  newest", "wide é wider"] * 3
     vocabulary = subwords.Subwords.train(lines, 40 + 256 * byte_fallback, byte_fallback=byte_fallback)
@@ -255,19 +255,19 @@ def test_prefixes_without_a_possible_match_are_not_expanded() -> None:
     assert result.certificate.kind == "complete" and result.scope == "limited" and result.expanded == 3
 
 
-def test_probabilities_are_those_of_the_model() -> None:
+def test_restricted_probabilities_are_not_rescaled() -> None:
     (result,) = beam_search(restrict(TableModel(uniform), Pattern("ab?", ABC)), *sources(0))
     assert {h.tokens: h.prob for h in result.hypotheses} == pytest.approx({(A,): 1 / 16, (A, B): 1 / 64})
     (best,) = exact_search(restrict(TableModel(uniform), Pattern(".*b", ABC)), *sources(0), max_length=9)
     assert best.best.tokens == (B,) and best.certificate.kind == "optimal"
 
 
-def test_a_pattern_without_outputs_is_complete() -> None:
+def test_a_search_without_matches_is_complete() -> None:
     (result,) = exhaustive(restrict(TableModel(uniform), Pattern("x", ABC)), *sources(0))
     assert result.certificate.kind == "complete" and not result.hypotheses
 
 
-def test_draws_outside_the_pattern_are_none_and_the_others_keep_their_frequencies() -> None:
+def test_draws_outside_the_pattern_are_none() -> None:
     model = restrict(TableModel(uniform), Pattern("a?", ABC))
     (draws,) = sample(model, *sources(0), 1000, seeds=[1])
     counts = {tokens: sum(d is not None and d.tokens == tokens for d in draws) for tokens in ((), (A,))}
@@ -277,7 +277,7 @@ def test_draws_outside_the_pattern_are_none_and_the_others_keep_their_frequencie
     assert isinstance(tempered, RestrictedModel) and tempered.pattern is model.pattern
 
 
-def test_a_pattern_that_no_text_matches_needs_no_search() -> None:
+def test_trivial_patterns_are_decided_in_one_step() -> None:
     ((never, always),) = match(TableModel(uniform), *sources(0), [Pattern("x.*", ABC), Pattern(".*", ABC)])
     assert (never.verdict, never.absolute, never.upper) == ("never", True, 0)
     assert (always.verdict, always.absolute, always.witness.tokens) == ("always", True, ())
@@ -349,14 +349,14 @@ def test_an_automaton_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyP
         Pattern("(a?){9}a*", VOCABULARY)  # few states, but many ways to reach them
 
 
-def test_a_list_of_strings_has_as_many_states_as_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_of_strings_above_the_state_limit_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(automata, "STATES", 5)
     Pattern(["abab"], VOCABULARY)
     with pytest.raises(ValueError, match="the list of 2 strings needs more than 5 states: shorten it"):
         Pattern(["abab", "ba"], VOCABULARY)
 
 
-def test_bounds_of_restricted_models_are_refused() -> None:
+def test_match_rejects_restricted_models() -> None:
     model = RNNSeq2Seq(20, 7, d_model=8, output="softmax")
     some = restrict(model, Pattern("a?", ["", "", "", "", "a", "b", "c"]))
     for restricted in (some, with_top_p(some, 0.9), Ensemble([some, some]), with_temperature(some, 2.0)):
@@ -365,7 +365,7 @@ def test_bounds_of_restricted_models_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16])
-def test_lengths_of_small_types(dtype: torch.dtype) -> None:
+def test_lengths_of_small_integer_types_do_not_overflow(dtype: torch.dtype) -> None:
     model = restrict(RNNSeq2Seq(20, 6, d_model=8, output="sparsemax"), Pattern("a{300}|b", ["", "", "", "", "a", "b"]))
     (result,) = beam_search(model, torch.tensor([[4, 5]]), torch.tensor([2], dtype=dtype), max_length=2)
     assert {hypothesis.tokens for hypothesis in result.hypotheses} <= {(5,)}

@@ -23,7 +23,7 @@ def expected(texts: list[str], weights: list[float]) -> list[float]:
     return [math.fsum(w * agreement(t, r) for r, w in zip(texts, weights, strict=True)) / total for t in texts]
 
 
-def test_it_is_the_best_of_all_pairs() -> None:
+def test_minimum_risk_matches_a_comparison_of_all_pairs() -> None:
     proofs = set()
     for seed in range(200):
         chance = random.Random(seed)
@@ -43,7 +43,7 @@ def test_it_is_the_best_of_all_pairs() -> None:
     assert proofs == {True, False}
 
 
-def test_the_middle_wins_over_the_most_probable() -> None:
+def test_a_consensus_text_beats_the_most_probable_text() -> None:
     choice = minimum_risk(["aaaa", "bbbb", "bbba"], [0.4, 0.3, 0.3], agreement)
     assert choice is not None and choice.index == 2
 
@@ -53,7 +53,7 @@ def test_a_text_that_was_drawn_twice_counts_twice() -> None:
     assert choice is not None and (choice.index, choice.expected_utility) == (1, pytest.approx(2 / 3))
 
 
-def test_nothing_to_choose_and_weights_that_cannot_be() -> None:
+def test_no_texts_give_none_and_invalid_weights_raise() -> None:
     assert minimum_risk([], [], agreement) is None and minimum_risk(["a"], [0.0], agreement) is None
     for weights in ([1.0], [1.0, -1.0], [1.0, math.nan]):
         with pytest.raises(ValueError, match="weights must"):
@@ -69,7 +69,7 @@ def test_utilities_outside_their_range_are_refused(score: float) -> None:
         minimum_risk(["a", "b"], [0.6, 0.4], lambda text, reference: score)
 
 
-def test_hopeless_candidates_are_not_compared_to_the_end() -> None:
+def test_hopeless_candidates_are_abandoned_early() -> None:
     calls: list[str] = []
 
     def count(text: str, reference: str) -> float:
@@ -81,7 +81,7 @@ def test_hopeless_candidates_are_not_compared_to_the_end() -> None:
     assert choice is not None and choice.index == 0 and len(calls) == 200 + 199
 
 
-def test_large_scores_prove_no_choice_of_least_risk() -> None:
+def test_large_scores_do_not_prove_a_minimum_risk_choice() -> None:
     run: Any = SimpleNamespace(model=SimpleNamespace(output=SimpleNamespace(normalized=True)))
     task: Any = SimpleNamespace(utility=agreement)
     outputs: Any = [SimpleNamespace(text="a", prob=0.9), SimpleNamespace(text="b", prob=0.1)]

@@ -107,7 +107,7 @@ def all_searches(model: Any) -> dict[str, Result]:
 @pytest.mark.parametrize(
     ("alpha", "gap"), [(1.05, 19.75), (1.02, 40.0), (1.1, 9.9985), (1.0001, 200.0), (1.2, 4.99998)]
 )
-def test_outputs_too_improbable_for_a_float32_are_possible_everywhere(kernels: str, alpha: float, gap: float) -> None:
+def test_outputs_below_the_float32_range_stay_possible(kernels: str, alpha: float, gap: float) -> None:
     class TwoOutputs(RandomScores):
         def scores_of(self, prefix: Tokens) -> list[float]:
             end = [-math.inf, -math.inf, 0.0, -math.inf, -math.inf]
@@ -175,7 +175,7 @@ class Names:
 
 
 @pytest.mark.parametrize("kernels", ["auto", "eager"])
-def test_the_limit_is_where_a_dtype_has_no_fractions(kernels: str) -> None:
+def test_scores_without_fractional_digits_prove_nothing(kernels: str) -> None:
     class Converted(RandomScores):
         dtype = torch.float32
 
@@ -197,7 +197,7 @@ def test_the_limit_is_where_a_dtype_has_no_fractions(kernels: str) -> None:
                     assert result.certificate.kind == kind, (dtype, offset, name)
 
 
-def test_large_scores_of_impossible_symbols_hide_nothing() -> None:
+def test_large_scores_of_impossible_symbols_are_ignored() -> None:
     class Masked(RandomScores):
         def scores_of(self, prefix: Tokens) -> list[float]:
             return [-3e38, -1e9, *super().scores_of(prefix)[2:]]
@@ -206,14 +206,14 @@ def test_large_scores_of_impossible_symbols_hide_nothing() -> None:
     assert {result.certificate.kind for result in all_searches(model).values()} == {"complete"}
 
 
-def test_known_results_of_large_scores_prove_nothing_later() -> None:
+def test_large_scores_in_known_results_prevent_a_proof() -> None:
     model = RandomScores(OutputLayer(2, VOCAB, "entmax", 1.5), 0)
     known = Result((Hypothesis((), -1e-9, (1,), (1,)),), Certificate("none", -math.inf, LARGE_SCORES))
     (result,) = exhaustive(model, *source(), known=[known], n_best=1, max_length=LONGEST)
     assert result.certificate.kind == "none" and result.certificate.reason == LARGE_SCORES
 
 
-def test_probabilities_of_a_normalised_model_add_up_to_no_more_than_one() -> None:
+def test_the_mass_of_a_normalized_model_is_at_most_1() -> None:
     hypotheses = tuple(Hypothesis((k,), math.log(1 / 3) + 1e-12, (3,), (1,)) for k in (4, 5, 6))
     certificate = Certificate("complete", -math.inf)
     assert Result(hypotheses, certificate).mass == 1
@@ -239,7 +239,7 @@ class LargeForSomeSources(RandomScores):
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0], [0, 1, 0]])
-def test_large_scores_of_one_source_say_nothing_of_the_others(order: list[int]) -> None:
+def test_large_scores_of_a_source_do_not_affect_other_sources(order: list[int]) -> None:
     model = LargeForSomeSources(OutputLayer(4, VOCAB, "sparsemax"), seed=3)
     src = torch.tensor([[SOURCE + large] for large in order])
     results = exhaustive(model, src, torch.ones(len(order), dtype=torch.long), max_length=LONGEST)

@@ -34,7 +34,7 @@ def targets(*outputs: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     return batch.tgt_in, batch.tgt_out
 
 
-def test_scores_are_sums_of_the_given_tokens_alone() -> None:
+def test_scores_are_log_probabilities_of_the_targets() -> None:
     tgt_in, tgt_out = targets((A,), (B, A), (B,), (A, A), (), (A, B, A))
     result = score(trie(ROWS), *sources(*[0] * 6), tgt_in, tgt_out)
     assert result.dtype == torch.float64
@@ -42,7 +42,7 @@ def test_scores_are_sums_of_the_given_tokens_alone() -> None:
     assert result[3:].tolist() == [-math.inf] * 3
 
 
-def test_a_tie_with_the_bound_is_certain_but_for_rounding() -> None:
+def test_outputs_tied_with_the_bound_are_proven() -> None:
     """Sums of the same logarithms in another order differ in their last digits."""
     hypotheses = tuple(Hypothesis((A,) * n, math.log(p), (), ()) for n, p in ((1, 0.5), (2, 0.25), (3, 0.125)))
     bound = math.log(0.25) + 1e-12
@@ -54,34 +54,34 @@ def outputs_of(draws) -> list[list[tuple[int, ...] | None]]:
     return [[h.tokens if h else None for h in drawn] for drawn in draws]
 
 
-def test_samples_are_hypotheses() -> None:
+def test_samples_have_log_probabilities_and_supports() -> None:
     (drawn,) = sample(trie(ROWS), *sources(0), 20, seeds=[0])
     by_output = {h.tokens: h for h in drawn if h}
     assert by_output[B, A].log_prob == pytest.approx(math.log(0.125))
     assert by_output[B, A].support == (2, 2, 1) and by_output[A,].num_attended == (1, 1)
 
 
-def test_what_follows_a_prefix_is_drawn() -> None:
+def test_samples_continue_a_prefix() -> None:
     ((*drawn,), (*impossible,)) = sample(trie(ROWS), *sources(0, 0), 200, prefixes=[(B,), (A, A)], seeds=[0, 0])
     assert {h.tokens for h in drawn} == {(B,), (B, A)} and set(impossible) == {None}
     assert drawn[0].log_prob == pytest.approx(math.log(0.125))
 
 
-def test_draws_that_end_nowhere_are_none() -> None:
+def test_draws_without_an_end_are_none() -> None:
     cut = outputs_of(sample(trie(ROWS), *sources(0), 400, max_length=1, seeds=[0]))[0]
     assert set(cut) == {(A,), (B,), None} and 0.05 < cut.count(None) / 400 < 0.2
     dead = trie({(): {A: 0.5, B: 0.5}, (A,): {EOS: 1e-200}}, normalized=False)
     assert set(outputs_of(sample(dead, *sources(0), 50, seeds=[0]))[0]) == {(A,), None}
 
 
-def test_the_largest_number_draws_the_last_symbol_with_a_probability() -> None:
+def test_a_uniform_number_of_1_draws_the_last_possible_symbol() -> None:
     log_probs = torch.tensor([[-torch.inf, math.log(0.25), math.log(0.75), -torch.inf], [-torch.inf] * 4]).double()
     for number, token in ((0.0, 1), (0.24, 1), (0.26, 2), (1.0, 2)):  # 1.0 stands for a product that was rounded up
         draws, log_prob = draw_tokens(log_probs, torch.full((2,), number, dtype=torch.float64), torch.zeros(2))
         assert draws[0] == token and log_prob[0] == log_probs[0, token] and log_prob[1] == -torch.inf
 
 
-def test_supports_of_an_ensemble_unite() -> None:
+def test_an_ensemble_has_the_union_of_supports() -> None:
     other = {(): {B: 0.5, EOS: 0.5}, (B,): {EOS: 1.0}}
     ensemble = Ensemble([trie(ROWS), trie(other)])
     (result,) = beam_search(ensemble, *sources(0))
@@ -95,7 +95,7 @@ def test_supports_of_an_ensemble_unite() -> None:
         Ensemble([])
 
 
-def test_an_ensemble_of_one_is_its_model_and_ensembles_nest() -> None:
+def test_single_and_nested_ensembles_match_the_model() -> None:
     src, lengths = sources(0, 1, 2)
     alone = beam_search(random_table("entmax", 1.5, 0), src, lengths, beam_size=3, max_length=4)
     assert beam_search(Ensemble([random_table("entmax", 1.5, 0)]), src, lengths, beam_size=3, max_length=4) == alone
@@ -115,13 +115,13 @@ def test_tiny_probabilities_stay_possible_in_an_ensemble() -> None:
     assert step.scores[0, A].item() == pytest.approx(-2000)
 
 
-def test_models_of_an_ensemble_share_a_vocabulary() -> None:
+def test_ensembles_of_different_vocabulary_sizes_raise() -> None:
     ensemble = Ensemble([RNNSeq2Seq(9, 8, 4, 1), RNNSeq2Seq(9, 7, 4, 1)])
     with pytest.raises(ValueError, match=r"vocabularies of the same size, got \[7, 8\]"):
         beam_search(ensemble, torch.full((1, 2), 4), torch.tensor([2]))
 
 
-def test_every_part_of_a_model_gets_its_mode_back() -> None:
+def test_searches_restore_the_training_mode_of_each_module() -> None:
     models = [RNNSeq2Seq(9, 8, 4, 2, 0.5) for _ in range(2)]
     models[0].encoder.eval()
     models[1].eval()
@@ -149,13 +149,13 @@ def stop_second():
     return hook
 
 
-def test_hypotheses_with_attention_compare_and_hash() -> None:
+def test_hypotheses_compare_and_hash_without_attention() -> None:
     plain = Hypothesis((4,), -0.5, (1, 1), (1, 1))
     saved = Hypothesis((4,), -0.5, (1, 1), (1, 1), torch.ones(2, 3))
     assert plain == saved and len({plain, saved}) == 1
 
 
-def test_a_cut_list_keeps_its_bound_honest() -> None:
+def test_truncated_results_have_correct_bounds() -> None:
     hypotheses = tuple(Hypothesis((4,) * n, math.log(p), (), ()) for n, p in enumerate((0.4, 0.3, 0.1)))
     bounded = Result(hypotheses, Certificate("optimal", math.log(0.2)))
     assert bounded.proven == hypotheses[:2]
@@ -166,7 +166,7 @@ def test_a_cut_list_keeps_its_bound_honest() -> None:
     assert none.proven == () and none.truncated(1).certificate.kind == "none"
 
 
-def test_tokens_add_up_to_the_whole_and_the_first_impossible_one_is_named() -> None:
+def test_token_scores_sum_to_the_score_and_name_exclusions() -> None:
     outputs = [(A,), (B, A), (A, A, B), ()]
     scores = score_tokens(trie(ROWS), *sources(0, 0, 0, 0), *targets(*outputs))
     whole = score(trie(ROWS), *sources(0, 0, 0, 0), *targets(*outputs)).tolist()
@@ -183,7 +183,7 @@ def test_tokens_add_up_to_the_whole_and_the_first_impossible_one_is_named() -> N
 @pytest.mark.parametrize(
     ("output", "alpha", "tau"), [("sparsemax", 2.0, 0.0), ("entmax", 1.3, 0.0), ("alpha_relu", 1.5, 0.4)]
 )
-def test_the_gap_is_what_lacks_to_be_possible(output: str, alpha: float, tau: float) -> None:
+def test_the_gap_is_the_distance_to_the_threshold(output: str, alpha: float, tau: float) -> None:
     """The gap is the distance to the threshold: slightly more makes the token possible, slightly less does not."""
     torch.manual_seed(3)
     model = RNNSeq2Seq(9, 12, 8, output=output, output_alpha=alpha, tau=tau, forbidden=(0, 1)).double()

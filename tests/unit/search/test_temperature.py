@@ -29,7 +29,7 @@ def model(seed: int = 0, output: str = "entmax", alpha: float = 1.5) -> RNNSeq2S
 
 
 @pytest.mark.parametrize(("output", "alpha"), [("softmax", 1.0), ("entmax", 1.3), ("entmax", 1.5), ("sparsemax", 2.0)])
-def test_probabilities_are_those_of_the_reference(output: str, alpha: float) -> None:
+def test_probabilities_match_the_reference(output: str, alpha: float) -> None:
     made, supports = model(output=output, alpha=alpha), []
     scores = made.step(made.start(made.encode(SRC, LENGTHS)), torch.tensor([BOS, BOS])).scores.detach()
     for temperature in TEMPERATURES:
@@ -44,7 +44,7 @@ def test_probabilities_are_those_of_the_reference(output: str, alpha: float) -> 
 
 
 @pytest.mark.parametrize("alpha", [1.3, 1.5, 2.0])
-def test_a_symbol_is_possible_from_the_temperature_that_the_docstring_says(alpha: float) -> None:
+def test_symbols_become_possible_at_the_documented_temperature(alpha: float) -> None:
     scores = torch.tensor([[1.0, 0.7, 0.2, -0.5]], dtype=torch.float64)
     made = model(output="entmax", alpha=alpha)
     for symbol in range(1, 4):
@@ -84,7 +84,7 @@ def test_draws_have_the_log_probabilities_of_their_temperature(temperature: floa
     assert count > 5
 
 
-def test_the_scores_of_each_model_of_an_ensemble_are_divided() -> None:
+def test_a_temperature_applies_to_each_model_of_an_ensemble() -> None:
     one, other = model(1), model(2)
     both = with_temperature(Ensemble([one, other]), 0.5)
     step = both.step(both.start(both.encode(SRC, LENGTHS)), torch.tensor([BOS, BOS]))
@@ -103,7 +103,7 @@ def test_extreme_temperatures_divide_without_overflow(temperature: float) -> Non
     assert probs[0].tolist() == pytest.approx(expected)
 
 
-def test_a_fixed_threshold_has_no_temperature() -> None:
+def test_a_temperature_for_alpha_relu_raises() -> None:
     relu = model(output="alpha_relu")
     with pytest.raises(ValueError, match="needs a model whose probabilities sum to 1"):
         sample(relu, SRC, LENGTHS, temperature=0.5)
@@ -111,7 +111,7 @@ def test_a_fixed_threshold_has_no_temperature() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
-def test_wrapped_models_have_the_temperature_of_the_model(temperature: float) -> None:
+def test_wrapped_models_and_ensembles_agree_at_a_temperature(temperature: float) -> None:
     made = model()
     for wrap in (lambda x: with_top_p(x, 0.9), lambda x: with_temperature(x, 0.7)):
         (plain,), (averaged,) = (
@@ -131,7 +131,7 @@ class Identity:
         return scores
 
 
-def test_log_probabilities_are_scores() -> None:
+def test_log_probabilities_can_be_divided_by_a_temperature() -> None:
     log_probs = torch.tensor([[0.5, 0.3, 0.2, 0.0]]).log()
     made = model()
     del made.output
@@ -140,6 +140,6 @@ def test_log_probabilities_are_scores() -> None:
     assert tempered[0].tolist() == pytest.approx([0.25 / 0.38, 0.09 / 0.38, 0.04 / 0.38, 0])
 
 
-def test_a_top_p_of_one_is_the_model() -> None:
+def test_a_top_p_of_1_returns_the_model() -> None:
     made = model()
     assert with_top_p(made, 1.0) is made

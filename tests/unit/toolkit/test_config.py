@@ -38,7 +38,7 @@ def config(folder: Path, text: str, *overrides: str) -> Config:
     return load_config(path, overrides)
 
 
-def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
+def test_all_errors_are_reported_on_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         config(
             tmp_path,
@@ -127,14 +127,14 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
         ("- 1\n", "expected keys and values"),
     ],
 )
-def test_single_mistakes(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_settings_raise(tmp_path: Path, text: str, words: str) -> None:
     text = text.replace("}\n{", ", ")  # merge two sections into one
     with pytest.raises(InputError, match=words) as caught:
         config(tmp_path, text)
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_unreadable_configurations_raise(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="can't be read: No such file"):
         load_config(tmp_path / "absent.yaml")
     with pytest.raises(InputError, match="can't be read"):
@@ -144,7 +144,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         load_config(tmp_path / "latin.yaml")
 
 
-def test_overrides(tmp_path: Path) -> None:
+def test_overrides_change_settings(tmp_path: Path) -> None:
     changes = ("training.epochs=3", "model.output=sparsemax", "training.learning_rate=1e-4", "search.beam_size=9")
     loaded = config(tmp_path, BASE + "training:\n", *changes)
     assert loaded.training.epochs == 3 and loaded.model.output == "sparsemax"
@@ -155,7 +155,7 @@ def test_overrides(tmp_path: Path) -> None:
     assert config(tmp_path, files_of, "data.languages=all").data.languages == "all"
 
 
-def test_overrides_of_texts_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_overrides_of_string_settings_stay_strings(tmp_path: Path) -> None:
     """If a setting expects a name, text that YAML would parse as a mapping or a number is a name."""
     loaded = config(tmp_path, "version: 1\n", "data.train={language}-train-low", "data.dev={language}")
     assert (loaded.data.train, loaded.data.dev) == ("{language}-train-low", "{language}")
@@ -164,7 +164,7 @@ def test_overrides_of_texts_are_taken_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["#", "|", ">", "!", "-", "?", "::", "#;", "# ", " "])
-def test_overrides_of_separators_are_texts(tmp_path: Path, text: str) -> None:
+def test_overrides_accept_yaml_symbols_as_separators(tmp_path: Path, text: str) -> None:
     files = "version: 1\ndata: {train: a}\n"
     loaded = config(tmp_path, files, f"data.feature_separator={text}", f"data.comment={text}")
     assert (loaded.data.feature_separator, loaded.data.comment) == (text, text)
@@ -196,14 +196,14 @@ def test_overrides_of_separators_are_texts(tmp_path: Path, text: str) -> None:
         ("architecture: classifier, attention: continuous, density: laplace, num_basis: 8", ""),
     ],
 )
-def test_settings_without_effect(tmp_path: Path, model: str, fault: str) -> None:
+def test_settings_without_effect_raise(tmp_path: Path, model: str, fault: str) -> None:
     data = "{task: classification, train: a}" if "classifier" in model else "{embedded: english-verbs}"
     loaded = config(tmp_path, f"version: 1\ndata: {data}\nmodel: {{{model}}}\n")
     with pytest.raises(InputError, match=f"has no effect with {fault}") if fault else contextlib.nullcontext():
         refuse_idle(loaded)
 
 
-def test_merged_keys_may_be_set_again(tmp_path: Path) -> None:
+def test_yaml_merge_keys_can_be_overridden(tmp_path: Path) -> None:
     text = "version: 1\ndata: &d {train: t, dev: d}\n"
     assert config(tmp_path, text + "training: {epochs: 2}\n").training.epochs == 2
     with pytest.raises(InputError, match="other: unknown key") as caught:
@@ -211,14 +211,14 @@ def test_merged_keys_may_be_set_again(tmp_path: Path) -> None:
     assert "twice" not in str(caught.value)
 
 
-def test_an_override_goes_on_with_a_section(tmp_path: Path) -> None:
+def test_later_overrides_extend_an_overridden_section(tmp_path: Path) -> None:
     loaded = config(
         tmp_path, BASE, "training={epochs: 1}", "training.epochs=2", "training.seed=3", "training.src_embeddings.file=x"
     )
     assert (loaded.training.epochs, loaded.training.seed, loaded.training.src_embeddings.file) == (2, 3, "x")
 
 
-def test_mistakes_are_told_where_they_stand(tmp_path: Path) -> None:
+def test_errors_name_the_file_or_override(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         config(
             tmp_path, BASE + "model: {layers: 0}\ntraining: {clip: 0}\n", "training.epochs=-1", "training.patience=0"
@@ -258,12 +258,12 @@ def test_mistakes_are_told_where_they_stand(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_overrides_with_mistakes(tmp_path: Path, overrides: list[str], words: str) -> None:
+def test_invalid_overrides_raise(tmp_path: Path, overrides: list[str], words: str) -> None:
     with pytest.raises(InputError, match=re.escape(words)):
         config(tmp_path, BASE, *overrides)
 
 
-def test_the_text_is_the_whole_configuration_without_the_folder(tmp_path: Path) -> None:
+def test_text_contains_all_settings_except_run_dir(tmp_path: Path) -> None:
     loaded = config(tmp_path, BASE + "run_dir: runs/x\ntraining: {seed: 7}\n")
     assert "run_dir" not in loaded.text() and yaml.safe_load(loaded.text())["model"]["layers"] == 2
     again = config(tmp_path, loaded.text())
@@ -277,7 +277,7 @@ IMAGES = {"kind": "questions", "image": "features", "d_image": 5}  # settings th
 @pytest.mark.parametrize(
     ("architecture", "more"), [("rnn", {}), ("transformer", {}), ("classifier", {}), ("answerer", IMAGES)]
 )
-def test_a_model_without_settings_is_that_of_the_configuration(architecture: str, more: dict[str, Any]) -> None:
+def test_model_defaults_match_the_configuration(architecture: str, more: dict[str, Any]) -> None:
     section = SECTIONS[architecture]
     inputs = section(architecture=architecture).model_dump(exclude={"architecture"})
     if "tau" in inputs:
@@ -292,7 +292,7 @@ def test_a_model_without_settings_is_that_of_the_configuration(architecture: str
     assert arguments[0] == arguments[1] and len(arguments[0]) >= len(inputs)
 
 
-def test_settings_of_searches_and_data_have_one_default(tmp_path: Path) -> None:
+def test_search_and_data_defaults_match_the_functions(tmp_path: Path) -> None:
     def default(function: Any, name: str) -> Any:
         return signature(function).parameters[name].default
 
@@ -306,7 +306,7 @@ def test_settings_of_searches_and_data_have_one_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "competing"), [(BASE, False), (NUMBERS, True)])
-def test_endings_compete_in_translation(tmp_path: Path, text: str, competing: bool) -> None:
+def test_translation_defaults_to_the_competing_end_rule(tmp_path: Path, text: str, competing: bool) -> None:
     rule, other = ("competing", "every") if competing else ("every", "competing")
 
     def ends(*overrides: str) -> tuple[str | None, str]:
@@ -318,7 +318,7 @@ def test_endings_compete_in_translation(tmp_path: Path, text: str, competing: bo
     assert f"\n  end_rule: {rule}\n" in config(tmp_path, text).text()
 
 
-def test_limits_of_outputs(tmp_path: Path) -> None:
+def test_only_set_limits_become_search_arguments(tmp_path: Path) -> None:
     """Only limits that are set become arguments of a search. The stored configuration has all of them."""
     loaded = config(tmp_path, BASE, "search.min_length=2", "search.max_length=9", "search.length_penalty=0.6")
     assert loaded.search.options.limits == {"min_length": 2, "max_length": 9, "length_penalty": 0.6}
@@ -331,7 +331,7 @@ def write(folder: Path, name: str, *rows: str) -> None:
     (folder / name).write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
 
 
-def test_prepared_runs_have_plain_arguments(tmp_path: Path) -> None:
+def test_prepare_loads_task_data_and_settings(tmp_path: Path) -> None:
     write(tmp_path, "eo-train", "iri\tiras\tV;PRS", "esti\testas\tV;PRS")
     write(tmp_path, "eo-dev", "vidi\tvidas\tV;PRS")
     text = f"version: 1\ndata: {{folder: {tmp_path}, train: '{{language}}-train', dev: '{{language}}-dev'}}\n"
@@ -353,7 +353,7 @@ def test_prepared_runs_have_plain_arguments(tmp_path: Path) -> None:
     assert everything.task.facts()["languages"] == ["eo"]
 
 
-def test_splits_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_splits_raise(tmp_path: Path) -> None:
     write(tmp_path, "train", "iri\tiras\tV;PRS")
     data = config(tmp_path, f"version: 1\ndata: {{folder: {tmp_path}, train: train, dev: train}}\n").data
     assert read_split(data, "dev")[0].target == "iras"
@@ -386,7 +386,7 @@ def test_splits_that_are_not_there(tmp_path: Path) -> None:
         "!!set {a, b}",
     ],
 )
-def test_values_that_no_setting_has(tmp_path: Path, value: str) -> None:
+def test_invalid_yaml_values_raise_short_errors(tmp_path: Path, value: str) -> None:
     path = tmp_path / "c.yaml"
     for key in ("data.train", "training.epochs", "model.output"):
         section, name = key.split(".")
@@ -401,7 +401,7 @@ def test_values_that_no_setting_has(tmp_path: Path, value: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sequence", "mapping", "merge"])
-def test_aliases_that_stand_for_too_much(tmp_path: Path, kind: str) -> None:
+def test_too_many_yaml_aliases_raise(tmp_path: Path, kind: str) -> None:
     """Each level has ten aliases of the level before: a few hundred bytes would expand to billions of values."""
     forms = {"sequence": "[{}]", "mapping": "{{{}}}", "merge": "{{<<: [{}]}}"}
     lines = ["a0: &a0 {x: 1}"]
@@ -429,18 +429,18 @@ def integers_without_an_end() -> list[str]:
     return result
 
 
-def test_every_integer_of_the_schema_has_an_end() -> None:
+def test_every_integer_setting_has_a_maximum() -> None:
     assert integers_without_an_end() == []
 
 
-def test_more_mistakes_than_one_reads(tmp_path: Path) -> None:
+def test_long_error_messages_are_truncated(tmp_path: Path) -> None:
     unknown = "".join(f"{'k' * 500}{i}: 1\n" for i in range(400))
     with pytest.raises(InputError, match="unknown key") as caught:
         config(tmp_path, BASE + unknown)
     assert len(str(caught.value)) < 3000
 
 
-def test_a_file_that_is_no_configuration(tmp_path: Path) -> None:
+def test_large_files_pipes_and_invalid_names_raise(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected at most 262144 bytes, found more"):
         config(tmp_path, "#" * 300_000)
     os.mkfifo(tmp_path / "pipe")

@@ -29,7 +29,7 @@ def test_every_old_name_is_tested() -> None:
 
 
 @pytest.mark.parametrize("old", KEYS)
-def test_configurations_with_old_names_open(tmp_path: Path, old: str) -> None:
+def test_old_names_in_configurations_are_accepted(tmp_path: Path, old: str) -> None:
     text = "version: 1\n" + CONFIGURATIONS[old]
     present = text.replace(old, KEYS[old]).replace("true", str(VALUES.get(old, {}).get(True, "true")))
     configs = []
@@ -40,7 +40,7 @@ def test_configurations_with_old_names_open(tmp_path: Path, old: str) -> None:
 
 
 @pytest.mark.parametrize("old", KEYS)
-def test_models_with_old_names_open(old: str) -> None:
+def test_old_names_in_model_files_are_accepted(old: str) -> None:
     arguments = {"src_vocab": 9, "tgt_vocab": 9, old: 2}
     record = parse_record(json.dumps({"class": "rnn", "arguments": arguments}).encode(), ModelRecord, "model.json")
     assert record.arguments == {"src_vocab": 9, "tgt_vocab": 9, KEYS[old]: 2}
@@ -54,7 +54,7 @@ def test_a_removed_setting_may_only_be_null(tmp_path: Path) -> None:
         load_config(tmp_path / "run.yaml")
 
 
-def test_an_old_name_beside_the_new_one_stays() -> None:
+def test_old_names_beside_new_names_are_not_replaced() -> None:
     content = {"model": {"penalty": 0.5, "ridge": 0.1}}
     assert with_new_names(content) == content
 
@@ -66,14 +66,14 @@ def test_an_old_name_beside_the_new_one_stays() -> None:
         ("{competing_ends: true, end_rule: every}", "search.competing_ends: unknown key"),
     ],
 )
-def test_wrong_values_under_old_names_are_mistakes(tmp_path: Path, section: str, message: str) -> None:
+def test_invalid_values_under_old_names_are_rejected(tmp_path: Path, section: str, message: str) -> None:
     (tmp_path / "config").write_text(f"version: 1\n{FILES}search: {section}\n")
     with pytest.raises(InputError, match=message):
         load_config(tmp_path / "config")
 
 
 @pytest.mark.parametrize("old", TASKS)
-def test_old_names_of_tasks_open(tmp_path: Path, old: str) -> None:
+def test_old_task_names_are_accepted(tmp_path: Path, old: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(f"version: 1\ndata: {{task: {old}, train: a, dev: b}}\n")
     assert load_config(path).data.task == TASKS[old]

@@ -97,20 +97,20 @@ def test_every_fault_is_noticed(family: str, function: str, fault: Fault, words:
     assert words in f"{row.case} {row.message}"
 
 
-def test_functions_of_every_family_have_a_fault() -> None:
+def test_faults_cover_the_functions_of_every_family() -> None:
     tested = {function for _, function, *_ in FAULTS}
     assert {function for family in FAMILIES for function in OPERATIONS[family]} <= tested
 
 
 @pytest.mark.parametrize("dtype", stand_in.DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_right_agrees(family: str, dtype: torch.dtype) -> None:
+def test_a_correct_backend_passes(family: str, dtype: torch.dtype) -> None:
     row = check(family, dtype)
     assert row.agrees, row
     assert row.error > 0  # something was compared
 
 
-def test_a_backend_is_called_with_its_alphas_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_is_checked_only_within_its_alpha_range(monkeypatch: pytest.MonkeyPatch) -> None:
     alphas: list[float] = []
 
     def entmax(scores: Tensor, alpha: Any, dim: int = -1) -> Tensor:
@@ -124,7 +124,7 @@ def test_a_backend_is_called_with_its_alphas_alone(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
-def test_the_compiled_kernels_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_cpu_kernels_match_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.BACKENDS, "cpu", registry.Entry("tsallis.ops.cpu", ("cpu",)))
     with tsallis.backend("cpu"):
         rows = list(survey())

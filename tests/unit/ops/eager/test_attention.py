@@ -9,7 +9,7 @@ from tsallis import backend, entmax_attention
 from tsallis.ops.eager import attention
 
 
-def test_no_keys_are_zeros_and_zero_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elements_without_keys_have_zero_output_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "TILE", 1)  # one batch element per tile
     monkeypatch.setattr(torch, "empty_like", lambda x, **options: torch.full_like(x, torch.nan))
     torch.manual_seed(0)

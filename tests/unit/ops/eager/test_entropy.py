@@ -34,7 +34,7 @@ def exact(alpha: float) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_entropy_and_its_slope_have_all_digits(dtype: torch.dtype) -> None:
+def test_entropy_and_its_alpha_gradient_have_full_precision(dtype: torch.dtype) -> None:
     probs = torch.tensor([PROB, 0.0], dtype=dtype).expand(len(EXPONENTS), 2)
     alphas = (1 + torch.tensor(EXPONENTS, dtype=torch.float64) / math.log(PROB)).to(dtype).unsqueeze(1)
     expected = torch.tensor([exact(float(alpha)) for alpha in alphas], dtype=torch.float64)

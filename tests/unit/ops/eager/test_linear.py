@@ -8,7 +8,7 @@ from tsallis.ops.eager.linear import spmm
 from tsallis.ops.sparse_rows import CsrRows
 
 
-def test_sums_are_added_to_what_is_there() -> None:
+def test_spmm_matches_a_dense_product_and_accumulates() -> None:
     torch.manual_seed(0)
     table, there = torch.randn(3, 4, dtype=torch.double), torch.randn(2, 4, dtype=torch.double)
     dense = torch.tensor([[0.0, 0.0, 0.7], [0.2, 0.3, 0.0]], dtype=torch.double)

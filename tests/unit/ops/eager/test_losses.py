@@ -11,7 +11,7 @@ from tsallis.ops.eager import losses
 
 @pytest.mark.parametrize("alpha", [1.5, 2.0])
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, None])
-def test_a_broken_row_among_compacted_ones(alpha: float, broken: float | None) -> None:
+def test_a_nan_or_inf_score_breaks_only_its_own_row(alpha: float, broken: float | None) -> None:
     scores = torch.randn(3, 400, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 4
     if broken is not None:
         scores[1, 7] = broken

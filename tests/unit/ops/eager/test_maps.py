@@ -11,7 +11,7 @@ from tsallis.ops.eager import maps
 
 @pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
 @pytest.mark.parametrize("d", [300, 8200])
-def test_an_empty_row_among_long_ones(alpha: float, d: int) -> None:
+def test_long_rows_with_an_empty_row_match_the_reference(alpha: float, d: int) -> None:
     scores = torch.randn(3, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 4
     scores[1] = -torch.inf
     values, top, packed, start, _ = maps.candidates(scores, alpha)
@@ -28,5 +28,5 @@ def test_a_budget_among_equal_scores_is_shared_equally(alpha: float, budget: flo
     torch.testing.assert_close(probs, torch.full((2, 40), min(budget / 40, 1.0)), atol=1e-7, rtol=1e-6)
 
 
-def test_all_devices_have_these_operations() -> None:
+def test_eager_operations_support_all_devices() -> None:
     assert all(eager.on_device(kind) is True for kind in ("cpu", "cuda", "meta", "mps"))

@@ -70,7 +70,7 @@ def known(alpha: float) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_probabilities_have_all_digits(alpha: float) -> None:
+def test_probabilities_have_full_precision(alpha: float) -> None:
     scores, expected = known(alpha)
     alphas = torch.full((len(scores), 1), alpha)
     for few, dtype in ((2e-15, torch.float64), (1e-7, torch.float32)):
@@ -85,7 +85,7 @@ def test_probabilities_have_all_digits(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["auto", *BACKENDS])
-def test_every_backend_leaves_them_to_these_operations(name: str) -> None:
+def test_every_backend_is_precise_at_alpha_10(name: str) -> None:
     if name != "auto":
         skip_unless_usable(name)
     scores, expected = known(10.0)
@@ -99,7 +99,7 @@ def test_every_backend_leaves_them_to_these_operations(name: str) -> None:
 
 
 @pytest.mark.parametrize("alpha", [2.5, 10.0, 50.0])
-def test_long_rows_have_all_digits(alpha: float) -> None:
+def test_long_rows_have_full_precision(alpha: float) -> None:
     generator = torch.Generator().manual_seed(4)
     for scale in (0.01, 1.0, 30.0):
         scores = torch.randn(2, 1000, generator=generator, dtype=torch.float64) * scale
@@ -109,7 +109,7 @@ def test_long_rows_have_all_digits(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_gradients_have_all_digits_where_a_slope_leaves_the_range(alpha: float) -> None:
+def test_gradients_have_full_precision_with_extreme_slopes(alpha: float) -> None:
     """With probabilities 0.99 and 0.01, the slope at alpha 50 is 1e96; the larger entry determines the derivative."""
     scores = torch.tensor([[0.3, 0.2, -1.0], [0.0, 1 / (alpha - 1) - 0.001, -3.0], [0.02, 0.01, 0.0]]).double()
     grad = [0.5, -1.5, 2.0]
@@ -137,7 +137,7 @@ def test_gradients_have_all_digits_where_a_slope_leaves_the_range(alpha: float) 
 
 
 @pytest.mark.parametrize("alpha", [2.5, 10.0])
-def test_derivatives_of_both_orders(alpha: float) -> None:
+def test_first_and_second_derivatives_pass_gradcheck(alpha: float) -> None:
     scores = (rows(0.2, 5)[1:3] + torch.linspace(0, 0.01, 5)).requires_grad_()  # no ties: they have no derivative
     alphas = torch.full((2, 1), alpha, dtype=torch.float64, requires_grad=True)
     for compute in (tsallis.entmax, lambda z, a: tsallis.budgeted_entmax(z, a, 1.5)):
@@ -147,7 +147,7 @@ def test_derivatives_of_both_orders(alpha: float) -> None:
 
 @pytest.mark.parametrize("alpha", [2.5, 10.0, 30.0])
 @pytest.mark.parametrize("budget", [0.5, 1.0, 2.5])
-def test_budgets_have_all_digits(alpha: float, budget: float) -> None:
+def test_budgeted_probabilities_have_full_precision(alpha: float, budget: float) -> None:
     scores = torch.cat([rows(0.05), rows(1.0)])
     with localcontext() as context:
         context.prec = 60
@@ -159,18 +159,18 @@ def test_budgets_have_all_digits(alpha: float, budget: float) -> None:
         torch.testing.assert_close(probs, expected, rtol=1e-12, atol=2e-15)
 
 
-def test_a_large_budget_takes_all() -> None:
+def test_a_large_budget_gives_finite_scores_probability_1() -> None:
     scores = torch.tensor([[1.0, 2.0, -torch.inf], [torch.nan, 0.0, 1.0], [0.0, 3.0, 1.0]])
     probs = tsallis.budgeted_entmax(scores, 10.0, 3)
     assert probs[0].tolist() == [1, 1, 0] and probs[1].isnan().all() and probs[2].tolist() == [1, 1, 1]
 
 
-def test_an_offset_changes_nothing() -> None:
+def test_entmax_is_invariant_to_a_constant_offset() -> None:
     scores = torch.tensor([[0.0, 2.0**-20, 3 * 2.0**-20, 0.09375]], dtype=torch.float64)
     torch.testing.assert_close(tsallis.entmax(scores + 2.0**30, 10.0), tsallis.entmax(scores, 10.0), rtol=0, atol=0)
 
 
-def test_newtons_steps_end_when_all_rows_have_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newton_converges_within_10_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that ten steps are enough for every row, including scores of very different sizes."""
     generator = torch.Generator().manual_seed(6)
     scores = -torch.rand(50, 300, generator=generator, dtype=torch.float64).mul(-40).exp()

@@ -15,7 +15,7 @@ from tsallis.ops.eager.thresholds import SMALL, threshold
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0, 3.0, 10.0])
 @pytest.mark.parametrize("rows", [3, 64])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_probabilities_and_thresholds_are_those_of_the_reference(alpha: float, rows: int, dtype: torch.dtype) -> None:
+def test_probabilities_and_thresholds_match_the_reference(alpha: float, rows: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
     scores = torch.randn(rows, 150, generator=generator, dtype=torch.float64) * 2
     scores[0, 1:] = -torch.inf  # a single finite entry
@@ -38,7 +38,7 @@ def test_probabilities_and_thresholds_are_those_of_the_reference(alpha: float, r
 
 
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
-def test_newtons_steps_end_when_all_rows_have_theirs(monkeypatch: pytest.MonkeyPatch, alpha: float) -> None:
+def test_newton_converges_within_12_steps(monkeypatch: pytest.MonkeyPatch, alpha: float) -> None:
     """Check that a dozen steps are enough for every row; only NaN reaches the limit."""
     values = torch.randn(100, 100, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     values -= values.amax(-1, keepdim=True)

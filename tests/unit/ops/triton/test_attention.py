@@ -44,11 +44,11 @@ def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0, 1.2])
-def test_one_alpha_for_all(alpha: float, either: None) -> None:
+def test_scalar_alphas_match_float64(alpha: float, either: None) -> None:
     check(tensors(1, 1, 33, 40), alpha)
 
 
-def test_short_rows_take_one_sweep_forward_and_two_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_rows_launch_one_forward_and_two_backward_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "short_tiling", lambda *_: ShortTiling(16, 16, 3, 4))
     launched: list[str] = []
     watch_launches(monkeypatch, launching, lambda name, *_: launched.append(name))
@@ -57,11 +57,11 @@ def test_short_rows_take_one_sweep_forward_and_two_backward(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("alpha", [1.5, 2.0])
-def test_heads_with_the_same_alpha_give_it_a_gradient(alpha: float) -> None:
+def test_equal_alphas_of_heads_get_gradients(alpha: float) -> None:
     check(tensors(2, 2, 7, 33), torch.full((1, 2), alpha))
 
 
-def test_each_head_and_element_has_its_alpha_and_groups_of_heads_share_keys(either: None) -> None:
+def test_per_head_alphas_and_grouped_keys_match_float64(either: None) -> None:
     check(tensors(1, 6, 7, 33, key_heads=2), torch.tensor([EVERY_ALPHA]))
     check(tensors(2, 2, 7, 20, key_heads=1), torch.tensor([[1.3, 2.0], [1.0, 1.7]], dtype=torch.float64))
 
@@ -70,21 +70,21 @@ def test_each_head_and_element_has_its_alpha_and_groups_of_heads_share_keys(eith
     ("queries", "keys", "causal"),
     [(1, 1, True), (1, 129, False), (129, 1, False), (33, 1, True), (7, 48, True), (33, 7, True), (65, 33, False)],
 )
-def test_every_length(queries: int, keys: int, causal: bool, either: None) -> None:
+def test_every_length_matches_float64(queries: int, keys: int, causal: bool, either: None) -> None:
     check(tensors(1, 1, queries, keys), 1.5, causal=causal)
 
 
 @pytest.mark.parametrize(("size", "value_size"), [(20, 24), (64, 16), (16, 33)])
-def test_sizes_that_are_no_power_of_two(size: int, value_size: int, either: None) -> None:
+def test_sizes_not_powers_of_two_match_float64(size: int, value_size: int, either: None) -> None:
     check(tensors(1, 2, 17, 33, size=size, value_size=value_size), torch.tensor([[1.3, 1.5]]))
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_lengths_of_keys_none_among_them(causal: bool, either: None) -> None:
+def test_key_lengths_including_0_match_float64(causal: bool, either: None) -> None:
     check(tensors(3, 1, 20, 33), torch.tensor([[1.4]]), lengths=(0, 33, 18), causal=causal)
 
 
-def test_lengths_may_be_a_tensor_and_out_of_range(either: None) -> None:
+def test_tensor_key_lengths_are_clamped(either: None) -> None:
     inputs = tensors(3, 1, 7, 33)
     expected, _ = attend(*inputs, 1.5, None, lengths=(0, 33, 18))
     for dtype in (torch.int32, torch.int64):
@@ -104,12 +104,12 @@ def test_slopes_get_a_gradient(short: bool, causal: bool, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_head_with_a_slope_sees_a_window(causal: bool) -> None:
+def test_steep_slopes_match_float64(causal: bool) -> None:
     slopes = torch.tensor([[4.0, 1.0]])
     check(tensors(1, 2, 17, 130), torch.tensor([[1.0, 1.5]]), slopes=slopes, causal=causal, offset=90, lengths=(120,))
 
 
-def test_queries_behind_keys_see_these_and_no_later_ones() -> None:
+def test_causal_offset_matches_float64() -> None:
     check(tensors(1, 2, 17, 80), 1.5, causal=True, offset=40)
 
 
@@ -117,17 +117,17 @@ BROADCAST = [(2, 2, 15, 33), (1, 2, 15, 33), (2, 1, 1, 33), (1, 1, 15, 1), (1, 1
 
 
 @pytest.mark.parametrize("shape", BROADCAST)
-def test_numbers_are_added_to_the_scores_and_get_a_gradient(shape: tuple[int, ...]) -> None:
+def test_added_masks_and_their_gradients_match_float64(shape: tuple[int, ...]) -> None:
     check(tensors(2, 2, 15, 33), 1.5, torch.randn(shape))
 
 
 @pytest.mark.parametrize("shape", BROADCAST[:3])
-def test_a_boolean_mask(shape: tuple[int, ...]) -> None:
+def test_boolean_masks_match_float64(shape: tuple[int, ...]) -> None:
     check(tensors(2, 2, 15, 33), 1.5, torch.rand(shape) > 0.3)
 
 
 @pytest.mark.parametrize("boolean", [False, True])
-def test_all_masks_at_once(boolean: bool, either: None) -> None:
+def test_combined_masks_match_float64(boolean: bool, either: None) -> None:
     mask = torch.rand(2, 1, 15, 33) > 0.3
     if not boolean:
         mask = torch.where(mask, torch.randn(mask.shape), -torch.inf)
@@ -135,7 +135,7 @@ def test_all_masks_at_once(boolean: bool, either: None) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
-def test_a_query_that_sees_no_key_gives_zeros_and_no_gradient(alpha: float, either: None) -> None:
+def test_fully_masked_queries_give_zeros_and_no_gradient(alpha: float, either: None) -> None:
     query, key, value = (x.requires_grad_() for x in tensors(1, 1, 20, 33))
     mask = torch.ones(1, 1, 20, 33, dtype=torch.bool)
     mask[..., 3, :] = False
@@ -150,7 +150,7 @@ def test_a_query_that_sees_no_key_gives_zeros_and_no_gradient(alpha: float, eith
     assert all((x == 0).all() for x in (output, counts, *gradients))
 
 
-def test_what_no_query_sees_is_never_read(either: None) -> None:
+def test_keys_beyond_the_length_are_never_read(either: None) -> None:
     query, key, value = tensors(1, 1, 20, 33)
     expected, _ = attend(query, key, value, 1.5, None, lengths=(21,))
     key[..., 21:, :] = value[..., 21:, :] = torch.nan
@@ -163,7 +163,7 @@ def test_what_no_query_sees_is_never_read(either: None) -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from NumPy, in Triton's interpreter
 @pytest.mark.parametrize(("alpha", "bad"), [(1.2, torch.nan), (1.5, torch.inf), (1.5, torch.nan), (2.0, torch.inf)])
-def test_a_broken_query_breaks_its_own_row_only(alpha: float, bad: float, either: None) -> None:
+def test_non_finite_queries_affect_only_their_row(alpha: float, bad: float, either: None) -> None:
     query, key, value = tensors(1, 1, 20, 33)
     expected, _ = attend(query, key, value, alpha, None)
     query[..., 4, 0] = bad
@@ -176,7 +176,7 @@ def test_a_broken_query_breaks_its_own_row_only(alpha: float, bad: float, either
     assert query.grad[..., 4, :].isnan().all() and query.grad[..., others, :].isfinite().all()
 
 
-def test_any_strides(either: None) -> None:
+def test_any_strides_match_float64(either: None) -> None:
     inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors(2, 2, 15, 33)]
     inputs[2] = inputs[2].mT.contiguous().mT  # not even a single row is contiguous
     mask = torch.randn(33, 15).T[None, None]
@@ -184,7 +184,7 @@ def test_any_strides(either: None) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0])
-def test_scores_far_from_zero_and_far_from_each_other(alpha: float, either: None) -> None:
+def test_large_and_distant_scores_match_float64(alpha: float, either: None) -> None:
     query, key, value = tensors(1, 1, 15, 48)
     key[..., 0] += 100  # shifts all scores of a query by hundreds
     check((query, key, value), torch.tensor([[alpha]]), output=2e-4, gradient=2e-3)
@@ -192,13 +192,13 @@ def test_scores_far_from_zero_and_far_from_each_other(alpha: float, either: None
     check((query * 30, key, value), torch.tensor([[alpha]]), output=2e-4, gradient=2e-3)
 
 
-def test_many_equal_scores(either: None) -> None:
+def test_equal_scores_match_float64(either: None) -> None:
     query, key, value = tensors(1, 6, 5, 33)
     check((query * 0, key, value), torch.tensor([EVERY_ALPHA]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype: torch.dtype, either: None) -> None:
+def test_half_precision_matches_float64(dtype: torch.dtype, either: None) -> None:
     # The interpreter truncates float32 to bfloat16, a GPU rounds it.
     tolerance = 1e-2 if dtype == torch.bfloat16 else 2e-3
     inputs = tuple(x.to(dtype) for x in tensors(1, 4, 15, 33, key_heads=2))
@@ -228,7 +228,7 @@ def test_dropout_drops_weights_and_their_gradients(either: None) -> None:
 
 
 @pytest.mark.slow
-def test_dropout_of_more_heads_than_a_grid_is_high(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_supports_more_heads_than_the_grid_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check more heads than the 65,535 programs that fit in the second or third dimension of a grid."""
     grids: list[tuple[int, ...]] = []
     watch_launches(monkeypatch, gpu_attention, lambda _, grid, __: grids.append(grid))
@@ -241,7 +241,7 @@ def test_dropout_of_more_heads_than_a_grid_is_high(monkeypatch: pytest.MonkeyPat
     assert factors[-1].unique().numel() == 2 and not torch.equal(factors[-1], factors[-2])
 
 
-def test_dropout_is_refused_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_raises_during_cuda_graph_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = tensors(1, 1, 3, 9)
     for name in ("is_initialized", "is_current_stream_capturing"):
         monkeypatch.setattr(torch.cuda, name, lambda: True)
@@ -268,9 +268,7 @@ def in_reverse(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 17, 20), (1, 2, 1, 20), (2, 1, 17, 1), (1, 1, 1, 1)])
-def test_a_mask_gets_the_same_gradient_in_whatever_order_programs_run(
-    shape: tuple[int, ...], in_reverse: Callable[[], None]
-) -> None:
+def test_mask_gradients_are_deterministic(shape: tuple[int, ...], in_reverse: Callable[[], None]) -> None:
     inputs, mask = tensors(2, 2, 17, 20), torch.randn(shape, requires_grad=True)
     check(inputs, 1.3, mask)
     direction = torch.randn(inputs[0].shape)
@@ -280,7 +278,7 @@ def test_a_mask_gets_the_same_gradient_in_whatever_order_programs_run(
     assert first.shape == mask.shape and torch.equal(first, second)
 
 
-def test_gradients_have_gradients(either: None) -> None:
+def test_double_backward_matches_float64(either: None) -> None:
     inputs = tensors(1, 2, 7, 9, key_heads=1)
     alpha, mask = torch.tensor([[1.3, 2.0]]), torch.randn(1, 1, 7, 9)
     options = {"dropout": 0.2, "seed": 3}
@@ -320,7 +318,7 @@ def test_blocks_without_support_are_skipped(monkeypatch: pytest.MonkeyPatch) -> 
         close(output, exact, 3e-4)  # scores are as large as 600
 
 
-def test_what_is_not_computed_is_said() -> None:
+def test_unsupported_alphas_and_dtypes_raise() -> None:
     inputs = tensors(1, 2, 4, 4)
     with pytest.raises(NotImplementedError, match=r"from 1 to 2, got 2\.5"):
         attend(*inputs, 2.5, None)
@@ -330,7 +328,7 @@ def test_what_is_not_computed_is_said() -> None:
         attend(*(x.double() for x in inputs), 1.5, None)
 
 
-def test_available_says_why() -> None:
+def test_available_returns_the_reason() -> None:
     able, why = language.available()
     assert able and ("interpreter" in why) == language.interpreted()
     program = (

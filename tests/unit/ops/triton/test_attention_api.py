@@ -48,13 +48,13 @@ DECODING = ["decode_scores", "decode_thresholds", "decode_output", "decode_sum"]
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (3, 7), (1, 129), (3, 133)])
-def test_decoding(queries: int, keys: int, launched: list[str]) -> None:
+def test_decoding_matches_float64(queries: int, keys: int, launched: list[str]) -> None:
     check(tensors(2, 4, queries, keys, key_heads=2, size=20, value_size=24), ALPHAS[None], compute=decode)
     assert launched == DECODING[: 3 if keys <= 16 else 4]
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
-def test_decoding_with_one_alpha(alpha: float) -> None:
+def test_decoding_with_one_alpha_matches_float64(alpha: float) -> None:
     check(tensors(1, 1, 1, 140), alpha, compute=decode)
     query, key, value = tensors(1, 2, 2, 65)
     check((query * 0, key, value), alpha, compute=decode)
@@ -63,7 +63,7 @@ def test_decoding_with_one_alpha(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("boolean", [False, True])
-def test_decoding_with_masks_and_caches_filled_differently(boolean: bool) -> None:
+def test_decoding_with_masks_and_lengths_matches_float64(boolean: bool) -> None:
     mask = torch.rand(3, 2, 3, 65) > 0.3
     mask[0, 0, 1] = False
     if not boolean:
@@ -73,14 +73,14 @@ def test_decoding_with_masks_and_caches_filled_differently(boolean: bool) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_decoding_in_half_precision(dtype: torch.dtype) -> None:
+def test_decoding_in_half_precision_matches_float64(dtype: torch.dtype) -> None:
     inputs = tuple(x.to(dtype) for x in tensors(1, 4, 1, 65, key_heads=2))
     check(inputs, ALPHAS[None], compute=decode, output=1e-2 if dtype == torch.bfloat16 else 2e-3)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from NumPy, in Triton's interpreter
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_decoding_a_broken_query_breaks_its_own_row_only(bad: float) -> None:
+def test_decoding_non_finite_queries_affect_only_their_row(bad: float) -> None:
     query, key, value = tensors(1, 2, 3, 65, key_heads=1)
     expected, _ = decode(query, key, value, 1.5)
     query[0, 1, 1, 0] = bad
@@ -92,7 +92,7 @@ def test_decoding_a_broken_query_breaks_its_own_row_only(bad: float) -> None:
     assert output[0][whole].isfinite().all() and expected.isfinite().all()
 
 
-def test_decoding_reads_values_of_blocks_with_support_only() -> None:
+def test_decoding_reads_values_only_in_blocks_with_support() -> None:
     query, key, value = tensors(1, 1, 1, 160)
     key[..., :16] = 0
     key[..., 40:45, :] = query * 3
@@ -115,9 +115,7 @@ CALLS: list[dict[str, Any]] = [
     [(CALLS[0], 21), (CALLS[1], 16), (CALLS[1], 21), (CALLS[2], 16), (CALLS[2], 21), (CALLS[3], 16)],
     ids=["plain", "causal and short", "causal", "lengths and short", "lengths", "none and short"],
 )
-def test_the_function_is_what_it_is_elsewhere(
-    keys: int, call: dict[str, Any], triton: None, launched: list[str]
-) -> None:
+def test_entmax_attention_matches_eager(keys: int, call: dict[str, Any], triton: None, launched: list[str]) -> None:
     call = {name: x[..., :keys] if name == "attn_mask" else x for name, x in call.items()}
     if "key_lengths" in call:
         call["key_lengths"] = torch.as_tensor(call["key_lengths"]).clamp(max=keys)
@@ -138,7 +136,7 @@ def test_the_function_is_what_it_is_elsewhere(
         close(mine, theirs, 1e-4)
 
 
-def test_half_precision_stays_and_autocast_is_obeyed(triton: None, launched: list[str]) -> None:
+def test_bfloat16_inputs_give_bfloat16_outputs(triton: None, launched: list[str]) -> None:
     query, key, value = on_device(*(x.bfloat16() for x in tensors(1, 4, 3, 33)))
     actual = tsallis.entmax_attention(query, key, value, ALPHAS.to(DEVICE))
     assert actual.dtype == torch.bfloat16 and launched == DECODING
@@ -147,7 +145,7 @@ def test_half_precision_stays_and_autocast_is_obeyed(triton: None, launched: lis
     close(actual, exact, 2e-2)
 
 
-def test_what_the_kernels_do_not_compute_is_computed_elsewhere(triton: None, launched: list[str]) -> None:
+def test_unsupported_calls_do_not_use_the_kernels(triton: None, launched: list[str]) -> None:
     query, key, value = on_device(*tensors(1, 4, 3, 9))
     double = [x.double() for x in (query, key, value)]
     above = torch.tensor([1.5, 1.5, 1.5, 2.5], device=DEVICE)
@@ -166,7 +164,7 @@ def test_what_the_kernels_do_not_compute_is_computed_elsewhere(triton: None, lau
         tsallis.entmax_attention(query, key, value, key_lengths=[10])
 
 
-def test_dropout_is_drawn_anew_and_again_with_its_seed(triton: None) -> None:
+def test_dropout_is_reproducible_with_a_seed(triton: None) -> None:
     query, key, value = on_device(*tensors(1, 1, 3, 9))
     actual = []
     for seed in (1, 1, 2):
@@ -175,7 +173,7 @@ def test_dropout_is_drawn_anew_and_again_with_its_seed(triton: None) -> None:
     assert torch.equal(actual[0], actual[1]) and not torch.equal(actual[0], actual[2])
 
 
-def test_the_module_decodes_with_a_cache(triton: None, launched: list[str]) -> None:
+def test_multihead_attention_decodes_with_a_cache(triton: None, launched: list[str]) -> None:
     module = tsallis.nn.MultiheadAttention(32, 4, batch_first=True, alpha="learned").to(DEVICE).eval()
     x = torch.randn(2, 21, 32, device=DEVICE)
     with torch.no_grad():
@@ -193,7 +191,7 @@ def test_the_module_decodes_with_a_cache(triton: None, launched: list[str]) -> N
 
 
 @pytest.mark.parametrize("keys", [9, pytest.param(21, marks=pytest.mark.slow)])
-def test_compiled_it_is_one_operator(keys: int, triton: None, launched: list[str]) -> None:
+def test_compiled_attention_matches_eager(keys: int, triton: None, launched: list[str]) -> None:
     query, key, value = on_device(*tensors(2, 4, 7, keys, key_heads=2))
     mask, lengths = torch.randn(7, keys, device=DEVICE), torch.tensor([keys, 3], device=DEVICE)
     leaves = [x.requires_grad_() for x in (query, key, value, ALPHAS.to(DEVICE, copy=True), mask)]
@@ -216,7 +214,7 @@ def test_compiled_it_is_one_operator(keys: int, triton: None, launched: list[str
         torch.testing.assert_close(compiled(*leaves), direct.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_compiled_dropout_is_the_same_backward_and_large_alphas_are_computed(triton: None) -> None:
+def test_compiled_dropout_supports_backward_and_large_alphas(triton: None) -> None:
     query, key, _ = (x.requires_grad_() for x in on_device(*tensors(1, 1, 5, 9)))
     ones = torch.eye(9, device=DEVICE)[None, None].requires_grad_()  # the output is the weights after dropout
 

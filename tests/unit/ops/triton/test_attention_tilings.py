@@ -20,7 +20,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.mark.parametrize("memory", [232_448, 166_912, 101_376, 65_536])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 16, 33, 64, 80, 128, 200, 256])
-def test_a_tiling_holds_what_it_is_for(size: int, dtype: torch.dtype, memory: int) -> None:
+def test_tilings_cover_every_head_size_and_length(size: int, dtype: torch.dtype, memory: int) -> None:
     if size > launching.largest_head(memory):
         with pytest.raises(NotImplementedError, match=rf"heads of size {size} need more than the 65536 bytes"):
             launching.tilings(size, 1, torch.float32, memory)
@@ -39,7 +39,7 @@ def test_a_tiling_holds_what_it_is_for(size: int, dtype: torch.dtype, memory: in
         assert decoding.queries >= rows if decoding is not None else rows > 16 and memory < 232_448
 
 
-def test_heads_are_as_wide_as_the_gpu_with_least_shared_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_largest_head_fits_the_smallest_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [
         SimpleNamespace(shared_memory_per_block=49_152, shared_memory_per_block_optin=232_448),
         SimpleNamespace(shared_memory_per_block=65_536),  # from a different vendor
@@ -56,7 +56,7 @@ def test_heads_are_as_wide_as_the_gpu_with_least_shared_memory_allows(monkeypatc
     assert heads == [256, 256, 256, 128, 0] and gpu.CAPABILITIES.largest_head in heads
 
 
-def test_few_queries_of_many_keys_are_decoded_unless_weights_are_dropped() -> None:
+def test_decoding_needs_few_queries_many_keys_and_no_dropout() -> None:
     def decodes(queries: int, heads: int, key_heads: int, keys: int, **options: float) -> bool:
         query, key = torch.empty(1, heads, queries, 8), torch.empty(1, key_heads, keys, 8)
         return gpu_attention.decodes(arguments(query, key, key, **options))
@@ -66,7 +66,7 @@ def test_few_queries_of_many_keys_are_decoded_unless_weights_are_dropped() -> No
     assert not decodes(1, 8, 8, 1024) and not decodes(1, 8, 8, 5000, dropout=0.1)
 
 
-def test_queries_are_not_decoded_where_shared_memory_does_not_hold_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_is_not_used_if_shared_memory_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     query, key = torch.empty(1, 64, 1, 128), torch.empty(1, 1, 5000, 128)
     assert gpu_attention.decodes(arguments(query, key, key))
     monkeypatch.setattr(launching, "shared_memory", lambda _: 65_536)
@@ -74,7 +74,7 @@ def test_queries_are_not_decoded_where_shared_memory_does_not_hold_them(monkeypa
     assert gpu_attention.decodes(arguments(query[:, :16], key, key))
 
 
-def test_what_the_kernels_do_not_take() -> None:
+def test_unsupported_sizes_and_dtypes_use_eager() -> None:
     def choice(size: int, value_size: int, dtype: torch.dtype = torch.float32, batch: int = 1) -> str:
         query, value = (torch.empty(batch, 1, 1, n, dtype=dtype, device=DEVICE) for n in (size, value_size))
         with tsallis.backend("triton"):
@@ -84,7 +84,7 @@ def test_what_the_kernels_do_not_take() -> None:
     assert choice(257, 16) == choice(16, 300) == choice(8, 8, torch.float64) == choice(8, 8, batch=65536) == "eager"
 
 
-def test_alphas_are_looked_at_once() -> None:
+def test_equal_alphas_become_a_number_and_invalid_raise() -> None:
     def value(alpha: float | Tensor) -> float | None:
         return gpu_attention.resolve(arguments(*tensors(1, 2, 3, 4), alpha)).alpha_value
 
@@ -229,6 +229,6 @@ ALL_CASES = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", [ONE_CASE] + [ALL_CASES] * bool(os.environ.get("TSALLIS_COMPILE_ALL")))
-def test_the_kernels_compile_for_a_gpu_and_not_anew_for_every_length(cases: str) -> None:
+def test_kernels_compile_for_a_gpu_once_for_all_lengths(cases: str) -> None:
     """Check that the kernels compile: the interpreter accepts code that the compiler rejects."""
     compile_for_a_gpu(COMPILE.replace("CASES", cases))

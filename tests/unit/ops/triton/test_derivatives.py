@@ -33,7 +33,7 @@ def back(tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
 
 @some
 @pytest.mark.parametrize("relation", ["independent", "derived"])
-def test_both_orders(operation: Operation, relation: str) -> None:
+def test_first_and_second_derivatives_match_float64(operation: Operation, relation: str) -> None:
     function, leaves = RELATIONS[relation](operation, operation.ours)
     first, second = right(operation, relation)
     inputs = on_device(leaves)
@@ -44,7 +44,7 @@ def test_both_orders(operation: Operation, relation: str) -> None:
 
 
 @some
-def test_negative_views_and_graphs(operation: Operation) -> None:
+def test_negative_views_and_traced_graphs_match_float64(operation: Operation) -> None:
     inputs, other = on_device(operation.inputs()), on_device(operation.inputs(1))
     negative = [torch._neg_view(-x) for x in inputs]
     assert_near(back((operation.ours(*negative),)), [operation.exact(*operation.inputs())], 1e-4)

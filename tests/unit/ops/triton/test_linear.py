@@ -71,7 +71,7 @@ def tolerance_of(dtype: torch.dtype) -> float:
 
 @pytest.mark.parametrize("size", [1, 7, 33])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rows_of_a_table_are_added_up(size: int, dtype: torch.dtype) -> None:
+def test_spmm_matches_dense_product(size: int, dtype: torch.dtype) -> None:
     lists, matrix = some_lists(9, 41, COUNTS)
     table = torch.randn(41, size).to(DEVICE, dtype)
     result, total = gpu_lists.spmm(lists, table, need_total=True)
@@ -86,7 +86,7 @@ def test_rows_of_a_table_are_added_up(size: int, dtype: torch.dtype) -> None:
     close(total, expected.sum(-1), 2e-6)
 
 
-def test_sums_go_onto_what_is_there() -> None:
+def test_spmm_accumulates_onto_a_tensor() -> None:
     lists, matrix = some_lists(9, 41, COUNTS)
     table, there, factor = torch.randn(41, 19).to(DEVICE), torch.randn(9, 19).to(DEVICE), torch.rand(3).to(DEVICE)
     expected = factor[0].double().cpu() * there.double().cpu() + matrix @ table.double().cpu()
@@ -96,14 +96,14 @@ def test_sums_go_onto_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("counts", [[0] * 9, [41] * 9, [1] * 9], ids=["none", "all", "one each"])
-def test_lists_of_one_length(counts: list[int]) -> None:
+def test_spmm_matches_for_lists_of_equal_length(counts: list[int]) -> None:
     lists, matrix = some_lists(9, 41, counts)
     table = torch.randn(41, 5).to(DEVICE)
     close(gpu_lists.spmm(lists, table)[0], matrix @ table.double().cpu(), 2e-6)
 
 
 @pytest.mark.parametrize("pieces", [1, 4, 1024])
-def test_a_long_list_is_cut_and_the_rest_is_not(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+def test_only_long_lists_are_split(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
     monkeypatch.setattr(gpu_lists, "PIECES", pieces)
     launched: list[tuple[int, ...]] = []
     watch_launches(monkeypatch, gpu_lists, lambda _, grid, inputs: launched.append((*grid, inputs["piece"])))
@@ -114,7 +114,7 @@ def test_a_long_list_is_cut_and_the_rest_is_not(monkeypatch: pytest.MonkeyPatch,
     assert launched == ([(610 // piece, 1, piece)] if piece < 305 else []) + [(3, 1, piece)]
 
 
-def test_lists_by_class() -> None:
+def test_transposed_lists_match_dense_minus_targets() -> None:
     lists, matrix = some_lists(9, 41, COUNTS)
     weight, target = torch.rand(9).to(DEVICE), torch.tensor([3, -1, 2, 5, -1, 0, -1, 40, 40]).to(DEVICE)
     turned = gpu_lists.transpose(lists, 41, weight, target)
@@ -204,15 +204,13 @@ def check(
     scale=[0.1, 20.0],
     reduction=["mean", "none"],
 )
-def test_losses_and_gradients_are_those_of_the_scores(
-    alpha: float, scale: float, reduction: str, small_chunks: None
-) -> None:
+def test_losses_and_gradients_match_float64(alpha: float, scale: float, reduction: str, small_chunks: None) -> None:
     check(layer(scale=scale), alpha, reduction, tolerance=2e-6 * max(10, scale))
 
 
 @pytest.mark.usefixtures("triton")
 @every_pair(indirect=["small_chunks"], small_chunks=CHUNKS, share=[0.0, 0.2, 1.0], reduction=["mean", "sum", "none"])
-def test_lists_and_dense_chunks_give_the_same(
+def test_lists_and_dense_chunks_match_float64(
     monkeypatch: pytest.MonkeyPatch, share: float, reduction: str, small_chunks: None
 ) -> None:
     resize(monkeypatch, share=share)
@@ -221,7 +219,7 @@ def test_lists_and_dense_chunks_give_the_same(
 
 @pytest.mark.usefixtures("triton")
 @pytest.mark.parametrize("reduction", ["sum", "none"])
-def test_each_row_has_its_alpha(monkeypatch: pytest.MonkeyPatch, reduction: str) -> None:
+def test_per_row_alphas_match_float64(monkeypatch: pytest.MonkeyPatch, reduction: str) -> None:
     resize(monkeypatch, **CHUNKS["in chunks"], share=0.2)
     alpha = torch.tensor([[1.01], [1.25], [1.5], [2.0]], device=DEVICE).repeat(TOKENS // 4, 1)
     check(mixed(), alpha, reduction)
@@ -229,14 +227,14 @@ def test_each_row_has_its_alpha(monkeypatch: pytest.MonkeyPatch, reduction: str)
 
 @pytest.mark.usefixtures("triton")
 @pytest.mark.parametrize(("alpha", "tau"), [(1.25, 0.5), (1.5, 0.5), (2.0, 1.5), (1.5, 6.0)])
-def test_alpha_relu_is_that_of_the_scores_in_one_pass(alpha: float, tau: float) -> None:
+def test_alpha_relu_in_one_pass_matches_float64(alpha: float, tau: float) -> None:
     """Check several thresholds; with the highest, most rows have an empty support."""
     check(layer(), alpha, "none", tau)
 
 
 @pytest.mark.usefixtures("triton", "small_chunks")
 @pytest.mark.parametrize(("alpha", "tau", "share"), [(1.25, 0.5, 1.0), (1.5, 0.5, 0.0), (2.0, 6.0, 1.0)])
-def test_alpha_relu_is_that_of_the_scores_in_chunks(
+def test_alpha_relu_in_chunks_matches_float64(
     monkeypatch: pytest.MonkeyPatch, alpha: float, tau: float, share: float
 ) -> None:
     """Check computation in chunks; with share 0, one pass is tried first and finds too many values."""
@@ -247,14 +245,16 @@ def test_alpha_relu_is_that_of_the_scores_in_chunks(
 
 
 @pytest.mark.usefixtures("triton")
-def test_without_a_bias() -> None:
+def test_losses_without_a_bias_match_float64() -> None:
     check(layer(scale=20.0), 1.5, "mean", tolerance=4e-5, biased=False)
     check(layer(), 1.5, "mean", 0.5, biased=False)
 
 
 @pytest.mark.usefixtures("triton")
 @every_pair(indirect=["small_chunks"], small_chunks=CHUNKS, tau=[None, 0.5], reduction=["mean", "none"])
-def test_bfloat16(monkeypatch: pytest.MonkeyPatch, tau: float | None, reduction: str, small_chunks: None) -> None:
+def test_bfloat16_losses_match_float64(
+    monkeypatch: pytest.MonkeyPatch, tau: float | None, reduction: str, small_chunks: None
+) -> None:
     resize(monkeypatch, share=0.2)
     hidden, weight, bias, target = (x.mul_(0.5) if x.is_floating_point() else x for x in mixed(torch.bfloat16))
     # Scores of about 10 are rounded to two digits, as in a linear layer.
@@ -262,7 +262,9 @@ def test_bfloat16(monkeypatch: pytest.MonkeyPatch, tau: float | None, reduction:
 
 
 @pytest.mark.parametrize(("tokens", "alpha"), [(1, 1.5), (15, 1.25), (17, 2.0), (33, 1.5)])
-def test_values_above_zero_in_one_pass(monkeypatch: pytest.MonkeyPatch, tokens: int, alpha: float) -> None:
+def test_one_pass_alpha_relu_loss_and_support_match_float64(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, alpha: float
+) -> None:
     monkeypatch.setattr(gpu_relu, "tiling", lambda _: gpu_relu.Tiling(16, 16, 16, 2, 4, 1))
     hidden, weight, bias, target = layer(tokens=tokens, d=33, classes=45)
     bias[3] = -torch.inf
@@ -280,7 +282,7 @@ def test_values_above_zero_in_one_pass(monkeypatch: pytest.MonkeyPatch, tokens: 
     close(lists.value, values[row, column], 2e-6)
 
 
-def test_too_many_values_and_broken_scores_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_pass_returns_none_if_full_or_non_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_relu, "LEAST", 0)
     hidden, weight, bias, target = layer()
     count = int((F.linear(hidden, weight, bias)[target >= 0] * 0.5 > 0.7).sum())
@@ -295,7 +297,7 @@ def test_too_many_values_and_broken_scores_are_noticed(monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("triton", "small_chunks")
 @pytest.mark.parametrize("tau", [None, 0.5])
-def test_classes_that_take_no_part_and_rows_that_are_broken(tau: float | None) -> None:
+def test_masked_classes_and_nan_rows_match_the_reference(tau: float | None) -> None:
     hidden, weight, bias, target = mixed()
     bias[5] = -torch.inf
     target = torch.where(target == 5, 6, target)
@@ -320,7 +322,7 @@ def test_classes_that_take_no_part_and_rows_that_are_broken(tau: float | None) -
 
 
 @pytest.mark.usefixtures("triton", "small_chunks")
-def test_no_class_takes_part() -> None:
+def test_all_classes_at_minus_inf_give_zero_loss() -> None:
     hidden, weight, bias, target = layer()
     leaves = [x.requires_grad_() for x in (hidden, weight, bias.fill_(-torch.inf))]
     loss = tsallis.linear_entmax_loss(hidden, weight, target, bias=bias, reduction="sum")
@@ -331,7 +333,7 @@ def test_no_class_takes_part() -> None:
 @pytest.mark.usefixtures("triton", "small_chunks")
 @pytest.mark.parametrize("alpha", [1.0, 1.5])
 @pytest.mark.parametrize("reduction", ["sum", "none"])
-def test_gradients_can_be_asked_for_twice_and_have_gradients(alpha: float, reduction: str) -> None:
+def test_repeated_and_double_backward_match_float64(alpha: float, reduction: str) -> None:
     """Check repeated backward passes: the first one consumes the buffers of the forward pass."""
     hidden, weight, bias, target = mixed(peak=30.0)
     leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
@@ -351,9 +353,7 @@ def test_gradients_can_be_asked_for_twice_and_have_gradients(alpha: float, reduc
 
 @pytest.mark.usefixtures("triton")
 @pytest.mark.parametrize("reduction", ["sum", "none"])
-def test_flat_chunks_round_the_weight_gradient_a_few_times_only(
-    monkeypatch: pytest.MonkeyPatch, reduction: str
-) -> None:
+def test_weight_gradient_of_chunks_has_small_rounding_error(monkeypatch: pytest.MonkeyPatch, reduction: str) -> None:
     """Check that, even with the most chunks, the error is a few times that of rounding once to bfloat16."""
     resize(monkeypatch, chunk=CLASSES, whole=0, tokens=1)
     hidden, weight, bias, target = layer(torch.bfloat16, 0.1, tokens=128)
@@ -401,7 +401,7 @@ def test_memory_stays_bounded(scale: float, tau: float | None) -> None:
 
 
 @needs_gpu
-def test_lists_never_wait() -> None:
+def test_list_kernels_do_not_synchronize() -> None:
     lists, _ = some_lists(9, 41, COUNTS)
     table, hidden = torch.randn(41, 19).to(DEVICE), torch.randn(9, 19).to(DEVICE)
     weight, target = torch.rand(9).to(DEVICE), torch.arange(9).to(DEVICE)
@@ -435,6 +435,6 @@ for dtype in (torch.bfloat16, torch.float32):
 
 
 @pytest.mark.slow
-def test_the_kernels_compile_for_a_gpu_and_not_anew_for_every_length() -> None:
+def test_kernels_compile_for_a_gpu_once_for_all_lengths() -> None:
     """Check that the kernels compile: the interpreter accepts code that the compiler rejects."""
     compile_for_a_gpu(COMPILE)

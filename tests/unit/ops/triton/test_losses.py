@@ -53,28 +53,28 @@ def check(scores: Tensor, alpha: float | Tensor, target: Tensor | None = None) -
 
 
 @pytest.mark.parametrize(("path", "alpha"), PATHS_AND_ALPHAS, indirect=["path"])
-def test_every_size_by_every_path(path: str, alpha: float) -> None:
+def test_every_size_and_path_matches_float64(path: str, alpha: float) -> None:
     for d in [1, 7, 33, 129, 300] if path == "short" else [1, 100]:
         check(torch.randn(3 if d < 100 else 2, d) * 2, alpha)
 
 
-def test_each_row_has_its_alpha(path: str) -> None:
+def test_per_row_alphas_match_float64(path: str) -> None:
     check(torch.randn(len(ALPHAS), 65), torch.tensor(ALPHAS).unsqueeze(-1))
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-41, 1e3])
-def test_flat_and_steep_rows(path: str, scale: float) -> None:
+def test_flat_and_steep_rows_match_float64(path: str, scale: float) -> None:
     check(torch.randn(4, 65) * scale, torch.tensor([[1.0], [1.3], [1.5], [2.0]]))
 
 
-def test_an_offset_changes_nothing(path: str) -> None:
+def test_scores_with_a_large_offset_match_float64(path: str) -> None:
     z = (torch.randn(2, 65) * 2 + 1e6) - 1e6
     check(z + 1e6, 1.5, torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize(("path", "alpha"), PATHS_AND_ALPHAS, indirect=["path"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from NumPy, in Triton's interpreter
-def test_rows_without_a_loss_and_broken_ones(path: str, alpha: float) -> None:
+def test_ignored_and_non_finite_rows_match_eager(path: str, alpha: float) -> None:
     z = torch.randn(8, 65, device=DEVICE)
     z[0] = -torch.inf
     z[1, 3] = -torch.inf  # the score of the target
@@ -99,7 +99,7 @@ def test_rows_without_a_loss_and_broken_ones(path: str, alpha: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(path: str, dtype: torch.dtype) -> None:
+def test_half_precision_matches_float64(path: str, dtype: torch.dtype) -> None:
     z, y = (torch.randn(3, 65, device=DEVICE) * 2).to(dtype), torch.tensor([0, 5, 64], device=DEVICE)
     for alpha in (1.25, 1.5):
         exact = z.double().requires_grad_()
@@ -115,7 +115,7 @@ def test_half_precision(path: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
 @pytest.mark.parametrize("tau", [-0.5, 0.3])
-def test_alpha_relu(alpha: float, tau: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alpha_relu_matches_float64(alpha: float, tau: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "TILE", 64)
     for d in (1, 33, 129):
         z, y = torch.randn(3, d, device=DEVICE), torch.randint(d, (3,), device=DEVICE)

@@ -52,18 +52,18 @@ def check(scores: Tensor, alpha: float | Tensor, error: float = ERROR, gradient:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
-def test_every_size_by_every_path(path: str, alpha: float) -> None:
+def test_every_size_and_path_matches_float64(path: str, alpha: float) -> None:
     sizes = [1, 7, 33, 129, 300] if path == "short" else [1, 33, 129] if alpha == 1.5 else [100]
     for d in sizes:
         check(torch.randn(3 if d < 100 else 1, d) * 2, alpha)
 
 
-def test_parts_that_do_not_fit_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_exceeding_their_room_match_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maps, "tiling", lambda *_: LISTS._replace(lanes=16, width=16, parts=3, depth=1, room=16))
     check(torch.randn(2, 129), 1.05)
 
 
-def test_each_row_has_its_alpha(path: str) -> None:
+def test_per_row_alphas_match_float64(path: str) -> None:
     check(torch.randn(len(ALPHAS), 65), torch.tensor(ALPHAS).unsqueeze(-1))
     check(torch.randn(3, 7), torch.tensor([[1.2], [1.5], [2.0]], dtype=torch.float64))
 
@@ -91,7 +91,7 @@ def rows_of(kind: str, d: int = 65) -> Tensor:
 
 
 @pytest.mark.parametrize(("path", "kind"), PATHS_AND_KINDS, indirect=["path"])
-def test_rows_of_every_kind(path: str, kind: str) -> None:
+def test_extreme_rows_match_float64(path: str, kind: str) -> None:
     alphas = torch.tensor([[1.0], [1.3], [1.5], [2.0]])
     check(rows_of(kind).repeat(2, 1), alphas)
     if path in ("short", "lists"):  # a single alpha; the other paths share the code of lists
@@ -99,7 +99,7 @@ def test_rows_of_every_kind(path: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("offset", [1e4, 1e6])
-def test_an_offset_changes_nothing(path: str, offset: float) -> None:
+def test_constant_offset_has_no_effect(path: str, offset: float) -> None:
     z = (torch.randn(1, 65) * 2 + offset) - offset  # exact in float32 after the offset
     for alpha in (1.25, 2.0):
         torch.testing.assert_close(check(z + offset, alpha), check(z, alpha), atol=1e-6, rtol=0)
@@ -107,7 +107,7 @@ def test_an_offset_changes_nothing(path: str, offset: float) -> None:
 
 @pytest.mark.parametrize(("path", "alpha"), PATHS_AND_ALPHAS, indirect=["path"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from NumPy, in Triton's interpreter
-def test_what_takes_no_part_and_what_is_broken(path: str, alpha: float) -> None:
+def test_masked_scores_give_zero_and_non_finite_rows_nan(path: str, alpha: float) -> None:
     z = torch.randn(6, 65, device=DEVICE)
     z[0] = -torch.inf
     z[1, ::2] = -torch.inf
@@ -128,7 +128,7 @@ def test_what_takes_no_part_and_what_is_broken(path: str, alpha: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(path: str, dtype: torch.dtype) -> None:
+def test_half_precision_matches_float64(path: str, dtype: torch.dtype) -> None:
     ulp = torch.finfo(dtype).eps
     for alpha in (1.25, 1.5, 2.0):
         z = (torch.randn(2, 65, device=DEVICE) * 2).to(dtype)
@@ -144,7 +144,7 @@ def test_half_precision(path: str, dtype: torch.dtype) -> None:
         close(dz, right, 2 * ulp)
 
 
-def test_gradients_may_take_the_place_of_the_probabilities(path: str) -> None:
+def test_gradients_can_be_written_in_place(path: str) -> None:
     z, g = torch.randn(2, 65, device=DEVICE), torch.randn(2, 65, device=DEVICE)
     for alpha in (1.05, 1.5):
         p = gpu.entmax(z, alpha)
@@ -154,7 +154,7 @@ def test_gradients_may_take_the_place_of_the_probabilities(path: str) -> None:
         assert torch.equal(result, expected)
 
 
-def test_a_gradient_off_the_support_is_nobodys(path: str) -> None:
+def test_gradients_outside_the_support_are_ignored(path: str) -> None:
     z = torch.randn(2, 65, device=DEVICE) * 3
     p = gpu.entmax(z, 1.5)
     g = torch.where(p > 0, torch.randn_like(z), torch.nan)
@@ -162,7 +162,7 @@ def test_a_gradient_off_the_support_is_nobodys(path: str) -> None:
     assert dz.isfinite().all()
 
 
-def test_any_dimension() -> None:
+def test_other_dimensions_match_the_last_one() -> None:
     z, g = torch.randn(3, 7, 5, device=DEVICE), torch.randn(3, 7, 5, device=DEVICE)
     moved = z.movedim(1, -1).contiguous()
     p = gpu.entmax(z, 1.5, 1)
@@ -172,7 +172,7 @@ def test_any_dimension() -> None:
     torch.testing.assert_close(dz.movedim(1, -1), right)
 
 
-def test_how_rows_are_cut() -> None:
+def test_tilings_fit_rows_and_split_only_few_long_ones() -> None:
     """Check that every row fits its tiling, and that only few long rows are split among programs."""
     for d in (1, 31, 1024, 1025, 8192, 8193, 131072):
         for powers in range(3):
@@ -188,7 +188,7 @@ def test_how_rows_are_cut() -> None:
 # Public functions, forward and backward, with these kernels
 
 
-def test_public_transforms_and_alphas_above_two() -> None:
+def test_vmap_jvp_and_alphas_above_2_are_supported() -> None:
     z = torch.randn(2, 9, device=DEVICE)
     with tsallis.backend("triton"):
         batched = torch.func.vmap(lambda x: tsallis.entmax(x, 1.5))(z)
@@ -199,7 +199,7 @@ def test_public_transforms_and_alphas_above_two() -> None:
     close(above, reference.entmax(z.double(), 2.5), ERROR)
 
 
-def test_rows_of_all_numbers_of_parts_have_the_same_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_parts_does_not_cause_recompilation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check for recompilation, which new constants or a new divisibility of arguments by 16 would cause."""
     variants: dict[str, set[Any]] = {}
     parts = set()
@@ -258,6 +258,6 @@ ALL = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", [ONE] + [ALL] * bool(os.environ.get("TSALLIS_COMPILE_ALL")))
-def test_the_kernels_compile_for_a_gpu_and_not_anew_for_every_number(cases: str) -> None:
+def test_kernels_compile_for_a_gpu_once_for_all_sizes(cases: str) -> None:
     """Check that the kernels compile: the interpreter accepts code that the compiler rejects."""
     compile_for_a_gpu(COMPILE.replace("CASES", cases))

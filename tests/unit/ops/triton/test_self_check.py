@@ -21,12 +21,12 @@ PLACE = torch.device(DEVICE, 0) if DEVICE == "cuda" else torch.device(DEVICE)
 @pytest.mark.parametrize(
     "family", [pytest.param(family, marks=pytest.mark.slow if family == "attention" else ()) for family in FAMILIES]
 )
-def test_the_kernels_agree(family: str, dtype: torch.dtype) -> None:
+def test_kernels_agree_with_pytorch(family: str, dtype: torch.dtype) -> None:
     row = measure("triton", PLACE, dtype, family)
     assert row.agrees and row.error > 0, row
 
 
-def test_every_kernel_of_a_map_is_compared_and_a_wrong_one_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_map_kernel_is_checked_and_errors_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     run, names = maps.run, set()
 
     def spoil(kernel: Any, grid: Any, where: Tensor, **arguments: Any) -> None:

@@ -24,7 +24,7 @@ SENTENCES = st.lists(st.integers(4, 99), min_size=1, max_size=6)
 
 
 @given(st.lists(st.tuples(SENTENCES, st.lists(st.integers(4, 99), max_size=6)), min_size=1, max_size=8), st.randoms())
-def test_rows_come_back_whole(rows: list[tuple[list[int], list[int]]], chance: random.Random) -> None:
+def test_batches_contain_the_rows_with_padding(rows: list[tuple[list[int], list[int]]], chance: random.Random) -> None:
     index = chance.sample(range(len(rows)), chance.randint(1, len(rows)))
     batch = make_batch([s for s, _ in rows], [t for _, t in rows], index)
     assert batch.index == tuple(index)
@@ -47,7 +47,7 @@ def test_rows_come_back_whole(rows: list[tuple[list[int], list[int]]], chance: r
     assert mapped.index == batch.index and all(type(i) is int for i in mapped.index)
 
 
-def test_rows_that_make_no_batch() -> None:
+def test_empty_batches_and_empty_sources_raise() -> None:
     with pytest.raises(ValueError, match="at least one row"):
         make_batch([[4]], [[4]], [])
     with pytest.raises(ValueError, match="empty source in row 1"):
@@ -61,7 +61,7 @@ def test_rows_that_make_no_batch() -> None:
     st.integers(1, 4),
     st.integers(0, 50),
 )
-def test_every_row_once_an_epoch(lengths: list[int], size: int, seed: int, bucket: int, epoch: int) -> None:
+def test_every_row_occurs_once_per_epoch(lengths: list[int], size: int, seed: int, bucket: int, epoch: int) -> None:
     plan = BatchPlan(lengths, size, seed=seed, bucket=bucket)
     batches = plan.epoch(epoch)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
@@ -70,7 +70,7 @@ def test_every_row_once_an_epoch(lengths: list[int], size: int, seed: int, bucke
     assert 1 <= min(map(len, batches)) <= size
 
 
-def test_an_epoch_is_a_function_of_seed_and_number() -> None:
+def test_epochs_depend_only_on_seed_and_number() -> None:
     lengths = [random.randint(1, 20) for _ in range(500)]
     plan = BatchPlan(lengths, 8, seed=3)
     later = list(plan.epoch(5))
@@ -84,14 +84,14 @@ def test_an_epoch_is_a_function_of_seed_and_number() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_the_order_stays_what_it_was() -> None:
+def test_the_order_is_stable_across_versions() -> None:
     """A run resumes inside an epoch by position: with another order, some rows would occur twice."""
     plan = BatchPlan([5, 3, 8, 1, 9, 2, 7, 4], batch_size=2, seed=1)
     assert list(plan.epoch(0)) == [[1, 7], [3, 5], [2, 4], [0, 6]]
     assert list(plan.epoch(1)) == [[2, 4], [3, 5], [1, 7], [0, 6]]
 
 
-def test_targets_of_like_length_share_a_batch() -> None:
+def test_sort_by_target_reduces_padding() -> None:
     generator = random.Random(1)
     lengths = [[generator.randint(1, 20), generator.randint(1, 20)] for _ in range(1003)]
 
@@ -105,7 +105,7 @@ def test_targets_of_like_length_share_a_batch() -> None:
     assert padding(0, sort_by="target", bucket=200) < padding(0, bucket=200)
 
 
-def test_rows_of_like_length_share_a_batch() -> None:
+def test_larger_buckets_reduce_padding() -> None:
     lengths = [random.randint(1, 40) for _ in range(1000)]
 
     def padding(bucket: int) -> int:
@@ -129,7 +129,7 @@ def test_rows_of_like_length_share_a_batch() -> None:
         ([[1, 2, 3]], {}, r"lengths must have shape \[rows\] or \[rows, 2\], got \[1, 3\]"),
     ],
 )
-def test_arguments_of_a_plan(lengths: Any, options: dict[str, Any], words: str) -> None:
+def test_invalid_plan_arguments_raise(lengths: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         BatchPlan(lengths, **options)
 
@@ -142,7 +142,7 @@ PAIRS = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 30)), min_size=1, 
 
 
 @given(PAIRS, st.integers(31, 200), st.integers(0, 2**40), st.integers(1, 4), st.integers(0, 50))
-def test_a_budget_of_padded_symbols(
+def test_batches_stay_within_max_tokens(
     lengths: list[tuple[int, int]], budget: int, seed: int, bucket: int, epoch: int
 ) -> None:
     plan = BatchPlan(torch.tensor(lengths), max_tokens=budget, seed=seed, bucket=bucket)
@@ -154,7 +154,7 @@ def test_a_budget_of_padded_symbols(
     assert list(again) == list(batches)
 
 
-def test_a_budget_is_used() -> None:
+def test_batches_fill_max_tokens() -> None:
     lengths = [(random.randint(1, 60), random.randint(1, 60)) for _ in range(5000)]
     batches = BatchPlan(lengths, max_tokens=1000, bucket=50).epoch(0)
     assert batches.costs.mean() > 950
@@ -170,18 +170,18 @@ def test_a_budget_is_used() -> None:
         len(BatchPlan([1], max_tokens=1))
 
 
-def test_a_row_that_no_budget_holds() -> None:
+def test_rows_longer_than_max_tokens_raise() -> None:
     with pytest.raises(InputError, match=r"at most 8 symbols \(max_tokens\), found 9 in row 1"):
         BatchPlan([(3, 3), (4, 8), (2, 2)], max_tokens=8)
     assert BatchPlan([(3, 3), (4, 8)], max_tokens=9).epoch(0).costs.max() == 9
 
 
-def test_the_order_of_a_budget_stays_what_it_was() -> None:
+def test_the_order_with_max_tokens_is_stable_across_versions() -> None:
     plan = BatchPlan([(5, 3), (3, 3), (8, 2), (1, 6), (9, 9), (2, 1)], max_tokens=12, seed=1, bucket=2)
     assert [list(plan.epoch(number)) for number in range(2)] == ORDERS
 
 
-def test_batches_are_made_as_they_are_asked_for() -> None:
+def test_batches_of_an_epoch_can_be_indexed() -> None:
     batches = BatchPlan(range(1, 30), batch_size=4, seed=3).epoch(2)
     lists = list(batches)
     assert len(batches) == 8 and batches[-1] == lists[-1] and all(type(i) is int for i in batches[0])
@@ -190,7 +190,9 @@ def test_batches_are_made_as_they_are_asked_for() -> None:
 
 
 @given(PAIRS, st.integers(1, 4), st.integers(1, 5), st.booleans())
-def test_updates(lengths: list[tuple[int, int]], accumulate: int, ranks: int, budget: bool) -> None:
+def test_updates_distribute_batches_across_ranks(
+    lengths: list[tuple[int, int]], accumulate: int, ranks: int, budget: bool
+) -> None:
     plan = BatchPlan(lengths, 3, 40 if budget else None, seed=5, bucket=2)
     batches = list(plan.epoch(1))
     updates = plan.updates(1, accumulate, ranks)
@@ -211,7 +213,7 @@ def test_updates(lengths: list[tuple[int, int]], accumulate: int, ranks: int, bu
     assert [sorted(b for m in u for b in m) for u in others] == [sorted(b for m in u for b in m) for u in updates]
 
 
-def test_ranks_have_like_costs() -> None:
+def test_updates_balance_costs_across_ranks() -> None:
     (update,) = BatchPlan([1, 2, 3, 4, 5, 6], batch_size=1).updates(0, accumulate=2, ranks=3)
     assert update == [[[5], [0]], [[4], [1]], [[3], [2]]]
     lengths = [(random.randint(1, 60), random.randint(1, 60)) for _ in range(3000)]
@@ -226,7 +228,7 @@ def test_ranks_have_like_costs() -> None:
     assert apart < 1.1 < sum(max(d) / (sum(d) / 3) for d in inorder) / len(inorder)
 
 
-def test_a_corpus_in_numbers() -> None:
+def test_encode_examples_returns_a_corpus() -> None:
     examples = [StringsExample("ab", ("V",), "abc"), StringsExample("a", ("V",)), StringsExample("x", ("N",))]
     src = Vocabulary.build(e.src_tokens() for e in examples[:2])
     tgt = Vocabulary.build([examples[0].tgt_tokens()])
@@ -242,7 +244,7 @@ def test_a_corpus_in_numbers() -> None:
     assert list(Corpus([], []).batches(3)) == [] and Corpus([], []).lengths().shape == (0, 2)
 
 
-def test_digests_of_corpora() -> None:
+def test_corpus_digests_depend_on_rows_and_sides() -> None:
     corpus = Corpus([[4, 5], [6]], [[7], []])
     same = Corpus(RaggedRows.of([[4, 5], [6]], np.uint16), [[7], []])
     assert corpus.digest() == same.digest() and corpus.digest() == Corpus(corpus.src, corpus.tgt).digest()

@@ -41,7 +41,7 @@ def written(folder: Path, src: list[str] = GERMAN, tgt: list[str] = ENGLISH, end
 
 
 @pytest.mark.parametrize("ending", PACKED)
-def test_pairs_of_lines(tmp_path: Path, ending: str) -> None:
+def test_read_parallel_strips_and_pairs_lines(tmp_path: Path, ending: str) -> None:
     src = ["eins", "", "  zwei\t", "drei\x85vier\u2028fünf\x0b sechs\r", " "]
     paths = written(tmp_path, src, ["one", "zero", "two", "three four five six", "x"], ending)
     result = list(read_parallel(*map(str, paths)))
@@ -56,7 +56,7 @@ def test_pairs_of_lines(tmp_path: Path, ending: str) -> None:
         (5, 3, r"^{1}:4: expected the same number of lines in both files, found 5 in {0} and 3 in {1}$"),
     ],
 )
-def test_unequal_numbers_of_lines(tmp_path: Path, src: int, tgt: int, message: str) -> None:
+def test_unequal_numbers_of_lines_raise(tmp_path: Path, src: int, tgt: int, message: str) -> None:
     paths = written(tmp_path, ["x"] * src, ["y"] * tgt)
     with pytest.raises(InputError, match=message.format(*paths)):
         list(read_parallel(*paths))
@@ -72,7 +72,7 @@ def test_unequal_numbers_of_lines(tmp_path: Path, src: int, tgt: int, message: s
         (b"\n" * 9 + b"\xe3\x81", "{0}:10: expected UTF-8 text, found byte 0xe3 at byte 0 of the line"),
     ],
 )
-def test_text_that_is_none(tmp_path: Path, ending: str, content: bytes, message: str) -> None:
+def test_empty_or_invalid_text_raises(tmp_path: Path, ending: str, content: bytes, message: str) -> None:
     path = tmp_path / f"a{ending}"
     path.write_bytes(PACKED[ending](content))
     with pytest.raises(InputError) as error:
@@ -81,7 +81,7 @@ def test_text_that_is_none(tmp_path: Path, ending: str, content: bytes, message:
 
 
 @pytest.mark.parametrize("ending", [".gz", ".xz"])
-def test_damaged_archives(tmp_path: Path, ending: str) -> None:
+def test_damaged_or_missing_archives_raise(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"a{ending}"
     whole = PACKED[ending](os.urandom(5000).hex().encode())
     middle = len(whole) // 2
@@ -97,7 +97,7 @@ def test_damaged_archives(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 8192])
-def test_what_is_encoded_and_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+def test_encode_pairs_skips_empty_and_long_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     monkeypatch.setattr(corpus_cache, "CHUNK", chunk)
     pairs = [
         *zip(GERMAN, ENGLISH, strict=True),
@@ -121,7 +121,7 @@ def test_what_is_encoded_and_what_is_left_out(tmp_path: Path, monkeypatch: pytes
     assert int(shorter.lengths().max()) <= limit - 1 < int(corpus.lengths().max()) == limit
 
 
-def test_nothing_left(tmp_path: Path) -> None:
+def test_corpora_without_remaining_pairs_raise(tmp_path: Path) -> None:
     reason = r"none of the 2 pairs .*: 1 have an empty .*, 1 have a text of more than 1 subwords \(max_length\)$"
     with pytest.raises(InputError, match=f"^the text: {reason}"):
         encode_pairs([("", "x"), ("der Hund", "the dog")], tmp_path / "c", SRC, TGT, 1)
@@ -134,13 +134,13 @@ def test_nothing_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "words"), [(5000, "5000 subwords are too many"), (9, "9 subwords are too few")])
-def test_a_size_that_does_not_fit_names_the_files(tmp_path: Path, size: int, words: str) -> None:
+def test_invalid_subword_sizes_raise_and_name_the_files(tmp_path: Path, size: int, words: str) -> None:
     files = written(tmp_path)
     with pytest.raises(InputError, match=f"^{files[0]} and {files[1]}: {words} for .*this text"):
         cached_subwords(tmp_path / "cache", files, size)
 
 
-def test_an_interrupted_encoding_is_no_corpus(tmp_path: Path) -> None:
+def test_interrupted_encodings_cannot_be_opened(tmp_path: Path) -> None:
     def broken() -> Iterator[tuple[str, str]]:
         yield from zip(GERMAN, ENGLISH, strict=True)
         raise InputError("a.de:6: expected UTF-8 text")
@@ -159,7 +159,7 @@ def test_an_interrupted_encoding_is_no_corpus(tmp_path: Path) -> None:
         ({"counts": {"read": 5, "rows": 4, "empty": 1, "long": 0}}, "expected 4 pairs, found 5 sources"),
     ],
 )
-def test_changed_descriptions(tmp_path: Path, content: dict[str, object], message: str) -> None:
+def test_changed_corpus_descriptions_raise(tmp_path: Path, content: dict[str, object], message: str) -> None:
     encode_pairs(zip(GERMAN, ENGLISH, strict=True), tmp_path / "c", SRC, TGT)
     (tmp_path / "c" / "corpus.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match=message):
@@ -183,7 +183,7 @@ def entries(cache: Path) -> list[Path]:
     return [p for p in cache.iterdir() if p.is_dir()]
 
 
-def test_the_second_time_comes_from_the_cache(tmp_path: Path, encodings: list[Path]) -> None:
+def test_encoded_corpora_are_reused_from_the_cache(tmp_path: Path, encodings: list[Path]) -> None:
     paths = written(tmp_path)
     first = cached_corpus(tmp_path / "new" / "cache", *paths, SRC, TGT, 50)
     second = cached_corpus(str(tmp_path / "new" / "cache"), *map(str, paths), SRC, TGT, 50)
@@ -196,7 +196,7 @@ def test_the_second_time_comes_from_the_cache(tmp_path: Path, encodings: list[Pa
     assert len(encodings) == 1 and len(entries(tmp_path / "new" / "cache")) == 1
 
 
-def test_anything_else_is_encoded_anew(tmp_path: Path, encodings: list[Path]) -> None:
+def test_changed_inputs_are_encoded_again(tmp_path: Path, encodings: list[Path]) -> None:
     paths = written(tmp_path)
     cache = tmp_path / "cache"
     other = Subwords.train(GERMAN * 3, 59)
@@ -215,7 +215,7 @@ def test_anything_else_is_encoded_anew(tmp_path: Path, encodings: list[Path]) ->
     assert len(encodings) == len(corpora)
 
 
-def test_changed_text_is_seen(tmp_path: Path, encodings: list[Path]) -> None:
+def test_changed_text_is_encoded_again(tmp_path: Path, encodings: list[Path]) -> None:
     """A change is noticed even if size and modification time stay the same."""
     paths, cache = written(tmp_path), tmp_path / "cache"
     cached_corpus(cache, *paths, SRC, TGT)
@@ -227,7 +227,7 @@ def test_changed_text_is_seen(tmp_path: Path, encodings: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["corpus.json", "src/tokens.bin", "tgt/offsets.bin", "src.text/tokens.bin"])
-def test_damaged_entries_are_made_anew(tmp_path: Path, encodings: list[Path], name: str) -> None:
+def test_damaged_cache_entries_are_rebuilt(tmp_path: Path, encodings: list[Path], name: str) -> None:
     paths, cache = written(tmp_path), tmp_path / "cache"
     whole = cached_corpus(cache, *paths, SRC, TGT, alpha=0.1)
     digest = whole.digest()
@@ -239,7 +239,7 @@ def test_damaged_entries_are_made_anew(tmp_path: Path, encodings: list[Path], na
         assert len(encodings) == before + 1 and entries(cache) == [entry]
 
 
-def test_what_was_left_by_a_kill_is_swept(
+def test_leftovers_of_killed_runs_are_removed(
     tmp_path: Path, encodings: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths, cache = written(tmp_path), tmp_path / "cache"
@@ -255,7 +255,7 @@ def test_what_was_left_by_a_kill_is_swept(
     assert not entry.name.endswith(".tmp") and len(encodings) == 2
 
 
-def test_errors_leave_nothing(tmp_path: Path) -> None:
+def test_failed_encodings_leave_no_cache_entry(tmp_path: Path) -> None:
     paths, cache = written(tmp_path, tgt=ENGLISH[:3]), tmp_path / "cache"
     with pytest.raises(InputError, match=r"a\.en:4: expected the same number of lines"):
         cached_corpus(cache, *paths, SRC, TGT)
@@ -279,7 +279,9 @@ def digest_of_lists(corpus: Corpus) -> str:
 
 
 @pytest.mark.parametrize("locks", [True, False])
-def test_processes_that_start_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool) -> None:
+def test_concurrent_processes_share_one_cache_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool
+) -> None:
     if not locks:
         import errno
         import fcntl
@@ -307,7 +309,7 @@ def sampled(folder: Path, **changes: object) -> SampledCorpus:
     return replace(corpus, **{"seed": 4, **changes})  # type: ignore[arg-type]
 
 
-def test_segmentations_of_every_epoch(tmp_path: Path) -> None:
+def test_sampled_segmentations_depend_on_epoch_seed_and_row(tmp_path: Path) -> None:
     corpus = sampled(tmp_path / "a")
     rows = [7, 3, 88, 12, 0, 5]
     first = corpus.batch(rows, 1)
@@ -342,7 +344,7 @@ def test_segmentations_of_every_epoch(tmp_path: Path) -> None:
     )
 
 
-def test_segmentations_keep_their_limits(tmp_path: Path) -> None:
+def test_sampled_segmentations_stay_within_their_lengths(tmp_path: Path) -> None:
     corpus = sampled(tmp_path / "a", alpha=0.6)
     limits = corpus.lengths()
     assert limits.shape == (100, 2) and limits.dtype == torch.int32
@@ -363,7 +365,7 @@ def test_segmentations_keep_their_limits(tmp_path: Path) -> None:
     assert (tight.batch(range(100)).src_lengths <= tight.max_length).all()
 
 
-def test_a_sampled_corpus_stands_in_for_a_corpus(tmp_path: Path) -> None:
+def test_sampled_corpora_behave_like_plain_corpora(tmp_path: Path) -> None:
     corpus = sampled(tmp_path / "a")
     assert len(corpus) == 100 and corpus.counts == Counts(100, 100, 0, 0)
     assert corpus.src == SRC.encode_many(GERMAN * 20) and corpus.tgt == TGT.encode_many(ENGLISH * 20)

@@ -30,7 +30,7 @@ def packed(path: Path, array: Any) -> Path:
     return path
 
 
-def test_arrays_plain_or_packed(tmp_path: Path) -> None:
+def test_plain_and_xz_arrays_are_read(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", PIXELS)
     plain, again = open_pictures(tmp_path / "a.npy"), open_pictures(packed(tmp_path / "b.npy.xz", PIXELS), (4, 5))
     assert isinstance(plain, ArrayPictures) and isinstance(plain.array, np.memmap)
@@ -47,7 +47,7 @@ def test_arrays_plain_or_packed(tmp_path: Path) -> None:
     assert (plain.batch(["0"]).numpy() == PIXELS[[0]]).all()
 
 
-def test_arrays_of_features(tmp_path: Path) -> None:
+def test_feature_arrays_are_converted_to_float32(tmp_path: Path) -> None:
     features = np.random.default_rng(1).normal(size=(2, 3, 3, 7)).astype(np.float16)
     np.save(tmp_path / "a.npy", np.asfortranarray(features))
     result = open_pictures(tmp_path / "a.npy").batch(["1"])
@@ -70,7 +70,7 @@ def test_arrays_of_features(tmp_path: Path) -> None:
     ids=["dimensions", "empty", "channels", "dtype", "objects"],
 )
 @pytest.mark.parametrize("ending", [".npy", ".npy.xz"])
-def test_arrays_that_are_none(tmp_path: Path, array: Any, message: str, ending: str) -> None:
+def test_invalid_arrays_raise(tmp_path: Path, array: Any, message: str, ending: str) -> None:
     path = tmp_path / f"a{ending}"
     if ending == ".npy":
         np.save(path, array)
@@ -97,14 +97,14 @@ class Evil:
         ("a.zip", b"abc", r"a.zip: expected .npy, .npy.xz, .tar or a folder"),
     ],
 )
-def test_damaged_files(tmp_path: Path, name: str, blob: bytes, message: str) -> None:
+def test_damaged_files_raise(tmp_path: Path, name: str, blob: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(blob)
     with pytest.raises(InputError, match=message):
         open_pictures(tmp_path / name)
 
 
 @pytest.mark.parametrize("ending", [".npy", ".npy.xz"])
-def test_a_cut_array(tmp_path: Path, ending: str) -> None:
+def test_truncated_arrays_raise(tmp_path: Path, ending: str) -> None:
     np.save(tmp_path / "a.npy", PIXELS)
     blob = (tmp_path / "a.npy").read_bytes()[:-7]
     (tmp_path / f"a{ending}").write_bytes(lzma.compress(blob) if ending == ".npy.xz" else blob)
@@ -113,7 +113,7 @@ def test_a_cut_array(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.npy", "a.npy.xz", "a.tar", "a"])
-def test_missing_files(tmp_path: Path, name: str) -> None:
+def test_missing_files_raise(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match=r"can't be read: No such file|no such file or folder"):
         open_pictures(tmp_path / name)
 
@@ -147,7 +147,7 @@ def forged(shape: object, descr: str = "|u1", header: str | None = None, length:
     ids=range(15),
 )
 @pytest.mark.parametrize("ending", [".npy", ".npy.xz"])
-def test_forged_arrays(tmp_path: Path, blob: bytes, ending: str) -> None:
+def test_forged_array_headers_raise_without_allocating(tmp_path: Path, blob: bytes, ending: str) -> None:
     path = tmp_path / f"a{ending}"
     path.write_bytes(lzma.compress(blob) if ending == ".npy.xz" else blob)
     tracemalloc.start()  # the size in a header must not be allocated at once
@@ -159,14 +159,14 @@ def test_forged_arrays(tmp_path: Path, blob: bytes, ending: str) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_an_array_of_python_2_is_read_without_a_word(tmp_path: Path) -> None:
+def test_python_2_arrays_are_read_without_warnings(tmp_path: Path) -> None:
     (tmp_path / "a.npy").write_bytes(forged("(1L, 3L, 11L, 3L)"))
     assert open_pictures(tmp_path / "a.npy").batch(["0"]).numel() == 99
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("ending", [".npy", ".npy.xz"])
-def test_arrays_of_both_orders(tmp_path: Path, order: Any, ending: str) -> None:
+def test_c_and_fortran_order_are_read(tmp_path: Path, order: Any, ending: str) -> None:
     array = np.random.default_rng(0).random((3, 4, 5, 2)).astype(np.float32, order=order)
     path = tmp_path / f"a{ending}"
     np.save(tmp_path / "a.npy", array)
@@ -175,14 +175,14 @@ def test_arrays_of_both_orders(tmp_path: Path, order: Any, ending: str) -> None:
     assert np.array_equal(open_pictures(path).batch(["0", "1", "2"]).numpy(), array)
 
 
-def test_a_long_name_of_an_image_is_not_repeated(tmp_path: Path) -> None:
+def test_long_image_names_are_truncated_in_errors(tmp_path: Path) -> None:
     for name in ("x" * 10**6, "9" * 10**6):
         with pytest.raises(InputError, match=r"in:1: image .* does not exist") as caught:
             parse_questions([(0, f"{name}\tis it red?\tno")], "in", ArrayPictures(PIXELS))
         assert len(str(caught.value)) < 200
 
 
-def test_sizes() -> None:
+def test_invalid_sizes_raise() -> None:
     with pytest.raises(InputError, match="at most 67108864 pixels, got"):
         open_pictures("a.tar", (100_000, 100_000))
     with pytest.raises(InputError, match="size must be 4 x 5, got 8 x 8"):
@@ -216,7 +216,7 @@ def tar_of(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-def test_photographs_in_a_folder_or_an_archive(tmp_path: Path) -> None:
+def test_photographs_are_read_from_folders_and_archives(tmp_path: Path) -> None:
     files = {
         "a.png": photo(4, 6, (10, 20, 30)),
         "sub/b.JPG": photo(8, 12, (200, 100, 0), "JPEG", quality=95),
@@ -238,7 +238,7 @@ def test_photographs_in_a_folder_or_an_archive(tmp_path: Path) -> None:
             pictures.batch(["../f.tar"])
 
 
-def test_photographs_of_several_sizes_need_one(tmp_path: Path) -> None:
+def test_photographs_of_several_sizes_require_a_size(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, {"a.png": photo(4, 6, (1, 2, 3)), "b.png": photo(5, 6, (1, 2, 3))})
     pictures = open_pictures(folder)
     assert pictures.shape == (4, 6, 3) and len(pictures.batch(["a"])) == 1
@@ -246,7 +246,7 @@ def test_photographs_of_several_sizes_need_one(tmp_path: Path) -> None:
         pictures.batch(["a", "b"])
 
 
-def test_a_photograph_that_says_it_lies_on_its_side(tmp_path: Path) -> None:
+def test_exif_orientation_is_applied(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     turned = image.Exif()
     turned[0x0112] = 6
@@ -254,7 +254,7 @@ def test_a_photograph_that_says_it_lies_on_its_side(tmp_path: Path) -> None:
     assert open_pictures(tmp_path).shape == (6, 4, 3)
 
 
-def test_photographs_that_are_none(tmp_path: Path) -> None:
+def test_invalid_photographs_raise(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     good = photo(4, 6, (1, 2, 3))
     with pytest.raises(InputError, match=r"expected images \(.jpg, .jpeg, .png\), found none"):
@@ -269,7 +269,7 @@ def test_photographs_that_are_none(tmp_path: Path) -> None:
         both.batch(["a"])
 
 
-def test_photographs_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_photographs_without_pillow_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
     with pytest.raises(InputError, match=r"need Pillow: pip install 'tsallis\[vision\]'"):
         Photos({"a.png": lambda: b""}, "photos")

@@ -48,7 +48,7 @@ ENDINGS = {"array": ".npy", "tar": ".tar"}
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_what_is_no_file(name: str, tmp_path: Path) -> None:
+def test_pipes_devices_and_invalid_names_raise(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"pipe{ENDINGS.get(name, '')}"
     os.mkfifo(path)
     with pytest.raises(InputError, match="expected a file, found a pipe or a device"):
@@ -62,7 +62,7 @@ def test_what_is_no_file(name: str, tmp_path: Path) -> None:
             READERS[name](tmp_path / (wrong + ENDINGS.get(name, "")))
 
 
-def test_what_a_process_was_started_with_is_read() -> None:
+def test_inherited_pipes_are_readable() -> None:
     """Pipes that a process inherits are readable: `<(...)` in a shell is such a pipe."""
     read, write = os.pipe()
     os.write(write, b"a\nb\n")
@@ -80,12 +80,12 @@ class Endless(io.RawIOBase):
         return len(target)
 
 
-def test_a_line_without_an_end() -> None:
+def test_endless_lines_raise() -> None:
     with pytest.raises(InputError, match="standard input:1: expected text, found a line of more than 16777216 bytes"):
         list(decode_lines(io.BufferedReader(Endless()), "standard input"))
 
 
-def test_lines_come_before_the_next_are_read() -> None:
+def test_decode_lines_yields_lines_lazily() -> None:
     lines = decode_lines(io.BytesIO(b"a\nb\n\xff\n"), "in")
     assert [next(lines), next(lines)] == ["a", "b"]
     with pytest.raises(InputError, match="in:3: expected UTF-8 text, found byte 0xff at byte 0 of the line"):
@@ -94,7 +94,7 @@ def test_lines_come_before_the_next_are_read() -> None:
 
 @pytest.mark.parametrize("ending", [".gz", ".xz"])
 @pytest.mark.parametrize("content", [b"\n", b"\0", b"a\n"])
-def test_small_files_that_unpack_without_end(
+def test_decompression_bombs_raise(
     ending: str, content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_io, "PLAUSIBLE", 1 << 18)
@@ -109,7 +109,7 @@ def test_small_files_that_unpack_without_end(
     assert sum(1 for _ in stream_lines(path)) == 60_000
 
 
-def test_files_of_more_than_a_limit(tmp_path: Path) -> None:
+def test_files_over_the_size_limit_raise(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 10)
     assert read_bytes(tmp_path / "a", 10) == b"x" * 10
     with pytest.raises(InputError, match="a: expected at most 9 bytes, found more"):
@@ -117,13 +117,13 @@ def test_files_of_more_than_a_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "{", "[]", "\x00"])
-def test_json_that_is_none(text: str, tmp_path: Path) -> None:
+def test_invalid_json_raises(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(InputError, match=r"a\.json: (not a JSON file|expected a JSON object)"):
         read_json(tmp_path / "a.json")
 
 
-def test_a_packed_dictionary_larger_than_memory_costs_nothing(tmp_path: Path) -> None:
+def test_huge_xz_dictionary_sizes_are_not_trusted(tmp_path: Path) -> None:
     """The dictionary size in the header of an .xz file is not trusted."""
     blob = bytearray(lzma.compress(b"text\n", format=lzma.FORMAT_ALONE))
     blob[1:5] = (1 << 31).to_bytes(4, "little")
@@ -136,7 +136,7 @@ def test_a_packed_dictionary_larger_than_memory_costs_nothing(tmp_path: Path) ->
     assert time.monotonic() - started < 10
 
 
-def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_raises_with_the_filename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int, blob: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -148,7 +148,7 @@ def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_an_output_that_is_a_link_stays_one(tmp_path: Path, there: bool) -> None:
+def test_write_output_keeps_symbolic_links(tmp_path: Path, there: bool) -> None:
     target, link = tmp_path / "results" / "new" / "page.html", tmp_path / "page.html"
     link.symlink_to(Path("results") / "new" / "page.html")
     if there:
@@ -161,7 +161,7 @@ def test_an_output_that_is_a_link_stays_one(tmp_path: Path, there: bool) -> None
     assert (tmp_path / "folder" / "other").read_bytes() == b"plain"
 
 
-def test_names_of_paths_tell_them_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_distinct_names_add_parent_folders_if_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert distinct_names([Path("/a/x/run"), Path("/b/y")]) == ["run", "y"]
     assert distinct_names([Path("/a/x/run"), Path("/a/y/run"), Path("/z")]) == ["x/run", "y/run", "z"]
     assert distinct_names([Path("/x/run"), Path("/a/x/run")]) == ["x/run", "a/x/run"]

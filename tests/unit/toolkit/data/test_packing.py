@@ -21,7 +21,7 @@ def texts_of(seed: int, count: int = 40) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("length", [2, 3, 8, 29, 30, 64, 2000])
-def test_every_token_is_predicted_once_and_every_end(length: int) -> None:
+def test_every_token_and_text_end_is_predicted_once(length: int) -> None:
     texts = texts_of(length)
     corpus = pack(texts, length, SYMBOLS)
     assert corpus.lengths()[:, 1].max() < length
@@ -35,23 +35,23 @@ def test_every_token_is_predicted_once_and_every_end(length: int) -> None:
             assert answer == (EOS if after == BOS else after), here
 
 
-def test_a_text_that_fits_is_whole() -> None:
+def test_texts_that_fit_a_row_are_not_split() -> None:
     corpus = pack([[7] * 5, [8] * 5, [9] * 2], 8, SYMBOLS)
     assert [row.tolist() for row in corpus.tgt] == [[BOS, *[7] * 5], [BOS, *[8] * 5], [BOS, 9, 9]]
 
 
-def test_batches_are_small_where_rows_are_long() -> None:
+def test_batches_of_long_rows_are_small() -> None:
     assert max(len(batch.index) for batch in pack([[5] * 3000] * 20, 3000, SYMBOLS).batches(64)) == 7
 
 
-def test_texts_have_a_digest_of_their_own() -> None:
+def test_digests_depend_on_texts_and_length() -> None:
     texts = texts_of(1)
     assert (
         len({pack(texts, 8, SYMBOLS).digest(), pack(texts, 9, SYMBOLS).digest(), pack(texts[1:], 8, 9).digest()}) == 3
     )
 
 
-def test_no_symbols_are_an_error() -> None:
+def test_texts_without_symbols_raise() -> None:
     with pytest.raises(InputError, match="at least one text with symbols"):
         pack([[], []], 8, SYMBOLS)
 

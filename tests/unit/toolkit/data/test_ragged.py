@@ -28,7 +28,7 @@ def written(folder: Path, rows: list[list[int]] = ROWS, dtype: str = "<u2", chun
 
 @settings(deadline=None)
 @given(LISTS, st.sampled_from(["<u2", "<u4"]), st.integers(1, 5), st.data())
-def test_rows_come_back(
+def test_stored_rows_match_lists(
     tmp_path_factory: pytest.TempPathFactory, rows: list[list[int]], dtype: str, chunk: int, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("rows") / "r"
@@ -45,7 +45,7 @@ def test_rows_come_back(
     assert ragged.tokens.dtype == np.dtype(dtype)
 
 
-def test_single_rows(tmp_path: Path) -> None:
+def test_rows_are_indexed_and_read_only(tmp_path: Path) -> None:
     rows = written(tmp_path / "r")
     assert rows[-2].tolist() == [4] * 100 and rows[2].dtype == np.uint16
     for index in (5, -6):
@@ -56,18 +56,18 @@ def test_single_rows(tmp_path: Path) -> None:
         rows[0][0] = 9
 
 
-def test_digests_tell_rows_apart() -> None:
+def test_different_rows_have_different_digests() -> None:
     assert len({digest_of(rows) for rows in ([], [[]], [[1, 2]], [[1], [2]], [[2, 1]], [[1, 2], []])}) == 6
 
 
-def test_types() -> None:
+def test_type_for_returns_the_smallest_dtype() -> None:
     assert [type_for(n) for n in (1, 256, 257, 65_536, 65_537, 1 << 32)] == ["<u1", "<u1", "<u2", "<u2", "<u4", "<u4"]
     for count in (0, (1 << 32) + 1):
         with pytest.raises(ValueError, match=rf"symbols must be from 1 to 2\^32, got {count}"):
             type_for(count)
 
 
-def test_nothing_counts_before_the_manifest(tmp_path: Path) -> None:
+def test_rows_without_a_manifest_cannot_be_opened(tmp_path: Path) -> None:
     with contextlib.closing(RaggedWriter(tmp_path / "r", "<u2")) as writer:
         writer.extend(ROWS)
         with pytest.raises(InputError, match=r"manifest\.json: can't be read: No such file"):
@@ -76,7 +76,7 @@ def test_nothing_counts_before_the_manifest(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "r").iterdir()) == [MANIFEST, OFFSETS, TOKENS]
 
 
-def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+def test_existing_folders_are_not_overwritten(tmp_path: Path) -> None:
     rows = written(tmp_path / "r")
     with pytest.raises(FileExistsError):
         RaggedWriter(tmp_path / "r", "<u2")
@@ -84,7 +84,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [TOKENS, OFFSETS])
-def test_files_of_another_size(tmp_path: Path, name: str) -> None:
+def test_files_of_the_wrong_size_raise(tmp_path: Path, name: str) -> None:
     written(tmp_path / "r")
     path = tmp_path / "r" / name
     whole = path.read_bytes()
@@ -112,7 +112,7 @@ def test_files_of_another_size(tmp_path: Path, name: str) -> None:
         ({"symbols": 105}, "truncated or changed"),
     ],
 )
-def test_changed_manifests(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+def test_changed_manifests_raise(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     written(tmp_path / "r")
     path = tmp_path / "r" / MANIFEST
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

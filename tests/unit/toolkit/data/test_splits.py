@@ -42,7 +42,7 @@ def test_no_group_is_on_both_sides(pairs: list[tuple[str, str]], chance: random.
         assert [sorted(side) for side in shuffled] == [sorted(rest), sorted(dev)]
 
 
-def test_each_stratum_gives_its_share() -> None:
+def test_strata_are_held_out_proportionally() -> None:
     examples = [Example("ab"[i % 4 == 0], f"text {i}") for i in range(400)]
     rest, dev = by_class(examples)
     assert [sum(e.label == label for e in dev) for label in "ab"] == [30, 10] and len(rest) == 360
@@ -50,7 +50,7 @@ def test_each_stratum_gives_its_share() -> None:
     assert [e for e in examples if e in set(rest)] == rest
 
 
-def test_numbers_with_classes() -> None:
+def test_hold_out_stratifies_numbers() -> None:
     labels = {i * 3: int(i < 20) for i in range(100)}
     rest, dev = hold_out(sorted(labels), 0.25, stratify=labels.__getitem__)
     assert sorted(rest + dev) == sorted(labels) and rest == sorted(rest) and dev == sorted(dev)
@@ -58,12 +58,12 @@ def test_numbers_with_classes() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.5, float("nan")])
-def test_shares_that_cannot_be(share: float) -> None:
+def test_invalid_shares_raise(share: float) -> None:
     with pytest.raises(ValueError, match="share must be between 0 and 1"):
         by_name([Example("a", "x")], share)
 
 
-def test_the_split_stays_what_it_was() -> None:
+def test_splits_are_stable_across_versions() -> None:
     """Accuracies are comparable across machines and versions only on the same development set."""
     examples = [Example("a", f"text {i}") for i in range(12)]
     assert [e.name for e in by_class(examples, 0.25)[1]] == ["text 3", "text 9", "text 10"]

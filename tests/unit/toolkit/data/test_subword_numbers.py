@@ -27,7 +27,7 @@ NUMBERINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 @pytest.mark.parametrize("numbering", NUMBERINGS)
-def test_text_is_segmented_as_before(tmp_path: Path, kind: str, numbering: str) -> None:
+def test_renumbered_models_match_sentencepiece(tmp_path: Path, kind: str, numbering: str) -> None:
     blob = io.BytesIO()
     settings = {"vocab_size": 40, "minloglevel": 2, **NUMBERINGS[numbering]}
     sentencepiece.SentencePieceTrainer.train(
@@ -50,13 +50,13 @@ def test_text_is_segmented_as_before(tmp_path: Path, kind: str, numbering: str) 
     assert load_subwords(tmp_path / "n.model") == after == Subwords.load(tmp_path / "n.model")
 
 
-def test_a_model_of_the_package_stays_as_it_is(tmp_path: Path) -> None:
+def test_trained_models_are_not_renumbered(tmp_path: Path) -> None:
     model = Subwords.train(TEXT, 45)
     model.save(tmp_path / "m.model")
     assert load_subwords(tmp_path / "m.model").model == model.model
 
 
-def test_files_that_are_no_models(tmp_path: Path) -> None:
+def test_invalid_model_files_raise(tmp_path: Path) -> None:
     path = tmp_path / "m.model"
     with pytest.raises(InputError, match="can't be read"):
         load_subwords(path)

@@ -40,7 +40,7 @@ def model(request: pytest.FixtureRequest) -> Subwords:
     return MODELS[request.param]
 
 
-def test_text_comes_back(model: Subwords) -> None:
+def test_decode_restores_encoded_text(model: Subwords) -> None:
     assert len(model) == SIZE
     for line in LINES:
         tokens = model.encode(line)
@@ -54,7 +54,7 @@ def test_text_comes_back(model: Subwords) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=30))
-def test_bytes_spell_whatever_the_model_does_not_know(text: str) -> None:
+def test_byte_fallback_restores_any_text(text: str) -> None:
     clean = " ".join(text.replace("▁", "").replace("\x00", "").split())
     assert BYTES.decode(BYTES.encode(clean)) == clean
 
@@ -62,7 +62,7 @@ def test_bytes_spell_whatever_the_model_does_not_know(text: str) -> None:
 BYTES = Subwords.train(LINES, 320, byte_fallback=True, normalization="identity")
 
 
-def test_special_symbols() -> None:
+def test_special_symbols_have_numbers_0_to_3() -> None:
     assert [BPE.name(i) for i in range(4)] == ["<pad>", "<s>", "</s>", "<unk>"]
     tokens = BPE.encode("singen")
     assert BPE.decode([1, *tokens, 2, 0, 0]) == "singen"
@@ -89,7 +89,7 @@ def test_training_twice_gives_the_same_file(
     assert capfd.readouterr() == ("", "")
 
 
-def test_sizes_that_do_not_fit_the_text(model: Subwords, capfd: pytest.CaptureFixture[str]) -> None:
+def test_sizes_that_do_not_fit_the_text_raise(model: Subwords, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError, match=r"^5000 subwords are too many for this text: at most (\d+) can be") as error:
         Subwords.train(LINES, 5000, model.kind)
     largest = int(str(error.value).split("at most ")[1].split()[0])
@@ -104,7 +104,7 @@ def test_sizes_that_do_not_fit_the_text(model: Subwords, capfd: pytest.CaptureFi
     assert capfd.readouterr() == ("", "")
 
 
-def test_arguments_of_training() -> None:
+def test_invalid_training_arguments_raise() -> None:
     with pytest.raises(InputError, match="expected a sentencepiece model of the kind unigram or bpe or word"):
         Subwords.train(LINES, 60, "char")
     with pytest.raises(InputError, match="4 subwords are too few for the characters of this text"):
@@ -114,7 +114,7 @@ def test_arguments_of_training() -> None:
             Subwords.train(LINES, 60, **arguments)  # type: ignore[arg-type]
 
 
-def test_an_error_of_the_lines_comes_through() -> None:
+def test_errors_of_the_line_iterator_propagate() -> None:
     def lines() -> Iterator[str]:
         yield from LINES
         raise InputError("a.de:201: expected UTF-8 text")
@@ -123,7 +123,7 @@ def test_an_error_of_the_lines_comes_through() -> None:
         Subwords.train(lines(), 60)
 
 
-def test_a_model_is_a_file(tmp_path: Path, model: Subwords) -> None:
+def test_models_round_trip_through_files(tmp_path: Path, model: Subwords) -> None:
     import sentencepiece
 
     path = tmp_path / "new" / "m.model"
@@ -138,7 +138,7 @@ def test_a_model_is_a_file(tmp_path: Path, model: Subwords) -> None:
     assert copy == model and copy.encode(LINES[0]) == model.encode(LINES[0])
 
 
-def test_damaged_files(tmp_path: Path, model: Subwords) -> None:
+def test_damaged_files_raise(tmp_path: Path, model: Subwords) -> None:
     path = tmp_path / "m.model"
     whole = model.model
     # Cuts after which sentencepiece itself would still find a well-formed message.
@@ -164,7 +164,7 @@ def pieces(blob: bytes) -> Iterator[bytes]:
         at = start + len(value)
 
 
-def test_words_are_what_white_space_separates() -> None:
+def test_word_models_split_at_whitespace() -> None:
     lines = ["ein@@ ige Hunde , ſo Ａ", "Hunde bellen ."] * 3
     words = Subwords.train(lines, 100, "word", normalization="identity")
     assert len(words) == 4 + 8  # the text has only 8 words
@@ -176,7 +176,7 @@ def test_words_are_what_white_space_separates() -> None:
         words.sample("Hunde", 0.1, 1)
 
 
-def test_a_model_with_other_special_symbols(tmp_path: Path) -> None:
+def test_models_with_other_special_symbols_raise(tmp_path: Path) -> None:
     import sentencepiece
 
     prefix = str(tmp_path / "other")
@@ -193,7 +193,7 @@ def test_a_model_with_other_special_symbols(tmp_path: Path) -> None:
     assert read_bytes(f"{prefix}.model")
 
 
-def test_segmentations_drawn_at_random(model: Subwords) -> None:
+def test_sampled_segmentations_depend_only_on_the_seed(model: Subwords) -> None:
     line = " ".join(LINES[3:9])
     drawn = [model.sample(line, 0.3, seed) for seed in range(50)]
     assert len(set(map(tuple, drawn))) > 5
@@ -208,7 +208,7 @@ def test_segmentations_drawn_at_random(model: Subwords) -> None:
 
 
 @pytest.mark.process
-def test_another_process_draws_the_same(model: Subwords, tmp_path: Path) -> None:
+def test_samples_match_in_another_process(model: Subwords, tmp_path: Path) -> None:
     model.save(tmp_path / "subwords.model")
     code = (
         "import sys; from tsallis.toolkit.data.subwords import Subwords\n"
@@ -222,20 +222,20 @@ def test_another_process_draws_the_same(model: Subwords, tmp_path: Path) -> None
 
 @settings(deadline=None)
 @given(st.text(st.sampled_from("laufensigt. ▁☃ü<>"), max_size=20) | st.text(max_size=20))
-def test_without_left_out_merges_it_is_the_best_segmentation(text: str) -> None:
+def test_sampling_with_alpha_0_matches_encode(text: str) -> None:
     for known in (BPE, BYTES):
         assert known.sample(text, 0.0, 1) == known.encode(text)
         assert known.decode(known.sample(text, 0.4, 2)) == known.decode(known.encode(text))
 
 
-def test_merges_left_out() -> None:
+def test_larger_alpha_drops_more_merges() -> None:
     characters = BPE.sample("singen lernt", 1.0, 1)
     assert [BPE.name(i) for i in characters] == list("▁singen▁lernt")
     counts = [sum(len(BPE.sample(line, alpha, 5)) for line in LINES) for alpha in (0.0, 0.1, 0.5, 1.0)]
     assert counts == sorted(set(counts))
 
 
-def test_how_often_merges_are_left_out() -> None:
+def test_merges_are_dropped_with_the_given_probability() -> None:
     """Each draw decides once per merge whether to leave it out; the merge abc needs the merge ab."""
     pieces = [Piece(t, 0.0, 2) for t in ("<pad>", "<s>", "</s>", "<unk>")]
     pieces += [Piece(t, -float(i), 1) for i, t in enumerate(["ab", "abc", "a", "b", "c"])]
@@ -247,7 +247,7 @@ def test_how_often_merges_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
-def test_how_often_unigram_segmentations_are_drawn(alpha: float) -> None:
+def test_unigram_sampling_matches_exact_probabilities(alpha: float) -> None:
     """The frequencies match the exact probabilities of all segmentations; ☃ is unknown."""
     scores = {"a": -1.0, "b": -2.0, "ab": -1.5, "ba": -2.5, "aba": -4.0, "bb": -3.0}
     pieces = [Piece(t, 0.0, 2) for t in ("<pad>", "<s>", "</s>", "<unk>")]
@@ -273,7 +273,7 @@ def test_how_often_unigram_segmentations_are_drawn(alpha: float) -> None:
     assert sampler.draw("a☃☃a", alpha, 1) == [4, 3, 4]
 
 
-def test_symbols_that_are_never_taken_apart(tmp_path: Path) -> None:
+def test_user_defined_symbols_are_never_split(tmp_path: Path) -> None:
     import sentencepiece
 
     prefix = str(tmp_path / "fixed")
@@ -298,7 +298,7 @@ def test_symbols_that_are_never_taken_apart(tmp_path: Path) -> None:
             assert model.sample(text, 0.0, 0) == model.encode(text)
 
 
-def test_segmentations_drawn_in_several_threads_and_processes(model: Subwords) -> None:
+def test_samples_match_across_threads_and_processes(model: Subwords) -> None:
     expected = [model.sample(line, 0.2, i) for i, line in enumerate(LINES)]
     result: dict[int, list[list[int]]] = {}
 
@@ -316,7 +316,7 @@ def test_segmentations_drawn_in_several_threads_and_processes(model: Subwords) -
     assert ended.text == f"{expected[3]}\n"
 
 
-def test_without_sentencepiece_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_sentencepiece_raises_import_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(ImportError, match="sentencepiece"):
         Subwords.train(["a"], 10)

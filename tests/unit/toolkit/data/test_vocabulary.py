@@ -17,13 +17,13 @@ from tsallis.toolkit.data import Vocabulary
 SYMBOLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
 
 
-def test_numbers_of_the_special_symbols() -> None:
+def test_special_symbols_have_numbers_0_to_3() -> None:
     assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
     assert [Vocabulary([]).name(i) for i in range(4)] == ["<pad>", "<s>", "</s>", "<unk>"]
     assert len(Vocabulary([])) == 4
 
 
-def test_most_frequent_first_and_ties_by_code_point() -> None:
+def test_symbols_are_sorted_by_frequency_then_code_point() -> None:
     vocabulary = Vocabulary.build([list("bca"), list("cb"), list("c")])
     assert vocabulary.symbols == ("c", "b", "a")
     assert Vocabulary.build([list("ba"), list("ab")]).symbols == ("a", "b")
@@ -39,7 +39,7 @@ def test_rare_symbols_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("special", SPECIALS)
-def test_a_symbol_that_reads_like_a_special_one_is_its_own(special: str) -> None:
+def test_symbols_named_like_specials_get_their_own_number(special: str) -> None:
     assert Vocabulary(["a"]).encode([special]) == [UNK]
     vocabulary = Vocabulary.build([[special, "a"]])
     (number,) = vocabulary.encode([special])
@@ -48,7 +48,7 @@ def test_a_symbol_that_reads_like_a_special_one_is_its_own(special: str) -> None
     assert Vocabulary.from_json(vocabulary.to_json()) == vocabulary
 
 
-def test_decode_drops_the_frame_and_shows_the_unknown() -> None:
+def test_decode_drops_specials_except_unknown() -> None:
     vocabulary = Vocabulary(["a"])
     assert vocabulary.decode([1, 4, 3, 2, 0, 0]) == "a<unk>"
     for number in (5, -1):
@@ -56,13 +56,13 @@ def test_decode_drops_the_frame_and_shows_the_unknown() -> None:
             vocabulary.decode([number])
 
 
-def test_a_symbol_twice_is_refused() -> None:
+def test_duplicate_symbols_raise() -> None:
     with pytest.raises(InputError, match="'b' occurs more than once"):
         Vocabulary(["a", "b", "b"])
 
 
 @given(st.lists(SYMBOLS, unique=True))
-def test_text_and_back(symbols: list[str]) -> None:
+def test_symbols_round_trip_through_json_and_encoding(symbols: list[str]) -> None:
     vocabulary = Vocabulary(symbols)
     again = Vocabulary.from_json(vocabulary.to_json())
     assert again == vocabulary and hash(again) == hash(vocabulary)
@@ -75,7 +75,7 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=" ")
 
 
 @given(st.lists(WORDS, unique=True))
-def test_separated_symbols_and_back(symbols: list[str]) -> None:
+def test_separated_symbols_round_trip(symbols: list[str]) -> None:
     vocabulary = Vocabulary.build([" ".join(symbols)], separator=" ")
     assert set(vocabulary.symbols) == set(symbols)
     again = Vocabulary.from_json(vocabulary.to_json())
@@ -84,26 +84,26 @@ def test_separated_symbols_and_back(symbols: list[str]) -> None:
     assert again.encode(" ".join(symbols)) == again.encode(symbols)
 
 
-def test_symbols_do_not_contain_their_separator() -> None:
+def test_symbols_containing_the_separator_raise() -> None:
     for symbol in ("a b", ""):
         with pytest.raises(InputError, match=f"symbols must not be empty or contain ' ', found {symbol!r}"):
             Vocabulary([symbol], " ")
 
 
-def test_the_fingerprint_tells_order_and_borders() -> None:
+def test_fingerprints_depend_on_order_and_boundaries() -> None:
     prints = {Vocabulary(s).fingerprint() for s in (["a", "b"], ["b", "a"], ["ab"], ["a", "b", ""], ["a,b"], [])}
     prints |= {Vocabulary(s, " ").fingerprint() for s in (["a", "b"], ["ab"], [])}
     assert len(prints) == 9
     assert all(len(p) == 64 and set(p) <= set("0123456789abcdef") for p in prints)
 
 
-def test_the_fingerprint_stays_what_it_was() -> None:
+def test_fingerprints_are_stable_across_versions() -> None:
     """Stored runs contain the fingerprint: if its computation changed, they would all look damaged."""
     expected = "253c719c2ae1986a73ef82c5f6e5c17c0bb31744f794fa6cb498e143a07e0cea"
     assert Vocabulary(["a", "ß", "<tag:V>"]).fingerprint() == expected
 
 
-def test_a_file_and_back(tmp_path: Path) -> None:
+def test_vocabularies_round_trip_through_files(tmp_path: Path) -> None:
     vocabulary = Vocabulary(["a", "\u2028", " ", '"', "\\", "😀", "e\u0301"])
     vocabulary.save(tmp_path / "vocab.json")
     assert Vocabulary.load(tmp_path / "vocab.json") == vocabulary
@@ -135,7 +135,7 @@ def content(**changes: object) -> bytes:
         (content(separator=3), "not a vocabulary file"),
     ],
 )
-def test_damaged_files(tmp_path: Path, data: bytes, message: str) -> None:
+def test_damaged_files_raise(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "vocab.json"
     path.write_bytes(data)
     with pytest.raises(InputError) as error:

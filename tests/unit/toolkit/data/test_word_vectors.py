@@ -23,7 +23,7 @@ def write(folder: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("header", ["", "4 3\n"])
 @pytest.mark.parametrize("end", ["\n", " \n"])
-def test_text(tmp_path: Path, header: str, end: str) -> None:
+def test_glove_and_word2vec_text_is_read(tmp_path: Path, header: str, end: str) -> None:
     """Text files of GloVe and word2vec have words with spaces, repeated words, and spaces at line ends."""
     lines = ["red 1 2 3", ". . 4 5 6e-1", "other 0 0 0", "blue -1 .5 7", "red 9 9 9"]
     path = write(tmp_path, header + "".join(line + end for line in lines))
@@ -35,7 +35,7 @@ def test_text(tmp_path: Path, header: str, end: str) -> None:
     assert read_word_vectors(packed, SYMBOLS).matrix.equal(vectors.matrix)
 
 
-def test_a_word_may_be_white_space_of_another_kind(tmp_path: Path) -> None:
+def test_words_may_be_unicode_whitespace(tmp_path: Path) -> None:
     words = ["\x85", "\xa0", "\u3000", "\x0b"]
     path = write(tmp_path, "".join(f"{word} {i} 1\r\n" for i, word in enumerate(words)))
     vectors = read_word_vectors(path, {word: i + 4 for i, word in enumerate(words)})
@@ -53,12 +53,12 @@ def test_a_word_may_be_white_space_of_another_kind(tmp_path: Path) -> None:
         ("", r"vectors\.txt: the file is empty"),
     ],
 )
-def test_text_with_mistakes(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_text_raises(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         read_word_vectors(write(tmp_path, text), SYMBOLS)
 
 
-def test_a_matrix_with_words(tmp_path: Path) -> None:
+def test_safetensors_with_a_word_list_are_read(tmp_path: Path) -> None:
     path, words = tmp_path / "m.safetensors", tmp_path / "words.txt"
     matrix = torch.randn(4, 3, dtype=torch.float16)
     save_file({"embedding": matrix, "position": torch.zeros(3)}, path)
@@ -70,7 +70,7 @@ def test_a_matrix_with_words(tmp_path: Path) -> None:
         read_word_vectors(path, SYMBOLS, words)
 
 
-def test_a_matrix_of_the_vocabulary(tmp_path: Path) -> None:
+def test_safetensors_rows_match_the_vocabulary(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     matrix = torch.randn(8, 2)
     save_file({"a": matrix, "b": torch.zeros(2, 2), "c": torch.zeros(8, 2, dtype=torch.long)}, path)
@@ -89,7 +89,7 @@ def test_a_matrix_of_the_vocabulary(tmp_path: Path) -> None:
         read_word_vectors(path, SYMBOLS)
 
 
-def test_files_that_are_no_vectors(tmp_path: Path) -> None:
+def test_invalid_vector_files_raise(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     with pytest.raises(InputError, match="can't be read: No such file"):
         read_word_vectors(path, SYMBOLS)

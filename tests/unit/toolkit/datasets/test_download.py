@@ -36,7 +36,7 @@ def test_a_file_is_fetched_once(server: Server, tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["file"]
 
 
-def test_a_transfer_that_breaks_off_is_gone_on_with(server: Server, tmp_path: Path) -> None:
+def test_interrupted_downloads_resume(server: Server, tmp_path: Path) -> None:
     path, part = tmp_path / "file", tmp_path / "file.part"
     server.cut = 100_000
     for saved in (100_000, 200_000):
@@ -50,14 +50,14 @@ def test_a_transfer_that_breaks_off_is_gone_on_with(server: Server, tmp_path: Pa
     assert [request for _, request in server.requests] == [None, "bytes=100000-", "bytes=200000-"]
 
 
-def test_a_server_that_ignores_ranges_sends_all_again(server: Server, tmp_path: Path) -> None:
+def test_servers_without_ranges_send_the_whole_file(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.part").write_bytes(CONTENT[:5000])
     server.ranges = False
     assert fetch(server.file(), tmp_path / "file").read_bytes() == CONTENT
     assert server.requests == [("/file", "bytes=5000-")]
 
 
-def test_a_server_that_sends_another_range(server: Server, tmp_path: Path) -> None:
+def test_a_wrong_range_raises(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.part").write_bytes(CONTENT[:5000])
     server.shift = 7
     with pytest.raises(InputError, match=r"from 5000 to the end .* range 'bytes 5007-255999/256000'"):
@@ -65,14 +65,14 @@ def test_a_server_that_sends_another_range(server: Server, tmp_path: Path) -> No
     assert (tmp_path / "file.part").read_bytes() == CONTENT[:5000] and not (tmp_path / "file").exists()
 
 
-def test_a_whole_part_needs_no_server(server: Server, tmp_path: Path) -> None:
+def test_a_complete_part_file_needs_no_request(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.part").write_bytes(CONTENT)
     assert fetch(server.file(), tmp_path / "file").read_bytes() == CONTENT
     assert server.requests == []
 
 
 @pytest.mark.parametrize("part", [b"x" * 5000, b"x" * len(CONTENT), CONTENT + b"x"], ids=["begun", "whole", "long"])
-def test_a_part_of_something_else_is_fetched_anew(server: Server, tmp_path: Path, part: bytes) -> None:
+def test_wrong_part_files_are_downloaded_again(server: Server, tmp_path: Path, part: bytes) -> None:
     (tmp_path / "file.part").write_bytes(part)
     assert fetch(server.file(), tmp_path / "file").read_bytes() == CONTENT
     # Only a part that is shorter than the file is resumed.
@@ -80,14 +80,14 @@ def test_a_part_of_something_else_is_fetched_anew(server: Server, tmp_path: Path
     assert server.requests == [*begun, ("/file", None)]
 
 
-def test_wrong_content_never_takes_the_name(server: Server, tmp_path: Path) -> None:
+def test_downloads_with_wrong_content_are_deleted(server: Server, tmp_path: Path) -> None:
     server.files["/file"] = CONTENT[:-1] + b"x"
     with pytest.raises(InputError, match="the download differs from the known file"):
         fetch(server.file(), tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_more_than_the_known_size_is_kept(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_downloads_stop_at_the_known_size(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     digest = download.digest_file
     monkeypatch.setattr(download, "digest_file", lambda p: (sizes.append(p.stat().st_size), digest(p))[1])
@@ -97,14 +97,14 @@ def test_no_more_than_the_known_size_is_kept(server: Server, tmp_path: Path, mon
     assert sizes == [len(CONTENT)] and list(tmp_path.iterdir()) == []
 
 
-def test_a_changed_file_of_the_user_is_left_alone(server: Server, tmp_path: Path) -> None:
+def test_changed_local_files_raise_and_are_kept(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"mine")
     with pytest.raises(InputError, match="differs from the known file"):
         fetch(server.file(), tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == b"mine" and server.requests == []
 
 
-def test_the_second_address_where_the_first_has_nothing(server: Server, tmp_path: Path) -> None:
+def test_the_second_address_is_used_if_the_first_is_missing(server: Server, tmp_path: Path) -> None:
     assert fetch(server.file("/gone", "/file"), tmp_path / "file").read_bytes() == CONTENT
     assert [path for path, _ in server.requests] == ["/gone", "/file"]
     with pytest.raises(InputError, match=r"/gone and .*/lost: not found on the server"):
@@ -112,7 +112,7 @@ def test_the_second_address_where_the_first_has_nothing(server: Server, tmp_path
 
 
 @pytest.mark.parametrize("status", [403, 416, 500, 503])
-def test_a_server_that_refuses(server: Server, tmp_path: Path, status: int) -> None:
+def test_http_error_statuses_raise(server: Server, tmp_path: Path, status: int) -> None:
     (tmp_path / "file.part").write_bytes(CONTENT[:5000])
     server.status = status
     with pytest.raises(InputError, match=f"the server answered {status}"):
@@ -122,13 +122,13 @@ def test_a_server_that_refuses(server: Server, tmp_path: Path, status: int) -> N
     assert fetch(server.file(), tmp_path / "file").read_bytes() == CONTENT
 
 
-def test_no_server_at_all(server: Server, tmp_path: Path) -> None:
+def test_refused_connections_raise(server: Server, tmp_path: Path) -> None:
     file = SourceFile("file", ("http://127.0.0.1:1/file",), len(CONTENT), DIGEST)
     with pytest.raises(InputError, match=r"127\.0\.0\.1:1/file: .*refused.*; 0 of 256000 bytes are kept"):
         fetch(file, tmp_path / "file")
 
 
-def test_places_that_can_not_be_written(server: Server, tmp_path: Path) -> None:
+def test_unwritable_paths_raise(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(InputError, match=r"file/below: can't be written: .*File exists: '.*/file'"):
         fetch(server.file(), tmp_path / "file" / "below")
@@ -137,7 +137,7 @@ def test_places_that_can_not_be_written(server: Server, tmp_path: Path) -> None:
     assert server.requests == []
 
 
-def test_languages_of_a_data_set(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_selects_files_by_language(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["old-irish-dev", "irish-gaelic-dev", "irish-dev"]
     server.files = {f"/{name}": name.encode() for name in names}
     files = tuple(
@@ -159,7 +159,7 @@ def test_languages_of_a_data_set(server: Server, tmp_path: Path, monkeypatch: py
 # Files with a known address, but without a known size or digest.
 
 
-def test_the_first_transfer_of_an_unknown_file_is_recorded(server: Server, tmp_path: Path) -> None:
+def test_digests_of_unknown_files_are_recorded_and_checked(server: Server, tmp_path: Path) -> None:
     file, path, record = SourceFile("file", (f"{server.address}/file",)), tmp_path / "file", tmp_path / "file.sha256"
     fetch(file, path)
     assert path.read_bytes() == CONTENT and record.read_text() == f"{DIGEST}  file\n"
@@ -177,7 +177,7 @@ def test_the_first_transfer_of_an_unknown_file_is_recorded(server: Server, tmp_p
     assert fetch(file, path).read_bytes() == CONTENT
 
 
-def test_an_unknown_file_of_the_user_is_recorded_as_it_is(server: Server, tmp_path: Path) -> None:
+def test_digests_of_existing_unknown_files_are_recorded(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"a\nb\n")
     digest = hashlib.sha256(b"a\nb\n").hexdigest()
     fetch(SourceFile("file", (f"{server.address}/file",), lines=2), tmp_path / "file")
@@ -189,7 +189,7 @@ def test_an_unknown_file_of_the_user_is_recorded_as_it_is(server: Server, tmp_pa
 
 
 @pytest.mark.parametrize("length", [True, False], ids=["length", "no length"])
-def test_an_unknown_file_that_breaks_off_is_gone_on_with(server: Server, tmp_path: Path, length: bool) -> None:
+def test_interrupted_downloads_of_unknown_size_resume(server: Server, tmp_path: Path, length: bool) -> None:
     file, path = SourceFile("file", (f"{server.address}/file",)), tmp_path / "file"
     server.cut = 100_000
     with pytest.raises(InputError, match="100000 of an unknown number of bytes are kept"):
@@ -199,13 +199,13 @@ def test_an_unknown_file_that_breaks_off_is_gone_on_with(server: Server, tmp_pat
     assert [request for _, request in server.requests] == [None, "bytes=100000-"]
 
 
-def test_a_whole_part_of_an_unknown_file_is_fetched_anew(server: Server, tmp_path: Path) -> None:
+def test_full_part_files_of_unknown_size_are_downloaded_again(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.part").write_bytes(b"x" * len(CONTENT))
     assert fetch(SourceFile("file", (f"{server.address}/file",)), tmp_path / "file").read_bytes() == CONTENT
     assert server.requests == [("/file", "bytes=256000-"), ("/file", None)]
 
 
-def test_the_published_md5_will_do(server: Server, tmp_path: Path) -> None:
+def test_files_are_checked_against_a_published_md5(server: Server, tmp_path: Path) -> None:
     md5 = hashlib.md5(CONTENT).hexdigest()
     file = SourceFile("file", (f"{server.address}/file",), md5=md5)
     fetch(file, tmp_path / "file")
@@ -254,12 +254,12 @@ def test_a_text_is_unpacked_and_checked(server: Server, tmp_path: Path, packing:
 
 
 @pytest.mark.parametrize("mode", ["w:", "w:gz", "w:xz"])
-def test_tar_files_of_any_compression(server: Server, tmp_path: Path, mode: str) -> None:
+def test_tar_files_of_any_compression_are_unpacked(server: Server, tmp_path: Path, mode: str) -> None:
     file = text_file(server, packed_in(server, "tar", tar({"text": TEXT}, mode), "text"), content=TEXT)
     assert fetch_text(file, tmp_path / "text", tmp_path / "packed").read_bytes() == TEXT
 
 
-def test_texts_follow_one_another(server: Server, tmp_path: Path) -> None:
+def test_texts_of_several_parts_are_concatenated(server: Server, tmp_path: Path) -> None:
     parts = packed_in(server, "gz", gzip.compress(OTHER)), packed_in(server, "xz", lzma.compress(TEXT))
     file = text_file(server, *parts, lines=6)
     assert fetch_text(file, tmp_path / "text", tmp_path / "packed").read_bytes() == OTHER + b"\n" + TEXT
@@ -267,7 +267,7 @@ def test_texts_follow_one_another(server: Server, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("known", [True, False])
-def test_a_damaged_archive_is_thrown_away(server: Server, tmp_path: Path, packing: str, known: bool) -> None:
+def test_damaged_archives_are_deleted_unless_known(server: Server, tmp_path: Path, packing: str, known: bool) -> None:
     content, member = PACKINGS[packing]
     damaged = content[: len(content) // 2]
     part = packed_in(server, packing, damaged, member)
@@ -285,7 +285,7 @@ def test_a_damaged_archive_is_thrown_away(server: Server, tmp_path: Path, packin
 
 
 @pytest.mark.parametrize("packing", ["tar", "zip"])
-def test_members_are_read_by_their_exact_names_alone(server: Server, tmp_path: Path, packing: str) -> None:
+def test_archive_members_must_match_the_exact_name(server: Server, tmp_path: Path, packing: str) -> None:
     members = {"../text": TEXT, "./text": TEXT, "/text": TEXT, "TEXT": TEXT}
     part = packed_in(server, packing, (tar if packing == "tar" else zipped)(members), "text")
     with pytest.raises(InputError, match=r"archive1: text: can't be read: .*(missing from the archive|no item)"):
@@ -293,7 +293,7 @@ def test_members_are_read_by_their_exact_names_alone(server: Server, tmp_path: P
     assert [p.name for p in tmp_path.iterdir()] == ["packed"] and list((tmp_path / "packed").iterdir()) == []
 
 
-def test_a_link_is_not_followed(server: Server, tmp_path: Path) -> None:
+def test_links_in_archives_are_not_followed(server: Server, tmp_path: Path) -> None:
     part = packed_in(server, "tar", tar({"else": TEXT}, link="text"), "text")
     with pytest.raises(InputError, match=r"text: .*missing from the archive"):
         fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
@@ -302,14 +302,14 @@ def test_a_link_is_not_followed(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("lines", "match"), [(2, "expected 2 lines, found 3"), (4, "expected 4 lines, found 3")])
-def test_another_number_of_lines_never_takes_the_name(server: Server, tmp_path: Path, lines: int, match: str) -> None:
+def test_texts_with_a_wrong_number_of_lines_are_deleted(server: Server, tmp_path: Path, lines: int, match: str) -> None:
     part = packed_in(server, "gz", gzip.compress(TEXT))
     with pytest.raises(InputError, match=match):
         fetch_text(text_file(server, part, lines=lines), tmp_path / "text", tmp_path / "packed")
     assert [p.name for p in tmp_path.iterdir()] == ["packed"]
 
 
-def test_other_content_never_takes_the_name(server: Server, tmp_path: Path) -> None:
+def test_texts_with_wrong_content_are_deleted(server: Server, tmp_path: Path) -> None:
     part = packed_in(server, "gz", gzip.compress(TEXT.upper()))
     with pytest.raises(InputError, match="the download differs from the known file"):
         fetch_text(text_file(server, part, content=TEXT), tmp_path / "text", tmp_path / "packed")
@@ -318,7 +318,7 @@ def test_other_content_never_takes_the_name(server: Server, tmp_path: Path) -> N
     assert [p.name for p in tmp_path.iterdir()] == ["packed"]
 
 
-def test_an_unknown_text_is_recorded(server: Server, tmp_path: Path) -> None:
+def test_digests_of_unknown_texts_are_recorded_and_checked(server: Server, tmp_path: Path) -> None:
     part = packed_in(server, "gz", gzip.compress(TEXT))
     file, path = text_file(server, part), tmp_path / "text"
     fetch_text(file, path, tmp_path / "packed")
@@ -332,7 +332,7 @@ def test_an_unknown_text_is_recorded(server: Server, tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_line_that_is_none(server: Server, tmp_path: Path) -> None:
+def test_too_long_lines_raise(server: Server, tmp_path: Path) -> None:
     part = packed_in(server, "gz", gzip.compress(b"x" * LONGEST + b"\n" + b"y" * (LONGEST + 1)))
     with pytest.raises(InputError, match=f"archive1: .*expected text, found a line of more than {LONGEST} bytes"):
         fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
@@ -346,7 +346,7 @@ def unpacked(server: Server, folder: Path, content: str | bytes, **options: obje
     return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
-def test_sentences_of_a_test_set(server: Server, tmp_path: Path) -> None:
+def test_sgml_segments_are_converted_to_lines(server: Server, tmp_path: Path) -> None:
     sgml = '<srcset>\n<doc id="1">\n<seg id="1"> Ein  Satz\u00a0hier. </seg>\n  <seg id="2"></seg>\n</doc>\n</srcset>\n'
     assert unpacked(server, tmp_path, sgml, form="segments") == ["Ein Satz hier.", ""]
     with pytest.raises(InputError, match=r"expected a line that matches .*, found '<seg id=\"1\">Ein'"):
@@ -355,18 +355,18 @@ def test_sentences_of_a_test_set(server: Server, tmp_path: Path) -> None:
         unpacked(server, tmp_path, b"<seg id='1'>M\xe4rz</seg>\n", form="segments")
 
 
-def test_sentences_of_talks(server: Server, tmp_path: Path) -> None:
+def test_talks_are_converted_to_lines(server: Server, tmp_path: Path) -> None:
     talks = "<url>http://x</url>\n<title>Title</title>\n Ein  Satz. \n\n<talkid>1</talkid>\nNoch < einer.\n"
     assert unpacked(server, tmp_path, talks, form="talks") == ["Ein Satz.", "", "Noch < einer."]
 
 
-def test_every_nth_line_and_the_others(server: Server, tmp_path: Path) -> None:
+def test_every_selects_or_skips_each_nth_line(server: Server, tmp_path: Path) -> None:
     text = "".join(f"{n}\n" for n in range(1, 8))
     assert unpacked(server, tmp_path, text, every=3) == ["3", "6"]
     assert unpacked(server, tmp_path, text, every=-3) == ["1", "2", "4", "5", "7"]
 
 
-def test_sides_of_pairs(server: Server, tmp_path: Path) -> None:
+def test_pairs_are_split_into_aligned_sides(server: Server, tmp_path: Path) -> None:
     text = "".join(f"one {n}\teins {n}\tby somebody\n" for n in range(9000))
     sides = {
         (split, column): unpacked(server, tmp_path, text, form="clusters", split=split, column=column)
@@ -390,7 +390,7 @@ def corpus(server: Server, monkeypatch: pytest.MonkeyPatch) -> Source:
     return source
 
 
-def test_a_parallel_corpus(server: Server, tmp_path: Path, corpus: Source) -> None:
+def test_get_downloads_a_parallel_corpus_once(server: Server, tmp_path: Path, corpus: Source) -> None:
     assert corpus.languages() == ["de", "en"]
     said: list[str] = []
     assert [p.name for p in get("corpus", tmp_path, report=said.append)] == ["dev.de", "dev.en", "test.de"]
@@ -404,14 +404,14 @@ def test_a_parallel_corpus(server: Server, tmp_path: Path, corpus: Source) -> No
         get("corpus", tmp_path, ["fr"])
 
 
-def test_sides_with_different_numbers_of_lines(server: Server, tmp_path: Path, corpus: Source) -> None:
+def test_sides_with_different_numbers_of_lines_raise(server: Server, tmp_path: Path, corpus: Source) -> None:
     server.files["/archive1"] = tar({"c/text.de": TEXT, "c/text.en": b"one\n"})
     for _ in range(2):
         with pytest.raises(InputError, match=r"dev\.en: 1 lines, but dev\.de has 3; delete both"):
             get("corpus", tmp_path)
 
 
-def test_what_is_not_ours_stays_in_the_folder_of_archives(server: Server, tmp_path: Path, corpus: Source) -> None:
+def test_other_files_in_the_archive_folder_are_kept(server: Server, tmp_path: Path, corpus: Source) -> None:
     (tmp_path / ".packed").mkdir()
     (tmp_path / ".packed" / "mine").write_bytes(b"")
     get("corpus", tmp_path)
@@ -441,7 +441,7 @@ def zip_with_a_name_of_no_text() -> bytes:
         *(("zip", blob) for blob in (forged_zip(flag=1), forged_zip(method=99), zip_with_a_name_of_no_text())),
     ],
 )
-def test_archives_that_cannot_be_unpacked(server: Server, tmp_path: Path, packing: str, content: bytes) -> None:
+def test_invalid_archives_raise_and_are_deleted(server: Server, tmp_path: Path, packing: str, content: bytes) -> None:
     part = packed_in(server, packing, content, "text")
     with pytest.raises(InputError, match=r"archive1: text: can't be read: .*; the download was deleted"):
         fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
@@ -449,7 +449,7 @@ def test_archives_that_cannot_be_unpacked(server: Server, tmp_path: Path, packin
 
 
 @pytest.mark.parametrize("packing", ["gz", "xz", "zip", "tar"])
-def test_archives_that_unpack_without_end(
+def test_decompression_bombs_raise(
     server: Server, tmp_path: Path, packing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unpacking has a limit even if the number of lines is unknown."""

@@ -19,7 +19,7 @@ def verbs() -> dict[str, list[StringsExample]]:
     return english_verbs()
 
 
-def test_the_file_is_what_the_rules_write() -> None:
+def test_the_embedded_file_matches_the_generator() -> None:
     assert lzma.decompress(generator.TABLE.read_bytes()).decode("ascii") == generator.table()
 
 
@@ -36,7 +36,7 @@ def test_every_lemma_has_its_four_cells_in_one_split(verbs: dict[str, list[Strin
     assert all(0.07 < len(lemmas[split]) / len(everywhere) < 0.13 for split in ("dev", "test"))
 
 
-def test_what_no_rule_predicts_is_in_train(verbs: dict[str, list[StringsExample]]) -> None:
+def test_held_out_irregular_verbs_are_prefixed_training_verbs(verbs: dict[str, list[StringsExample]]) -> None:
     """A held-out irregular verb is a prefix plus a verb whose forms are in the training data."""
     known = {(e.source, e.features): e.target for e in verbs["train"]}
     irregular = {lemma for lemma, kind, _ in generator._read_list() if kind == "irregular"}
@@ -47,14 +47,14 @@ def test_what_no_rule_predicts_is_in_train(verbs: dict[str, list[StringsExample]
         assert example.target == prefix + str(known[example.source.removeprefix(prefix), example.features])
 
 
-def test_training_shows_every_letter_and_tag_of_the_others(verbs: dict[str, list[StringsExample]]) -> None:
+def test_train_contains_all_symbols_of_dev_and_test(verbs: dict[str, list[StringsExample]]) -> None:
     def record(split: str) -> set[str]:
         return {t for e in verbs[split] for t in (*e.src_tokens(), *e.tgt_tokens())}
 
     assert record("dev") | record("test") <= record("train")
 
 
-def test_two_right_spellings_are_rows_of_train_alone(verbs: dict[str, list[StringsExample]]) -> None:
+def test_verbs_with_two_spellings_are_only_in_train(verbs: dict[str, list[StringsExample]]) -> None:
     either = {lemma for lemma, kind, _ in generator._read_list() if kind == "either"}
     counts = {split: Counter((e.source, e.features) for e in examples) for split, examples in verbs.items()}
     twice = {split: {lemma for (lemma, _), n in count.items() if n == 2} for split, count in counts.items()}

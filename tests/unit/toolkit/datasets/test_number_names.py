@@ -25,11 +25,11 @@ def test_a_source_has_one_translation() -> None:
         assert result.setdefault(german, english) == english, german
 
 
-def test_the_file_is_what_the_rules_write() -> None:
+def test_the_embedded_file_matches_the_generator() -> None:
     assert lzma.decompress(generator.TABLE.read_bytes()).decode() == generator.table()
 
 
-def test_the_generator_is_the_published_one() -> None:
+def test_random_matches_published_splitmix64_values() -> None:
     # The first values of SplitMix64 with seed 1234567, from the code of its authors.
     random = Random(1234567)
     assert [random.below(1 << 64) for _ in range(3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]

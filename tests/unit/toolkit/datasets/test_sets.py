@@ -80,7 +80,7 @@ REVIEWS = {
 TRAIN = "0\t4\tneg/9_4\tdull\n0\t1\tneg/10_1\ta b\n1\t9\tpos/0_9\tGood.  Better.<br /><br />Best.\n"
 
 
-def test_reviews_become_lines(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reviews_are_converted_to_lines(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved(server, monkeypatch, "imdb")
     server.files["/aclImdb_v1.tar.gz"] = tar(dict(reversed(REVIEWS.items())))  # the order has no effect
     said: list[str] = []
@@ -95,7 +95,9 @@ def test_reviews_become_lines(server: Server, tmp_path: Path, monkeypatch: pytes
     assert len(server.requests) == 1
 
 
-def test_a_published_archive_must_be_whole(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_archives_with_missing_files_raise(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     moved(server, monkeypatch, "imdb", known=True)
     server.files["/aclImdb_v1.tar.gz"] = tar(REVIEWS)
     with pytest.raises(InputError, match=r"expected 25000 files .*aclImdb/train/.*, found 3; the download was deleted"):
@@ -103,7 +105,7 @@ def test_a_published_archive_must_be_whole(server: Server, tmp_path: Path, monke
     assert not list(tmp_path.glob("train.tsv*")) and not list((tmp_path / ".packed").iterdir())
 
 
-def test_members_of_a_folder(server: Server, tmp_path: Path) -> None:
+def test_duplicate_long_or_undecodable_members_raise(server: Server, tmp_path: Path) -> None:
     pattern = r"(?:\./)?f/(neg|pos)/(\d+)_(\d+)\.txt"
     with pytest.raises(InputError, match=r"archive1: .*: \./f/neg/1_2\.txt: occurs twice"):
         lines_of(folder_of(server, pattern, {"f/neg/1_2.txt": b"a", "./f/neg/1_2.txt": b"b"}, form="reviews"), tmp_path)
@@ -126,7 +128,7 @@ def changed(content: bytes) -> bytes:
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:xz"])
 @pytest.mark.parametrize("damage", [cut, changed])
-def test_a_damaged_folder(server: Server, tmp_path: Path, mode: str, damage: Callable[[bytes], bytes]) -> None:
+def test_damaged_tar_folders_raise(server: Server, tmp_path: Path, mode: str, damage: Callable[[bytes], bytes]) -> None:
     members = {f"f/pos/{n}_1.txt": bytes(range(65, 90)) * n for n in range(1, 200)}
     pattern = r"f/(neg|pos)/(\d+)_(\d+)\.txt"
     part = packed_in(server, "tar-folder", damage(tar(members, mode)), pattern, form="reviews")
@@ -151,7 +153,7 @@ PATIENT = b"Time,Parameter,Value\r\n00:00,RecordID,132540\r\n00:00,Age,76\r\n00:
 OTHER = b"Time,Parameter,Value\n00:00,RecordID,9\n00:00,Age,54\n48:00,HR,80"
 
 
-def test_patients_become_one_table(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patients_are_converted_to_one_table(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved(server, monkeypatch, "physionet2012")
     for letter in "ab":
         members = {f"set-{letter}/132540.txt": PATIENT, f"set-{letter}/9.txt": OTHER, f"set-{letter}/": b""}
@@ -175,7 +177,7 @@ def test_patients_become_one_table(server: Server, tmp_path: Path, monkeypatch: 
         (PATIENT + b"\xff", "can't decode byte 0xff"),
     ],
 )
-def test_what_is_no_patient(server: Server, tmp_path: Path, content: bytes, match: str) -> None:
+def test_invalid_patient_files_raise(server: Server, tmp_path: Path, content: bytes, match: str) -> None:
     file = folder_of(server, r"(\d+)\.txt", {"132540.txt": content}, form="patients")
     with pytest.raises(InputError, match=rf"132540\.txt: .*{match}"):
         lines_of(file, tmp_path)
@@ -185,7 +187,7 @@ def test_what_is_no_patient(server: Server, tmp_path: Path, content: bytes, matc
 # Labelled sentences.
 
 
-def test_labelled_sentences(server: Server, tmp_path: Path) -> None:
+def test_labelled_sentences_are_converted_to_tsv(server: Server, tmp_path: Path) -> None:
     text = b'0 the action clich\xe9s just pile up . \n1  " caf\xc3\xa9 " \x85\r\n12 a\tb\n'
     part = packed_in(server, "plain", text, form="labelled")
     file = SourceFile("text", parts=(part,))
@@ -197,14 +199,14 @@ def test_labelled_sentences(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [b"", b"1", b"1 ", b"1   ", b"pos good", b"<html>", b" 1 x"])
-def test_sentences_without_a_label(server: Server, tmp_path: Path, line: bytes) -> None:
+def test_sentences_without_a_label_raise(server: Server, tmp_path: Path, line: bytes) -> None:
     part = packed_in(server, "plain", b"1 good\n" + line + b"\n", form="labelled")
     with pytest.raises(InputError, match=r"archive1: .*expected a line that matches .*, found"):
         lines_of(SourceFile("text", parts=(part,)), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["packed"]
 
 
-def test_a_fold_is_held_out(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_tenth_sentence_is_held_out(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved(server, monkeypatch, "subj")
     server.files["/subj.all"] = b"".join(b"%d line %d \n" % (n % 2, n) for n in range(1, 41))
     train, test = get("subj", tmp_path)
@@ -216,7 +218,7 @@ def test_a_fold_is_held_out(server: Server, tmp_path: Path, monkeypatch: pytest.
 # Questions.
 
 
-def test_questions_in_json(server: Server, tmp_path: Path) -> None:
+def test_json_questions_are_converted_to_tsv(server: Server, tmp_path: Path) -> None:
     def made(content: str) -> list[str]:
         part = packed_in(server, "tar", tar({"q.json": content.encode()}), "q.json", form="questions")
         file = SourceFile(f"text{len(server.files)}", parts=(part,), header=QUESTIONS)
@@ -237,7 +239,7 @@ def asked_and_listed(server: Server, text: str, names: str) -> SourceFile:
     return SourceFile(f"text{len(server.files)}", parts=(part,), header=QUESTIONS)
 
 
-def test_questions_and_answers_below_them(server: Server, tmp_path: Path) -> None:
+def test_questions_with_answers_on_the_next_line_are_converted(server: Server, tmp_path: Path) -> None:
     text = (
         "what is on the desk in the image3 ?\nbook, scissor\n"
         "what is left of image10 in the image10 ?\nchair\n\n"
@@ -259,7 +261,7 @@ def test_questions_and_answers_below_them(server: Server, tmp_path: Path) -> Non
             lines_of(asked_and_listed(server, wrong, "image3\n"), tmp_path)
 
 
-def test_lists_that_fail_are_thrown_away_too(server: Server, tmp_path: Path) -> None:
+def test_downloaded_image_lists_are_deleted_on_errors(server: Server, tmp_path: Path) -> None:
     file = asked_and_listed(server, "what in the image3 ?\nbed\n", "<html>\n")
     with pytest.raises(InputError, match=r"expected 2 lines, found 1"):
         lines_of(replace(file, lines=2), tmp_path)
@@ -280,7 +282,7 @@ def drawings(server: Server, members: dict[str, bytes], **options: object) -> So
     return replace(file, name=f"images{len(server.files)}.npy", holds="images")
 
 
-def test_drawings_become_an_array(server: Server, tmp_path: Path) -> None:
+def test_drawings_are_converted_to_an_array(server: Server, tmp_path: Path) -> None:
     pixels = np.random.default_rng(3).integers(0, 256, (12, 4, 6, 3), dtype=np.uint8)
     members = {f"i/{n}.png": png(pixels[n]) for n in sorted(range(12), key=str)} | {"i/x.txt": b""}
     file = drawings(server, members, count=12)
@@ -307,7 +309,7 @@ def photos(server: Server, count: int) -> SourceFile:
     return SourceFile("images.tar", parts=tuple(parts), holds="files")
 
 
-def test_photographs_one_by_one(server: Server, tmp_path: Path) -> None:
+def test_photograph_downloads_resume_and_become_one_tar(server: Server, tmp_path: Path) -> None:
     file, said = photos(server, 30), list[str]()
     server.files["/image20.png"], saved = b"<html>log in</html>", server.files["/image20.png"]
     with pytest.raises(InputError, match=r"/image20\.png: expected a PNG file"):
@@ -327,7 +329,7 @@ def test_photographs_one_by_one(server: Server, tmp_path: Path) -> None:
     assert again.read_bytes() == path.read_bytes()
 
 
-def test_files_stand_for_languages(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_can_be_selected_by_name(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved(server, monkeypatch, "easy-vqa")
     server.files["/answers.txt"] = b"red\nblue\n"
     assert get("easy-vqa", tmp_path, ["answers.txt"]) == [tmp_path / "answers.txt"]
@@ -354,7 +356,7 @@ COPIES = {
 
 
 @pytest.mark.parametrize("name", COPIES)
-def test_sentences_of_the_copy(
+def test_converted_sentences_match_the_shared_copy(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_data: Path, name: str
 ) -> None:
     """Lines with a number and a blank before each sentence are converted to the lines of the copy."""

@@ -33,7 +33,7 @@ def transferred(name: str) -> set[SourceFile]:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_the_entries_are_whole(name: str) -> None:
+def test_registry_entries_are_complete(name: str) -> None:
     source = SOURCES[name]
     assert source.name == name and source.licence and source.citation and source.title
     assert len({file.name for file in source.files}) == len(source.files)
@@ -75,7 +75,7 @@ def test_parallel_corpora_have_every_split_on_every_side(name: str) -> None:
                     assert ending.endswith(f".{source.language_of(file.name)}")
 
 
-def test_iwslt14_divides_its_talks() -> None:
+def test_iwslt14_holds_out_every_23rd_line_for_dev() -> None:
     files = {f.name: f for f in SOURCES["iwslt14-de-en"].files}
     for side in ("de", "en"):
         (train,), (dev,) = files[f"train.{side}"].parts, files[f"dev.{side}"].parts
@@ -89,7 +89,7 @@ def test_iwslt14_divides_its_talks() -> None:
         ("sigmorphon2023-inflection", "sigmorphon2023_inflection/inflection.tar.xz", 27),
     ],
 )
-def test_shared_tasks_of_strings(name: str, archive: str, languages: int, shared_data: Path) -> None:
+def test_sigmorphon_entries_match_the_shared_copies(name: str, archive: str, languages: int, shared_data: Path) -> None:
     source = SOURCES[name]
     assert len(source.languages()) == languages and len(source.files) == 3 * languages
     if not (shared_data / archive).is_file():
@@ -102,7 +102,7 @@ def test_shared_tasks_of_strings(name: str, archive: str, languages: int, shared
             assert hashlib.sha256(stream.read()).hexdigest() == known[Path(member.name).name]
 
 
-def test_the_registry_is_right_about_every_published_file(shared_data: Path) -> None:
+def test_sigmorphon2018_sizes_and_digests_match_the_files(shared_data: Path) -> None:
     archive = shared_data / "sigmorphon2018_task1" / "task1.tar.xz"
     if not archive.is_file():
         pytest.skip(f"needs data: {archive}")
@@ -131,7 +131,7 @@ COPIES = [
 
 
 @pytest.mark.parametrize(("source", "name", "copy"), COPIES)
-def test_sizes_and_digests_are_those_of_copies(shared_data: Path, source: str, name: str, copy: str) -> None:
+def test_sizes_and_digests_match_the_shared_copies(shared_data: Path, source: str, name: str, copy: str) -> None:
     text = unpacked(shared_data / f"{copy}.xz")
     (known,) = (file for file in SOURCES[source].files if file.name == name)
     assert text.count(b"\n") == known.lines

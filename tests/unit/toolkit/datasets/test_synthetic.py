@@ -28,7 +28,7 @@ def examples(name: str) -> list[SyntheticExample]:
 
 
 @every_task
-def test_tokens_and_targets_have_the_numbers_and_lengths_of_the_task(name: str) -> None:
+def test_tokens_and_targets_have_valid_ranges_and_lengths(name: str) -> None:
     task = SYNTHETIC_TASKS[name]
     for length in [task.shortest, *LENGTHS, 300]:
         tokens, targets = SyntheticStream(name, length, length, 1).example(0)
@@ -43,7 +43,7 @@ def test_tokens_and_targets_have_the_numbers_and_lengths_of_the_task(name: str) 
     [("copy", list), ("reverse", lambda x: x[::-1]), ("sort", sorted)],
     ids=["copy", "reverse", "sort"],
 )
-def test_an_output_follows_the_separator(name: str, answer: object) -> None:
+def test_outputs_after_the_separator_match_the_task(name: str, answer: object) -> None:
     assert callable(answer)
     for tokens, targets in examples(name):
         end = tokens.index(SEPARATOR)
@@ -66,7 +66,7 @@ def test_recall_looks_keys_up() -> None:
         assert [t for t in targets[: end + 1] if t != IGNORE] == []
 
 
-def test_two_back() -> None:
+def test_two_back_targets_are_two_tokens_earlier() -> None:
     for tokens, targets in examples("two-back"):
         assert targets == [IGNORE, IGNORE, *tokens[:-2]]
 
@@ -92,7 +92,7 @@ def test_flip_flop_reads_what_was_written_last() -> None:
 
 
 @every_task
-def test_a_seed_and_a_number_are_an_example(name: str) -> None:
+def test_seed_and_number_determine_an_example(name: str) -> None:
     examples, again, others = (
         [SyntheticStream(name, 8, 20, seed).example(number) for number in range(12)] for seed in (5, 5, 6)
     )
@@ -100,7 +100,7 @@ def test_a_seed_and_a_number_are_an_example(name: str) -> None:
     assert len({len(tokens) for tokens, _ in examples}) > 1
 
 
-def test_bad_arguments_are_errors() -> None:
+def test_invalid_arguments_raise() -> None:
     with pytest.raises(ValueError, match=r"one of recall, copy, .*got 'count'"):
         SyntheticStream("count", 8, 8)
     with pytest.raises(ValueError, match=r"least must be at least 8 .* got 4"):
@@ -110,7 +110,7 @@ def test_bad_arguments_are_errors() -> None:
 
 
 @every_task
-def test_rows_are_the_examples_of_the_streams(name: str) -> None:
+def test_corpus_rows_match_the_streams(name: str) -> None:
     corpus = synthetic_corpus(name, 3, [(16, 24), (40, 40)], seed=5)
     for part, (least, most) in enumerate([(16, 24), (40, 40)]):
         stream = SyntheticStream(name, least, most, 5)
@@ -128,11 +128,11 @@ def test_rows_are_the_examples_of_the_streams(name: str) -> None:
                 assert batch.tgt_in[row].max() < len(synthetic_vocabulary(name))
 
 
-def test_a_digest_tells_examples_apart() -> None:
+def test_different_corpora_have_different_digests() -> None:
     corpora = [("copy", 3, [(16, 24)]), ("sort", 3, [(16, 24)]), ("copy", 4, [(16, 24)]), ("copy", 3, [(16, 25)])]
     digests = {synthetic_corpus(*corpus).digest() for corpus in corpora}
     assert len(digests | {synthetic_corpus("copy", 3, [(16, 24)], seed=1).digest()}) == 5
 
 
-def test_long_examples_are_read_few_at_a_time() -> None:
+def test_batches_of_long_examples_are_small() -> None:
     assert max(len(batch.index) for batch in synthetic_corpus("copy", 50, [(16, 4096)]).batches(64)) == 16

@@ -16,7 +16,7 @@ NOTHING = Certificate("none", -torch.inf)
 
 
 @pytest.mark.parametrize("output", ["softmax", "entmax"])
-def test_the_empty_output(output: str) -> None:
+def test_empty_log_probs_match_eos_at_the_first_step(output: str) -> None:
     """The empty output is as probable as an end at the first step, and counts if it beats the best hypothesis."""
     net = model(output).eval()
     first = []
@@ -34,7 +34,7 @@ def test_the_empty_output(output: str) -> None:
     assert evaluate(net, CORPUS, results, 1.0).empty_rate == better / len(CORPUS)
 
 
-def test_the_empty_output_is_no_more_probable_than_itself() -> None:
+def test_empty_rate_ignores_empty_best_outputs() -> None:
     net = model("softmax").eval()
     worse = [Result((Hypothesis((), e - 1e-7, (1,), (1,)),), NOTHING) for e in empty_log_probs(net, CORPUS).tolist()]
     assert evaluate(net, CORPUS, worse, 1.0).empty_rate == 0
@@ -43,7 +43,7 @@ def test_the_empty_output_is_no_more_probable_than_itself() -> None:
     assert evaluate(net, CORPUS, [Result((), NOTHING)] * len(CORPUS), 1.0).empty_rate == 1
 
 
-def test_the_most_probable_output_decides_however_outputs_are_ranked() -> None:
+def test_best_of_all_uses_the_most_probable_hypothesis() -> None:
     """With a length penalty, the first hypothesis need not be the most probable one."""
     hypotheses = Hypothesis((5,) * 8, -1.3, (1,), (1,)), Hypothesis((4,), -0.9, (1,), (1,))
     result = Result(hypotheses, Certificate("complete", -torch.inf))

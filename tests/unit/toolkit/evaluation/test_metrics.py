@@ -22,7 +22,7 @@ def evaluated(net: RNNSeq2Seq | Ensemble) -> Evaluation:
 
 
 @pytest.mark.parametrize("output", ["softmax", "sparsemax", "entmax", "alpha_relu"])
-def test_evaluation_is_what_its_results_say(output: str) -> None:
+def test_evaluation_matches_search_results(output: str) -> None:
     net = model(output).eval()
     result = evaluated(net)
     results = search_corpus(net, CORPUS, SearchOptions(beam_size=3))
@@ -48,7 +48,7 @@ def test_evaluation_is_what_its_results_say(output: str) -> None:
         assert result.complete == 0 and result.gold_in_support == 1
 
 
-def test_a_gold_output_that_was_found_is_possible() -> None:
+def test_gold_listed_counts_references_among_hypotheses() -> None:
     net = model("softmax").eval()
     results = search_corpus(net, CORPUS, SearchOptions(beam_size=3))
     message = Corpus(CORPUS.src, [list(r.hypotheses[-1].tokens) for r in results])  # found outputs as references
@@ -59,7 +59,7 @@ def test_a_gold_output_that_was_found_is_possible() -> None:
 
 
 @pytest.mark.parametrize("output", ["softmax", "sparsemax", "alpha_relu"])
-def test_what_is_possible_does_not_depend_on_the_beam(output: str) -> None:
+def test_gold_possible_does_not_depend_on_beam_size(output: str) -> None:
     """`gold_possible` agrees with the scores of references; those with unknown symbols are impossible."""
     net = model(output, spread=2.0).eval()
     known = [[4, 5], [4], [5, 5, 4], *CORPUS.tgt[3:-1]]
@@ -74,7 +74,7 @@ def test_what_is_possible_does_not_depend_on_the_beam(output: str) -> None:
     assert 0 < shares.pop() < 1
 
 
-def test_a_classifier_is_measured_by_its_labels() -> None:
+def test_classifier_metrics_ignore_the_end_symbol() -> None:
     """The end symbol after a label does not count: it is certain and would halve the loss."""
     torch.manual_seed(1)
     net = LabelDecoder(12, 6, d_model=8, num_basis=8).eval()
@@ -93,7 +93,7 @@ def test_a_classifier_is_measured_by_its_labels() -> None:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_an_ensemble_is_evaluated_as_one_model(nested: bool) -> None:
+def test_ensemble_of_equal_models_matches_one_model(nested: bool) -> None:
     """An ensemble of equal models has the results of one model."""
     net = model("entmax").eval()
     twice = Ensemble([Ensemble([net, net]), net] if nested else [net, net])
@@ -103,7 +103,7 @@ def test_an_ensemble_is_evaluated_as_one_model(nested: bool) -> None:
 
 
 @pytest.mark.parametrize(("corpus", "results"), [(Corpus([], []), 0), (CORPUS, 1)])
-def test_what_has_no_result_a_sample_is_refused(corpus: Corpus, results: int) -> None:
+def test_evaluate_requires_one_result_per_sample(corpus: Corpus, results: int) -> None:
     net = model("softmax")
     with pytest.raises(ValueError, match=f"one result per sample .* got {results} results for {len(corpus)}"):
         evaluate(net, corpus, search_corpus(net, CORPUS, SearchOptions(beam_size=3))[:results], 1.0)

@@ -20,7 +20,7 @@ LONGEST = 4
 
 
 @pytest.mark.parametrize(("transform", "alpha"), [("softmax", 1.0), ("entmax", 1.5), ("alpha_relu", 1.5)])
-def test_what_is_said_of_the_empty_output_is_never_wrong(transform: str, alpha: float) -> None:
+def test_compare_empty_agrees_with_enumeration(transform: str, alpha: float) -> None:
     verdicts = set()
     for seed in range(60):
         table = random_table(transform, alpha, seed, sharpness=2.0)
@@ -39,7 +39,7 @@ def test_what_is_said_of_the_empty_output_is_never_wrong(transform: str, alpha: 
 
 
 @pytest.mark.parametrize("limits", [{"min_length": 1}, {"min_length": 2}, {"prefixes": [(A,)]}])
-def test_a_limited_search_proves_nothing_of_the_outputs_outside_of_it(limits: dict[str, Any]) -> None:
+def test_compare_empty_is_correct_after_limited_searches(limits: dict[str, Any]) -> None:
     verdicts = set()
     for seed in range(150):
         table = random_table("entmax", 1.5, seed, sharpness=2.0)
@@ -53,7 +53,7 @@ def test_a_limited_search_proves_nothing_of_the_outputs_outside_of_it(limits: di
     assert ("yes" in verdicts) == (limits == {"min_length": 1}) and {"no", "unknown"} <= verdicts
 
 
-def test_a_beam_that_cannot_tell_says_so() -> None:
+def test_compare_empty_returns_unknown_for_a_small_beam() -> None:
     rows = {(): {A: 0.4, B: 0.35, EOS: 0.25}, (A,): {A: 0.5, EOS: 0.5}, (A, A): {EOS: 1.0}, (B,): {EOS: 1.0}}
     (result,) = beam_search(trie(rows), *sources(0), beam_size=1)
     assert compare_empty(math.log(0.25), result) == (False, "unknown")

@@ -31,7 +31,7 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_commit_of_a_checkout_and_whether_it_was_changed(checkout: Path) -> None:
+def test_find_commit_returns_the_commit_and_marks_changes(checkout: Path) -> None:
     assert provenance.find_commit() is None
     git(checkout, "init", "--quiet")
     git(checkout, "add", "src")
@@ -47,7 +47,7 @@ def test_the_commit_of_a_checkout_and_whether_it_was_changed(checkout: Path) -> 
     assert provenance.find_commit() == f"{commit}+changes"
 
 
-def test_a_digest_is_that_of_the_usual_tool(tmp_path: Path) -> None:
+def test_digest_matches_sha256sum(tmp_path: Path) -> None:
     for name, text in (("b.en", "two\n"), ("a.de", "eins\nzwei\n")):
         (tmp_path / name).write_text(text)
     command = "sha256sum a.de b.en | sha256sum"
@@ -58,7 +58,7 @@ def test_a_digest_is_that_of_the_usual_tool(tmp_path: Path) -> None:
         provenance.digest_files([tmp_path / "c.fr"])
 
 
-def test_files_of_one_name_have_one_digest_in_any_order(tmp_path: Path) -> None:
+def test_digest_ignores_order_of_files_with_equal_names(tmp_path: Path) -> None:
     paths = [tmp_path / folder / "train" for folder in "abc"]
     for path in paths:
         path.parent.mkdir()
@@ -88,7 +88,7 @@ def test_files_of_one_name_have_one_digest_in_any_order(tmp_path: Path) -> None:
         ("", ""),
     ],
 )
-def test_an_absolute_path_is_its_last_part_wherever_it_begins(text: str, short: str) -> None:
+def test_absolute_paths_are_shortened_to_their_last_part(text: str, short: str) -> None:
     assert provenance.shorten_path(text) == short
 
 

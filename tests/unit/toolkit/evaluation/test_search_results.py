@@ -32,19 +32,19 @@ def test_results_come_in_the_order_of_the_corpus() -> None:
         ({"prefix": "a"}, "prefix can't be used to search a corpus"),
     ],
 )
-def test_options_that_a_corpus_does_not_take(options: dict[str, Any], message: str) -> None:
+def test_unsupported_options_for_a_corpus_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         search_corpus(model(), CORPUS, SearchOptions(**options))
 
 
-def test_models_are_searched_where_their_parameters_are() -> None:
+def test_device_of_returns_the_device_of_the_parameters() -> None:
     assert device_of(model()) == device_of(Ensemble([model()])) == torch.device("cpu")
     elsewhere = model().to("meta")
     assert device_of(elsewhere) == device_of(Ensemble([Ensemble([elsewhere])])) == torch.device("meta")
     assert device_of(trie({(): {EOS: 1.0}})) == torch.device("cpu")
 
 
-def test_parts_of_the_batches_are_parts_of_the_results() -> None:
+def test_results_of_batch_parts_match_those_of_the_corpus() -> None:
     net = model().eval()
     batches = CORPUS.batches(5)
     result = [search_batches(net, batches[rank::2], SearchOptions(beam_size=2)) for rank in range(2)]

@@ -28,7 +28,7 @@ from unit.toolkit.evaluation.small_models import CORPUS, model, transformer
 
 
 @pytest.mark.parametrize("output", ["softmax", "sparsemax", "entmax"])
-def test_forced_is_what_single_rows_add_up_to(output: str) -> None:
+def test_teacher_forced_scores_match_sums_over_rows(output: str) -> None:
     net = model(output).eval()
     loss = correct = possible = supported = num_attended = steps = 0.0
     for i in range(len(CORPUS)):
@@ -54,7 +54,7 @@ def test_forced_is_what_single_rows_add_up_to(output: str) -> None:
 
 
 @pytest.mark.parametrize("output", ["softmax", "entmax"])
-def test_scores_of_texts_are_those_of_their_probabilities(output: str) -> None:
+def test_text_scores_match_those_of_the_probabilities(output: str) -> None:
     net = model(output).eval()
     batch = CORPUS.batch([0])
     with torch.no_grad():
@@ -65,7 +65,7 @@ def test_scores_of_texts_are_those_of_their_probabilities(output: str) -> None:
     assert result.sparsemax_score == pytest.approx(expected.sparsemax_score, rel=1e-5)
 
 
-def test_values_that_sum_to_no_1_are_scored_in_proportion() -> None:
+def test_unnormalized_outputs_are_normalized_before_scoring() -> None:
     net = model("alpha_relu").eval()
     batch = CORPUS.batch([0])
     with torch.no_grad():
@@ -77,7 +77,7 @@ def test_values_that_sum_to_no_1_are_scored_in_proportion() -> None:
     assert result.sparsemax_score == pytest.approx(expected.sparsemax_score, rel=1e-5)
 
 
-def test_the_most_probable_symbols_of_rows_are_counted() -> None:
+def test_row_hits_count_correct_symbols_per_row() -> None:
     net = model().eval()
     hits = row_hits(net, CORPUS.batches(5))
     assert list(sorted(hits)) == list(range(len(CORPUS)))
@@ -86,7 +86,7 @@ def test_the_most_probable_symbols_of_rows_are_counted() -> None:
     assert all(hits[row][1] == len(CORPUS.tgt[row]) + 1 for row in range(len(CORPUS)))
 
 
-def test_measuring_leaves_the_model_in_training() -> None:
+def test_measuring_keeps_training_mode() -> None:
     net = model()
     net.train()
     first = teacher_forced_scores(net, CORPUS)
@@ -95,7 +95,7 @@ def test_measuring_leaves_the_model_in_training() -> None:
     assert net.training
 
 
-def test_parts_add_up_to_the_whole() -> None:
+def test_sums_over_parts_match_scores_of_the_corpus() -> None:
     net = model().eval()
     batches = CORPUS.batches(5)
     parts = [teacher_forced_sums(net, batches[rank::2]) for rank in range(2)]
@@ -105,7 +105,7 @@ def test_parts_add_up_to_the_whole() -> None:
     assert teacher_forced_sums(net, []) == [0.0] * 12
 
 
-def test_an_ensemble_of_different_models() -> None:
+def test_ensemble_of_different_models_averages_probabilities() -> None:
     parts = [model("sparsemax").eval(), model("softmax", 1.0).eval(), transformer().eval()]
     both = Ensemble(parts)
     result, each = (
@@ -135,7 +135,7 @@ def test_an_ensemble_of_different_models() -> None:
 
 @pytest.mark.parametrize("output", ["softmax", "sparsemax", "entmax", "alpha_relu", "ensemble"])
 @pytest.mark.parametrize("rows", [1, 12])
-def test_a_symbol_that_the_vocabulary_lacks_is_wrong_and_out_of_the_support(output: str, rows: int) -> None:
+def test_unknown_symbols_count_as_wrong_and_outside_support(output: str, rows: int) -> None:
     """An unknown symbol has probability zero, as in `score`. The mean loss excludes its infinite loss."""
     net = Ensemble([model().eval(), model("softmax").eval()]) if output == "ensemble" else model(output).eval()
     known = Corpus(CORPUS.src[:rows], CORPUS.tgt[:rows])
@@ -166,7 +166,7 @@ def test_a_symbol_that_the_vocabulary_lacks_is_wrong_and_out_of_the_support(outp
     assert total == len(corpus.tgt[0]) + 1 and hits < total
 
 
-def test_a_text_of_unknown_symbols_alone_has_no_loss() -> None:
+def test_loss_of_only_unknown_symbols_is_finite() -> None:
     result = teacher_forced_scores(model().eval(), Corpus([[4, 5]], [[UNK] * 3]))
     assert result.unknown_symbols == 3 and result.gold_in_support <= 1 / 4 and math.isfinite(result.loss)
 
@@ -175,7 +175,7 @@ def _inputs(batch: Batch) -> tuple[torch.Tensor, ...]:
     return batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out
 
 
-def test_a_symbol_too_improbable_for_a_float32_is_possible_as_in_a_search() -> None:
+def test_underflowing_probabilities_stay_in_the_support() -> None:
     net = model("entmax").eval()
     net.output.alpha = 1.05
     with torch.no_grad():
@@ -209,7 +209,7 @@ def text_scores(probs: Tensor, tokens: Tensor, epsilon: float = EPSILON) -> Text
 PROBS = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.6, 0.4, 0.0]])
 
 
-def test_scores_of_three_tokens() -> None:
+def test_text_scores_of_three_tokens_match_their_formulas() -> None:
     epsilon = 1e-3
     scores = text_scores(PROBS, torch.tensor([1, 2, 0]), epsilon)
     each = [math.log((p + epsilon) / (1 + 4 * epsilon)) for p in (0.25, 1.0, 0.0)]
@@ -219,6 +219,6 @@ def test_scores_of_three_tokens() -> None:
     assert scores.sparsemax_score == pytest.approx(expected)
 
 
-def test_with_an_epsilon_of_zero_it_is_the_perplexity() -> None:
+def test_epsilon_zero_gives_the_perplexity() -> None:
     probs = torch.full((5, 4), 0.25)
     assert text_scores(probs, torch.arange(5) % 4, 0.0).epsilon_perplexity == pytest.approx(4)

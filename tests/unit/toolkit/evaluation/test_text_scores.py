@@ -10,7 +10,7 @@ import pytest
 from tsallis.toolkit.evaluation.text_scores import LineScore, length_ratio, sentence_chrf, translation_scores
 
 
-def test_intervals_of_means_over_lines() -> None:
+def test_line_score_interval_contains_the_value() -> None:
     assert LineScore([]).value == 0 and LineScore([]).interval() == (0, 0)
     edits = LineScore([0, 3, 1, 0] * 50, [4, 6, 5, 5] * 50)
     low, high = edits.interval()
@@ -21,7 +21,7 @@ def test_intervals_of_means_over_lines() -> None:
     assert half.interval(edits) == pytest.approx((-high / 2, -low / 2))
 
 
-def test_translations_are_scored_by_sacrebleu() -> None:
+def test_translation_scores_match_sacrebleu() -> None:
     texts, references = ["the cat sat on the mat", "a dog"], ["the cat sat on a mat", "the dog"]
     scores = {s.name: s for s in translation_scores(texts, references)}
     from sacrebleu import corpus_bleu, corpus_chrf, corpus_ter
@@ -35,7 +35,7 @@ def test_translations_are_scored_by_sacrebleu() -> None:
     assert "tok:zh" in chinese.signature
 
 
-def test_intervals_of_translations_are_those_of_sacrebleu() -> None:
+def test_translation_intervals_match_sacrebleu() -> None:
     """The intervals agree only approximately because both sides resample lines at random."""
     from sacrebleu.metrics import BLEU, CHRF, TER
 
@@ -51,7 +51,7 @@ def test_intervals_of_translations_are_those_of_sacrebleu() -> None:
         assert score.lines.interval(score.lines) == (0, 0)
 
 
-def test_the_difference_of_two_translations() -> None:
+def test_interval_of_a_clear_difference_excludes_zero() -> None:
     references = [f"{a} {b} c d e" for a in "abcdefgh" for b in "ijklmnop"]
     worse = [text if row % 2 else text.replace(" c d", "") for row, text in enumerate(references)]
     for first, second in zip(
@@ -62,7 +62,7 @@ def test_the_difference_of_two_translations() -> None:
         assert low < second.value - first.value < high and low * high > 0  # every resample has worse lines
 
 
-def test_lengths_are_those_that_bleu_counts() -> None:
+def test_length_ratio_matches_the_brevity_penalty_of_bleu() -> None:
     """BLEU computes its brevity penalty from these lengths and counts the full stop as a word."""
     from sacrebleu import corpus_bleu
 
@@ -72,6 +72,6 @@ def test_lengths_are_those_that_bleu_counts() -> None:
     assert length_ratio(["a b"], ["a b."], tokenized=True) == 1 and length_ratio(["a"], [""]) == 0
 
 
-def test_chrf_of_a_sentence() -> None:
+def test_sentence_chrf_ranges_from_0_to_1() -> None:
     assert sentence_chrf("", "") == sentence_chrf("a b", "a b") == 1.0
     assert 0 <= sentence_chrf("walk", "talk") < 1 and sentence_chrf("x", "talk") == 0.0

@@ -16,7 +16,7 @@ from tsallis.toolkit.tasks.translation import Translation
 from tsallis.toolkit.tasks.vqa import Visual
 
 
-def test_the_largest_weight_is_one_position_of_each_row() -> None:
+def test_links_match_argmax_or_nonzero_weights() -> None:
     torch.manual_seed(0)
     weights = torch.rand(40, 12).mul(4).round().sub(2).clamp(min=0)  # many zeros and ties
     largest, support = links_of(weights, "largest"), links_of(weights, "support")
@@ -37,14 +37,14 @@ def test_the_largest_weight_is_one_position_of_each_row() -> None:
         (Visual(), "1\twhat?", "red", "1\twhat?\tred"),
     ],
 )
-def test_an_output_stands_in_its_column(task, source: str, target: str, line: str) -> None:
+def test_join_columns_puts_the_output_in_its_column(task, source: str, target: str, line: str) -> None:
     assert join_columns(task, [source], [target]) == [line]
 
 
-def test_texts_have_no_targets() -> None:
+def test_join_columns_rejects_targets_for_language_models() -> None:
     with pytest.raises(InputError, match="targets can't be used with the task language"):
         join_columns(Language(), ["a"], ["b"])
 
 
-def test_an_answer_without_outputs() -> None:
+def test_answers_without_outputs_have_default_fields() -> None:
     assert (Answer(1).text, Answer(1).score, Answer(1).tokens, Answer(1).certificate) == ("", None, (), "none")

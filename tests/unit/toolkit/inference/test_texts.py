@@ -86,7 +86,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "plain")
-def test_probabilities_of_texts_are_those_of_all_their_segmentations(run: TextRun, options: dict[str, Any]) -> None:
+def test_text_probabilities_sum_over_all_segmentations(run: TextRun, options: dict[str, Any]) -> None:
     (answer,) = run.translate([SOURCE], SearchOptions(**options), tokens=True, alignment="largest")
     outputs = [output for output in answer.outputs if output is not None]
     texts = [output.text for output in outputs]
@@ -113,7 +113,7 @@ def test_exact_search_proves_the_most_probable_text(run: TextRun) -> None:
     assert answer.text == "low" and answer.certificate in ("bounded", "none")  # without a prefix, another is best
 
 
-def test_the_score_of_a_text(run: TextRun) -> None:
+def test_scores_of_texts_match_closed_forms(run: TextRun) -> None:
     texts = [*KNOWN, "new", "x", "lo"]
     scores = run.score([SOURCE] * len(texts), texts)
     expected = [math.log(KNOWN[text]) if text in KNOWN else -math.inf for text in texts[:-1]]
@@ -129,7 +129,7 @@ def test_the_score_of_a_text(run: TextRun) -> None:
     assert scores[1].tokens == ("▁low", "</s>") and scores[1].scores.log_prob < scores[1].log_prob
 
 
-def test_a_text_is_possible_if_another_segmentation_is(make_run: Callable[..., TextRun]) -> None:
+def test_texts_are_possible_if_any_segmentation_is(make_run: Callable[..., TextRun]) -> None:
     """The vocabulary encodes `low` as one subword, which this model never outputs."""
     run = make_run({"</s>": 0.5, "low": 0.25, "l": 0.15, "o": 0.05, "w": 0.05})
     prob = (0.25 + 0.15 * 0.05 * 0.05) * 0.5
@@ -154,7 +154,7 @@ def test_a_text_is_possible_if_another_segmentation_is(make_run: Callable[..., T
     assert records[2]["output"]["right"] and records[2]["empty"]["log_prob"] == pytest.approx(math.log(0.5))
 
 
-def test_next_characters_are_those_of_all_outputs(make_run: Callable[..., TextRun]) -> None:
+def test_next_characters_match_enumeration_of_all_outputs(make_run: Callable[..., TextRun]) -> None:
     """The typed text may end inside a subword."""
     probs, longest = {"</s>": 0.8, "▁low": 0.08, "low": 0.04, "▁": 0.03, "l": 0.03, "o": 0.01, "w": 0.01}, 5
     run = make_run(probs)
@@ -182,7 +182,7 @@ def test_next_characters_are_those_of_all_outputs(make_run: Callable[..., TextRu
         assert content == {"probs": found.characters.probs, "missing": found.characters.missing}
 
 
-def test_all_commands_show_one_best_text(run: TextRun) -> None:
+def test_all_commands_return_the_same_best_text(run: TextRun) -> None:
     (answer,) = run.translate([SOURCE])
     read = run.task.read([SOURCE], "lines", run.run, gold=False)
     options: Any = {"beam_size": 5}
@@ -193,7 +193,7 @@ def test_all_commands_show_one_best_text(run: TextRun) -> None:
     assert run.run.tgt_vocab.decode(result.best.tokens) == answer.text
 
 
-def test_labels_and_characters_are_free_of_it(make_run: Callable[..., TextRun]) -> None:
+def test_labels_and_characters_are_not_ambiguous(make_run: Callable[..., TextRun]) -> None:
     from tsallis.toolkit.data import Vocabulary
     from tsallis.toolkit.tasks.classification import Classification
     from tsallis.toolkit.tasks.strings import Strings
@@ -204,7 +204,7 @@ def test_labels_and_characters_are_free_of_it(make_run: Callable[..., TextRun]) 
     assert make_run(PROBS).text is not None
 
 
-def test_the_api_answers_as_the_commands_do(make_run: Callable[..., TextRun]) -> None:
+def test_served_log_probs_match_text_scores(make_run: Callable[..., TextRun]) -> None:
     pytest.importorskip("starlette")
     from tsallis.toolkit.serve.answers import ServedRun
     from tsallis.toolkit.serve.limits import Limits
@@ -226,7 +226,7 @@ def test_the_api_answers_as_the_commands_do(make_run: Callable[..., TextRun]) ->
     assert [step["symbol"] for step in content["steps"]] == ["▁low", "</s>"]
 
 
-def test_a_language_model_adds_what_spells_one_text(make_run: Callable[..., TextRun]) -> None:
+def test_continuations_sum_over_segmentations_of_one_text(make_run: Callable[..., TextRun]) -> None:
     from tsallis.toolkit.inference.continuations import continue_prompt, search_texts
 
     run = make_run(PROBS)
@@ -252,7 +252,9 @@ def test_a_language_model_adds_what_spells_one_text(make_run: Callable[..., Text
         ((), 0.0, ["-inf"]),
     ],
 )
-def test_the_printed_score_says_what_it_is(log_probs: tuple[float, ...], missing: float, fields: list[str]) -> None:
+def test_printed_scores_are_labelled_if_they_are_bounds(
+    log_probs: tuple[float, ...], missing: float, fields: list[str]
+) -> None:
     from tsallis.search import Hypothesis, TokenScores
     from tsallis.search.texts import TextProbability
     from tsallis.toolkit.cli.score import _total

@@ -46,7 +46,7 @@ def documents(rows: int = 40) -> Corpus:
         {"attention": "discrete", "transform": "sparsemax"},
     ],
 )
-def test_documents_beside_single_ones(arguments: dict[str, Any], tmp_path: Path) -> None:
+def test_document_summaries_match_single_examples(arguments: dict[str, Any], tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, corpus = LabelDecoder(len(WORDS), len(LABELS), d_model=8, num_basis=8, **arguments), documents()
     with torch.no_grad():
@@ -84,7 +84,7 @@ def test_documents_beside_single_ones(arguments: dict[str, Any], tmp_path: Path)
     assert json.loads(json.dumps(summary.to_dict()))["shown"][0]["index"] == 0
 
 
-def test_images_have_a_picture_and_an_outline(tmp_path: Path) -> None:
+def test_image_examples_contain_picture_and_outline(tmp_path: Path) -> None:
     torch.manual_seed(0)
     sizes = {"d_model": 8, "heads": 2, "layers": 1, "num_basis": 16, "transform": "sparsemax"}
     model = LabelDecoder(len(WORDS), len(LABELS), kind="questions", **sizes)
@@ -105,7 +105,7 @@ def test_images_have_a_picture_and_an_outline(tmp_path: Path) -> None:
         assert (rows[:, 1:].reshape(16, 24, 3) == pictures[row].numpy()).all()
 
 
-def test_other_runs_and_empty_corpora_are_refused(tmp_path: Path) -> None:
+def test_other_tasks_and_empty_corpora_raise(tmp_path: Path) -> None:
     run = labels_run(tmp_path, LabelDecoder(len(WORDS), len(LABELS), d_model=8, num_basis=8), "classification")
     with pytest.raises(InputError, match="reviews: there are no examples to analyse"):
         summarize_densities(run, Corpus([], []), "reviews", [])

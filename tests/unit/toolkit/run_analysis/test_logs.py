@@ -21,7 +21,7 @@ def log(folder: Path, *events: Any) -> Path:
     return path
 
 
-def test_a_real_run_has_a_history(tmp_path: Path) -> None:
+def test_alpha_history_includes_the_initial_alphas(tmp_path: Path) -> None:
     """The first event has the initial alphas and no step."""
     alphas = [[1.5, 1.4], [1.3, 1.2]]
     later = {"event": "epoch", "epoch": 1, "step": 7, "alpha_encoder": [[2.0, 1.4], [1.3, 1.2]]}
@@ -32,7 +32,7 @@ def test_a_real_run_has_a_history(tmp_path: Path) -> None:
     assert json.loads(json.dumps(history.to_dict()))["values"]["encoder"][0] == alphas
 
 
-def test_densities_have_a_history(tmp_path: Path) -> None:
+def test_density_history_reads_densities(tmp_path: Path) -> None:
     log(tmp_path, {"event": "start", "alpha_encoder": [[1.5]]}, {"event": "epoch", "step": 2, "density_encoder": [[1]]})
     assert density_history(tmp_path).steps == (2,)
 
@@ -55,17 +55,17 @@ def test_densities_have_a_history(tmp_path: Path) -> None:
         (["[1]\n"], "expected a JSON object"),
     ],
 )
-def test_bad_logs(tmp_path: Path, events: Any, message: str) -> None:
+def test_invalid_logs_raise(tmp_path: Path, events: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         alpha_history(log(tmp_path, *events))
 
 
-def test_a_log_that_is_missing(tmp_path: Path) -> None:
+def test_a_missing_log_raises(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="can't be read"):
         alpha_history(tmp_path)
 
 
-def test_values_over_a_training(tmp_path: Path) -> None:
+def test_value_history_reads_validations(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = [
         {"event": "start", "tau": 0.1},
         {"event": "epoch", "step": 5, "loss": 3.0},
@@ -102,13 +102,13 @@ def test_seconds_add_up_over_epochs(tmp_path: Path) -> None:
         ({"event": "epoch", "step": 1, "dev_loss": "low"}, "must have a step and numbers"),
     ],
 )
-def test_logs_without_values(tmp_path: Path, event: Any, message: str) -> None:
+def test_logs_without_valid_values_raise(tmp_path: Path, event: Any, message: str) -> None:
     log(tmp_path, event)
     with pytest.raises(InputError, match=message):
         value_history(tmp_path)
 
 
-def test_nan_is_no_threshold() -> None:
+def test_threshold_of_a_softmax_output_is_nan() -> None:
     from tsallis.toolkit.evaluation.teacher_forcing import teacher_forced_scores
 
     assert math.isnan(teacher_forced_scores(transformer(output="softmax"), corpus(3)).threshold)

@@ -46,7 +46,7 @@ def run_of(folder: Path, model: Any, name: str = "run") -> Run:
 
 
 @pytest.mark.parametrize("make", [transformer, lstm])
-def test_a_summary_holds_what_the_functions_return(make: Any, tmp_path: Path) -> None:
+def test_summaries_match_the_analysis_functions(make: Any, tmp_path: Path) -> None:
     torch.manual_seed(1)
     model, data = make(), corpus(40)
     summary = summarize(run_of(tmp_path, model), data, "samples", Options(sentences=5, searched=7, beam_size=3))
@@ -96,7 +96,7 @@ def test_a_corpus_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert sum(calls[3:]) == len(shown) < 3 * BATCH
 
 
-def test_runs_are_compared_as_their_recordings_are(tmp_path: Path) -> None:
+def test_comparisons_of_runs_match_compare_models(tmp_path: Path) -> None:
     torch.manual_seed(2)
     models, data = [transformer(), transformer(), lstm()], corpus(37)
     inputs = [RunInput(run_of(tmp_path, model, str(i)), data, "samples") for i, model in enumerate(models)]
@@ -114,7 +114,7 @@ def test_runs_are_compared_as_their_recordings_are(tmp_path: Path) -> None:
     assert (0, "attention and outputs", 37, 37) in progress
 
 
-def test_runs_that_spell_otherwise_are_not_compared(tmp_path: Path) -> None:
+def test_runs_with_other_vocabularies_are_not_compared(tmp_path: Path) -> None:
     data = corpus(5)
     runs = [run_of(tmp_path, transformer(), name) for name in "ab"]
     runs[1] = Run(runs[1].folder, runs[1].model, Vocabulary([f"{x}" for x in range(8)]), TGT, runs[1].task, {})
@@ -122,14 +122,14 @@ def test_runs_that_spell_otherwise_are_not_compared(tmp_path: Path) -> None:
     assert len(summaries) == 2 and comparisons == []
 
 
-def test_runs_with_other_corpora_are_refused(tmp_path: Path) -> None:
+def test_runs_with_different_corpora_raise(tmp_path: Path) -> None:
     runs = [run_of(tmp_path, transformer(), name) for name in "ab"]
     inputs = [RunInput(runs[0], corpus(5), "samples"), RunInput(runs[1], corpus(6), "samples")]
     with pytest.raises(InputError, match=r"b: expected 5 sentences of samples, as in .*a, found 6"):
         summarize_runs(inputs)
 
 
-def test_rare_pieces_are_those_of_the_training_data(tmp_path: Path) -> None:
+def test_rare_scores_use_training_counts(tmp_path: Path) -> None:
     run, data = run_of(tmp_path, transformer()), corpus(9)
     training = corpus(50, seed=1)
     counts = count_pieces(training, SRC, TGT)
@@ -142,7 +142,7 @@ def test_rare_pieces_are_those_of_the_training_data(tmp_path: Path) -> None:
     assert without.training_pairs is None and without.heads[0].scores["rare"] is None
 
 
-def test_answers_stand_beside_their_references_and_one_with_several_outputs_is_shown(tmp_path: Path) -> None:
+def test_answers_match_the_search_and_have_references(tmp_path: Path) -> None:
     torch.manual_seed(0)
     run, data = run_of(tmp_path, transformer()), corpus(20)
     summary = summarize(run, data, "samples", Options(sentences=2, searched=15, beam_size=4))
@@ -162,7 +162,7 @@ def test_answers_stand_beside_their_references_and_one_with_several_outputs_is_s
     assert answered[0][0].answers == ()  # a run's own answers are not references
 
 
-def test_a_softmax_head_has_no_zeros(tmp_path: Path) -> None:
+def test_softmax_heads_have_density_1(tmp_path: Path) -> None:
     """Weights that float32 rounds to zero still count. Keys that a decoder doesn't see are left out."""
     model = transformer(attention="softmax", output="softmax")
     with torch.no_grad():
@@ -176,14 +176,14 @@ def test_a_softmax_head_has_no_zeros(tmp_path: Path) -> None:
     assert min(part.values.min() for part in weights) < 1e-37  # some weights round to zero
 
 
-def test_more_sentences_may_be_searched_for_empty_outputs(tmp_path: Path) -> None:
+def test_more_sentences_can_be_searched_than_shown(tmp_path: Path) -> None:
     run, data = run_of(tmp_path, transformer(output="softmax")), corpus(20)
     summary: RunSummary = summarize(run, data, "samples", Options(sentences=2, searched=15, beam_size=1))
     assert summary.empty.sentences == 15 and len(summary.sentences) == 2
 
 
 @pytest.mark.parametrize("competing", [False, True])
-def test_outputs_end_as_the_options_say(tmp_path: Path, competing: bool) -> None:
+def test_summaries_use_the_end_rule_of_the_options(tmp_path: Path, competing: bool) -> None:
     torch.manual_seed(1)
     run, data = run_of(tmp_path, transformer(output="softmax")), corpus(20)
     options = Options(sentences=20, beam_size=1, end_rule="competing" if competing else "every")
@@ -202,7 +202,7 @@ def test_outputs_end_as_the_options_say(tmp_path: Path, competing: bool) -> None
     assert sorted(str(one.answer) for one in summarize(run, data, "samples", options).sentences) == sorted(expected)
 
 
-def test_attention_alone_is_summarized_as_that_of_a_run(tmp_path: Path) -> None:
+def test_summarize_attention_matches_the_summary_of_a_run(tmp_path: Path) -> None:
     model, data = transformer(), corpus(40)
     whole = summarize(run_of(tmp_path, model), data, "samples", Options(sentences=5, beam_size=1))
     batches = list(data.batches(BATCH))
@@ -221,7 +221,7 @@ def test_attention_alone_is_summarized_as_that_of_a_run(tmp_path: Path) -> None:
     assert alone.outputs is None and alone.empty is None and alone.sentences[0].tree is None
 
 
-def test_a_number_that_two_sentences_have_is_refused() -> None:
+def test_duplicate_sentences_and_empty_corpora_raise() -> None:
     model, data = transformer(), corpus(4)
     reader = read_model(model, SRC, TGT)
     batches = [data.batch([0, 1]), data.batch([0, 1])]
@@ -231,7 +231,7 @@ def test_a_number_that_two_sentences_have_is_refused() -> None:
         summarize_attention(model, reader, [], name="model", corpus="samples")
 
 
-def test_empty_outputs_are_compared_exactly() -> None:
+def test_empty_rate_compares_log_probs_exactly() -> None:
     model, data = sharp(lstm), corpus(4)
     empty = empty_log_probs(model, data).tolist()
     assert all(value > -math.inf for value in empty)
@@ -248,7 +248,7 @@ def test_empty_outputs_are_compared_exactly() -> None:
     assert empty_rate(model, data, [result(value) for value in empty]).rate == 0  # a tie does not count
 
 
-def test_empty_rates_of_nothing() -> None:
+def test_empty_rate_rejects_empty_or_unequal_inputs() -> None:
     with pytest.raises(InputError, match="corpus is empty"):
         empty_rate(lstm(), Corpus([], []), [])
     with pytest.raises(ValueError, match="got 0 results for 4 sentences"):

@@ -19,7 +19,7 @@ def run(name: str, scores: list[float], seed: int = 1, **settings: Any) -> Sweep
     return SweepRun(name, {"training.seed": seed, "model.layers": 2, **model}, ValueHistory(steps, values))
 
 
-def test_scores_against_alpha_with_seeds_as_spread() -> None:
+def test_sweep_groups_scores_by_alpha_across_seeds() -> None:
     runs = [
         run("c", [1.0, 5.0, 3.0], 1, output="entmax", output_alpha=1.5),
         run("a", [2.0, 4.0], 1, output="softmax", output_alpha=1.5),  # softmax has alpha 1 and ignores the setting
@@ -51,12 +51,12 @@ def relu_run(tau: float | str, logged: float, **settings: Any) -> SweepRun:
     return SweepRun(f"{tau} {settings}", settings, ValueHistory((10,), {"dev_bleu": (1.0,), "tau": (logged,)}))
 
 
-def test_thresholds_that_were_estimated_stand_beside_numbers_by_the_log() -> None:
+def test_estimated_taus_are_read_from_the_log() -> None:
     swept = sweep([relu_run(0.5, 0.5), relu_run("auto", 0.25), relu_run("formula", 1.5), relu_run(1, 1.0)])
     assert swept.setting == "model.tau" and [point.value for point in swept.points] == [0.25, 0.5, 1.0, 1.5]
 
 
-def test_thresholds_that_were_all_estimated_are_no_difference() -> None:
+def test_taus_are_not_swept_if_all_are_estimated() -> None:
     swept = sweep([relu_run("auto", size / 10, **{"model.d": size}) for size in (1, 2)])
     assert swept.setting == "model.d" and [point.value for point in swept.points] == [1, 2]
     with pytest.raises(InputError, match="found no difference except seeds"):
@@ -64,7 +64,7 @@ def test_thresholds_that_were_all_estimated_are_no_difference() -> None:
 
 
 @pytest.mark.parametrize(("select", "best"), [("levenshtein", 2), ("loss", 2), ("accuracy", 3), (None, 3)])
-def test_the_score_that_the_training_went_by_decides(select: str | None, best: int) -> None:
+def test_sweep_uses_the_selection_score_of_training(select: str | None, best: int) -> None:
     values: dict[str, Any] = {
         "dev_loss": (3.0, 1.0, 2.0),
         "dev_accuracy": (0.1, 0.2, 0.3),
@@ -76,7 +76,7 @@ def test_the_score_that_the_training_went_by_decides(select: str | None, best: i
     assert swept.score == f"dev_{select or 'accuracy'}" and swept.points[0].scores["step"] == (best,)
 
 
-def test_of_equal_scores_the_lowest_loss_is_best() -> None:
+def test_ties_are_broken_by_the_lowest_loss() -> None:
     history = ValueHistory((1, 2), {"dev_loss": (2.0, 1.0), "dev_bleu": (3.0, 3.0), "output_support": (9.0, 4.0)})
     runs = [SweepRun(str(i), {"model.d": i}, history) for i in (1, 2)]
     assert sweep(runs).points[0].scores["output_support"] == (4.0,)
@@ -105,7 +105,7 @@ def test_of_equal_scores_the_lowest_loss_is_best() -> None:
         ),
     ],
 )
-def test_runs_that_are_no_sweep(runs: list[SweepRun], message: str) -> None:
+def test_runs_that_do_not_form_a_sweep_raise(runs: list[SweepRun], message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
         sweep(runs)
     assert "\n" not in str(error.value)

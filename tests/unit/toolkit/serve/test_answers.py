@@ -42,7 +42,7 @@ def sources(served: ServedRun, *lines: str) -> tuple[Any, torch.Tensor, torch.Te
     return served.run.model, batch.src, batch.src_lengths
 
 
-def test_a_request_says_how_its_beam_ends(served: ServedRun) -> None:
+def test_requests_override_the_end_rule_of_the_run(served: ServedRun) -> None:
     competing = replace(served, search=SearchOptions(beam_size=1, end_rule="competing"))
     best = {}
     for ends in (True, False):
@@ -54,7 +54,7 @@ def test_a_request_says_how_its_beam_ends(served: ServedRun) -> None:
         assert [list(part[0]["tokens"]) if part else None for part in hypotheses] == best[ends]
 
 
-def test_a_request_leaves_limits_to_the_run(served: ServedRun) -> None:
+def test_requests_default_to_the_limits_of_the_run(served: ServedRun) -> None:
     limits = {"min_length": 2, "max_length": 4, "length_penalty": 0.5}
     limited = replace(served, search=SearchOptions(beam_size=3, **limits))
     plain = replace(served, search=SearchOptions(beam_size=3))
@@ -91,7 +91,7 @@ def test_a_request_leaves_limits_to_the_run(served: ServedRun) -> None:
         {"mode": "sample", "num_samples": 4, "min_risk": True},
     ],
 )
-def test_answers_are_the_objects_of_the_command(
+def test_translate_answers_match_the_command(
     served: ServedRun, options: dict[str, Any], limits: dict[str, Any]
 ) -> None:
     """The API also returns trees and the numbers of symbols."""
@@ -115,14 +115,14 @@ def test_answers_are_the_objects_of_the_command(
         assert answer.get("limits", {}) == {**limits, **{name: options[name] for name in LIMITS if name in options}}
 
 
-def test_draws_are_those_of_the_library_and_of_the_command(served: ServedRun) -> None:
+def test_samples_match_the_library(served: ServedRun) -> None:
     ((first, second),) = translate(served, {"sources": LINES[:2], "mode": "sample", "num_samples": 5, "seed": 7})
     draws = sample(*sources(served, *LINES[:2]), 5, seeds=[line_seed(7, line) for line in (1, 2)])
     for answer, expected in zip((first, second), draws, strict=True):
         assert [draw and draw["tokens"] for draw in answer["draws"]] == [draw and draw.tokens for draw in expected]
 
 
-def test_requests_together_have_the_answers_that_each_has_alone(served: ServedRun) -> None:
+def test_batched_requests_match_single_requests(served: ServedRun) -> None:
     requests = [{"sources": LINES[:1]}, {"sources": LINES[1:]}, {"sources": LINES[::-1]}]
     together = translate(served, *requests)
     for request, answers in zip(requests, together, strict=True):
@@ -134,7 +134,7 @@ def test_requests_together_have_the_answers_that_each_has_alone(served: ServedRu
                 assert a["log_prob"] == pytest.approx(b["log_prob"], abs=1e-5)
 
 
-def test_completions_are_those_of_the_command(served: ServedRun) -> None:
+def test_suggestions_match_the_completer(served: ServedRun) -> None:
     (content,) = served.suggest([SuggestRequest(source=LINES[0], typed="sc", n_best=3)], no_check)
     source = served.task.read(LINES[:1], "here", served.run, False).corpus.batch([0])
     expected = Completer(served.run, served.task, 3).suggest(source, "sc").to_dict()
@@ -142,7 +142,7 @@ def test_completions_are_those_of_the_command(served: ServedRun) -> None:
 
 
 @pytest.mark.parametrize("blank", ["", " \t "])
-def test_a_blank_source_has_the_answers_of_the_commands(served: ServedRun, blank: str) -> None:
+def test_blank_sources_have_no_possible_output(served: ServedRun, blank: str) -> None:
     (suggested,) = served.suggest([SuggestRequest(source=blank, typed="sc")], no_check)
     (expected,) = open_run(served.run.folder).suggest([blank], ["sc"])
     assert suggested == {"run": "verbs", **expected.to_dict()} and not suggested["possible"]
@@ -152,7 +152,7 @@ def test_a_blank_source_has_the_answers_of_the_commands(served: ServedRun, blank
     assert attention["heads"] == [] and attention["output"] == ""
 
 
-def test_steps_are_those_of_the_analysis(served: ServedRun) -> None:
+def test_steps_match_teacher_forced_supports(served: ServedRun) -> None:
     (content,) = served.steps([StepsRequest(source=LINES[0], output="scaned", n_best=4)], no_check)
     source = served.task.read(LINES[:1], "here", served.run, False).corpus.src[0]
     corpus = Corpus([source], [served.task.spell("scaned", served.run)])
@@ -166,13 +166,13 @@ def test_steps_are_those_of_the_analysis(served: ServedRun) -> None:
     assert content["possible"] == (len(content["steps"]) == 7 and content["steps"][-1]["prob"] > 0)
 
 
-def test_steps_end_at_a_symbol_that_is_impossible(served: ServedRun) -> None:
+def test_steps_end_at_the_first_impossible_symbol(served: ServedRun) -> None:
     (content,) = served.steps([StepsRequest(source=LINES[0], tokens=[3, 4])], no_check)  # 3: unknown
     assert not content["possible"] and content["log_prob"] is None and len(content["steps"]) == 1
     assert content["steps"][0]["prob"] == 0 and content["steps"][0]["words"]
 
 
-def test_without_an_output_the_best_one_is_taken(served: ServedRun) -> None:
+def test_steps_default_to_the_best_output(served: ServedRun) -> None:
     (result,) = beam_search(*sources(served, LINES[0]), beam_size=3, n_best=1)
     assert result.best is not None
     (content,) = served.steps([StepsRequest(source=LINES[0])], no_check)
@@ -180,7 +180,7 @@ def test_without_an_output_the_best_one_is_taken(served: ServedRun) -> None:
     assert content["log_prob"] == pytest.approx(result.best.log_prob, abs=1e-5)
 
 
-def test_weights_are_those_of_a_recording_and_zeros_are_left_out(served: ServedRun) -> None:
+def test_attention_rows_match_nonzero_recorded_weights(served: ServedRun) -> None:
     (content,) = served.attention([AttentionRequest(source=LINES[0], output="scaned")], no_check)
     run, (head,) = served.run, content["heads"]
     source = served.task.read(LINES[:1], "here", run, False).corpus.src[0]
@@ -207,19 +207,21 @@ def test_weights_are_those_of_a_recording_and_zeros_are_left_out(served: ServedR
         ),
     ],
 )
-def test_what_the_run_does_not_know_is_refused(served: ServedRun, method: str, schema: Any, message: str) -> None:
+def test_invalid_tokens_heads_and_prefixes_are_rejected(
+    served: ServedRun, method: str, schema: Any, message: str
+) -> None:
     with pytest.raises((Refusal, InputError), match=message):
         getattr(served, method)([schema], no_check)
 
 
-def test_bad_lines_are_refused_with_their_number(served: ServedRun) -> None:
+def test_invalid_sources_are_rejected_with_their_line_number(served: ServedRun) -> None:
     with pytest.raises(InputError, match="sources:2: expected source<TAB>features"):
         translate(served, {"sources": [LINES[0], "scan"]})
     with pytest.raises(InputError, match=r"sources:1: expected at most 5 symbols, found 6"):
         translate(replace(served, limits=Limits(symbols=5)), {"sources": ["scan\tV;PST"]})
 
 
-def test_a_language_is_refused_in_the_words_of_the_api(served: ServedRun) -> None:
+def test_invalid_languages_are_rejected_without_cli_terms(served: ServedRun) -> None:
     named = replace(served, task=replace(served.task, languages=["deu", "eng"]))  # type: ignore[type-var]
     cases = [
         (served, {"language": "x"}, "language can't be used with a run without languages, got 'x'"),
@@ -233,7 +235,7 @@ def test_a_language_is_refused_in_the_words_of_the_api(served: ServedRun) -> Non
         assert "--" not in refusal.value.message and str(served.run.folder) not in refusal.value.message
 
 
-def test_choices_are_as_many_as_the_server_allows(served: ServedRun) -> None:
+def test_default_number_of_choices_respects_the_output_limit(served: ServedRun) -> None:
     for limit, count in ((4, 4), (100, 10)):
         limited = replace(served, limits=Limits(outputs=limit))
         (suggestion,) = limited.suggest([SuggestRequest(source=LINES[0])], no_check)
@@ -242,7 +244,7 @@ def test_choices_are_as_many_as_the_server_allows(served: ServedRun) -> None:
         assert len(content["steps"][0]["words"]) == min(count, content["steps"][0]["support"])
 
 
-def test_facts_are_those_of_the_run(served: ServedRun) -> None:
+def test_facts_describe_the_run(served: ServedRun) -> None:
     facts = served.facts
     assert (facts["name"], facts["task"], facts["columns"]) == ("verbs", "strings", ["source", "features"])
     assert facts["model"] == "rnn" and facts["arguments"]["d_model"] == 8
@@ -251,14 +253,14 @@ def test_facts_are_those_of_the_run(served: ServedRun) -> None:
     assert all(value is None or math.isfinite(value) for value in facts["metrics"].values())
 
 
-def test_no_choice_is_made_among_texts_of_a_language_model() -> None:
+def test_min_risk_is_rejected_for_language_models() -> None:
     run = load_run(Path(__file__).parents[3] / "fixtures" / "version1" / "language" / "run")
     texts = ServedRun("texts", run, task_of(run.task), SearchOptions(), Limits())
     with pytest.raises(Refusal, match="min_risk can't be used with a language model"):
         translate(texts, {"sources": ["one"], "mode": "sample", "num_samples": 3, "min_risk": True})
 
 
-def test_a_limit_of_the_server_refuses_no_request_that_keeps_to_it(served: ServedRun) -> None:
+def test_length_limits_above_the_server_limit_can_be_lowered(served: ServedRun) -> None:
     long = replace(served, search=SearchOptions(min_length=600, max_length=1000))
     (answers,) = translate(long, {"sources": LINES[:1], "min_length": 1, "max_length": 5})
     assert len(answers[0]["hypotheses"][0]["tokens"]) in range(1, 6)

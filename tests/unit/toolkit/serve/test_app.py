@@ -18,7 +18,7 @@ from tsallis.toolkit.serve.page import FILES
 from .conftest import LINE, Serve, Slow, head, raw
 
 
-def test_every_address_answers(serve: Serve) -> None:
+def test_every_route_responds(serve: Serve) -> None:
     client = serve()
     status, content, headers = client.send("GET", "/api/health")
     assert status == 200 and content["status"] == "ok" and content["runs"] == ["verbs"] and content["waiting"] == 0
@@ -33,7 +33,7 @@ def test_every_address_answers(serve: Serve) -> None:
         assert headers["content-security-policy"] == POLICY and headers["cache-control"] == "no-cache"
 
 
-def test_the_page_asks_for_nothing_but_its_own_files(serve: Serve) -> None:
+def test_the_page_loads_only_its_own_files(serve: Serve) -> None:
     client = serve()
     page = client.send("GET", "/")[1]
     linked = re.findall(r'(?:src|href)="([^"]+)"', page)
@@ -44,7 +44,7 @@ def test_the_page_asks_for_nothing_but_its_own_files(serve: Serve) -> None:
     assert "unsafe" not in POLICY
 
 
-def test_answers_are_those_of_the_run(serve: Serve, served: ServedRun) -> None:
+def test_translate_responses_match_the_run(serve: Serve, served: ServedRun) -> None:
     from tsallis.toolkit.serve.requests import TranslateRequest
 
     request = {"sources": [LINE], "n_best": 3, "tree": True}
@@ -82,7 +82,7 @@ def test_answers_are_those_of_the_run(serve: Serve, served: ServedRun) -> None:
         ("POST", "/api/translate", {"sources": [LINE]}, {"origin": "null"}, 403, "other sites"),
     ],
 )
-def test_refusals_say_why(
+def test_rejected_requests_return_an_error_message(
     serve: Serve, method: str, path: str, body: Any, headers: dict[str, str], status: int, message: str
 ) -> None:
     got, content, answer = serve().send(method, path, body, **headers)
@@ -98,7 +98,7 @@ def test_known_hosts_are_answered(serve: Serve, host: str) -> None:
     assert client.send("GET", "/api/health", host=host, origin=f"http://{host}")[0] == 200
 
 
-def test_input_is_never_part_of_a_page(serve: Serve) -> None:
+def test_pages_never_contain_user_input(serve: Serve) -> None:
     client = serve()
     for path in ("/<script>alert(1)</script>", "/?source=<script>alert(1)</script>"):
         assert "alert" not in str(client.send("GET", path)[1])
@@ -107,7 +107,7 @@ def test_input_is_never_part_of_a_page(serve: Serve) -> None:
     assert headers["x-content-type-options"] == "nosniff" and "<script>" in content["error"]  # as text inside JSON
 
 
-def test_clients_that_come_together_are_all_answered(serve: Serve) -> None:
+def test_simultaneous_clients_get_the_same_answers(serve: Serve) -> None:
     client = serve()
     lines = [f"{'abcdefgh'[i % 8]}{'lkt'[i % 3]}e\tV;PST" for i in range(24)]
     alone = [client.post("translate", {"sources": [line]}) for line in lines]
@@ -119,7 +119,7 @@ def test_clients_that_come_together_are_all_answered(serve: Serve) -> None:
         assert [h["text"] for h in best[0]] == [h["text"] for h in best[1]]
 
 
-def test_the_work_of_a_client_that_leaves_ends(serve: Serve, slow: Slow) -> None:
+def test_disconnecting_cancels_the_request(serve: Serve, slow: Slow) -> None:
     client = serve(slow)
     body = json.dumps({"sources": [LINE]}).encode()
     began = time.monotonic()
@@ -130,7 +130,7 @@ def test_the_work_of_a_client_that_leaves_ends(serve: Serve, slow: Slow) -> None
     assert client.send("GET", "/api/health")[0] == 200
 
 
-def test_who_waits_is_answered_when_the_patience_ends(serve: Serve, slow: Slow) -> None:
+def test_queued_requests_time_out_with_503(serve: Serve, slow: Slow) -> None:
     client = serve(slow, patience=0.1, seconds=0.4)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.post, "translate", {"sources": [LINE]})
@@ -140,12 +140,12 @@ def test_who_waits_is_answered_when_the_patience_ends(serve: Serve, slow: Slow) 
         assert first.result()[0] == 503
 
 
-def test_a_search_that_takes_too_long_is_ended(serve: Serve, slow: Slow) -> None:
+def test_slow_searches_return_503(serve: Serve, slow: Slow) -> None:
     status, content = serve(slow, seconds=0.2).post("translate", {"sources": [LINE]})
     assert status == 503 and "more than 0.2 seconds" in content["error"]
 
 
-def test_a_mistake_of_the_server_is_told_without_its_insides(
+def test_internal_errors_return_500_without_details(
     serve: Serve, served: ServedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: Any, **options: Any) -> None:
@@ -159,7 +159,7 @@ def test_a_mistake_of_the_server_is_told_without_its_insides(
     assert client.post("translate", {"sources": [LINE]})[0] == 200
 
 
-def test_requests_name_their_run(serve: Serve, served: ServedRun) -> None:
+def test_requests_select_a_run_by_name(serve: Serve, served: ServedRun) -> None:
     client = serve(served, replace(served, name="more verbs"))
     assert client.post("translate", {"sources": [LINE]})[1]["run"] == "verbs"
     assert client.post("translate", {"sources": [LINE], "run": "more verbs"})[1]["run"] == "more verbs"

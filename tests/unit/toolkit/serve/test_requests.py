@@ -28,7 +28,7 @@ def parse(schema: type[Request], content: Any) -> Request:
     return parse_request(content if isinstance(content, bytes) else json.dumps(content).encode(), schema, LIMITS)
 
 
-def test_values_are_taken_as_they_are() -> None:
+def test_valid_requests_are_parsed_and_keyed_by_options() -> None:
     request = parse(TranslateRequest, {"sources": ["a\tV"], "n_best": 7, "max_length": 30, "tree": True})
     assert isinstance(request, TranslateRequest)
     assert (request.sources, request.options.n_best, request.options.mode, request.run) == (["a\tV"], 7, "beam", None)
@@ -95,14 +95,14 @@ def test_values_are_taken_as_they_are() -> None:
         (AttentionRequest, {"source": "a", "heads": ["cross.1.1"] * 17}, "heads: list should have at most 16 items"),
     ],
 )
-def test_mistakes_are_refused(schema: type[Request], content: Any, message: str) -> None:
+def test_invalid_fields_are_rejected(schema: type[Request], content: Any, message: str) -> None:
     with pytest.raises((Refusal, OptionError), match=message.replace("[", r"\[").replace("]", r"\]")) as refusal:
         parse(schema, content)
     assert getattr(refusal.value, "status", 400) == 400
     assert len(str(refusal.value)) < 500 and "\n" not in str(refusal.value)
 
 
-def test_a_request_expands_as_many_prefixes_as_a_search_by_itself_goes_to() -> None:
+def test_the_largest_budget_is_the_default_of_exact_search() -> None:
     defaults = {signature(search).parameters["budget"].default for search in (exact_search, exhaustive)}
     assert defaults == {EXPANSIONS}
     content = {"sources": ["a"], "mode": "exact", "budget": EXPANSIONS}
@@ -112,14 +112,14 @@ def test_a_request_expands_as_many_prefixes_as_a_search_by_itself_goes_to() -> N
 
 
 @pytest.mark.parametrize("outputs", [1, 4, 100])
-def test_requests_without_numbers_are_within_any_limit(outputs: int) -> None:
+def test_requests_without_n_best_are_valid_under_any_limit(outputs: int) -> None:
     limits = Limits(outputs=outputs)
     for schema in (SuggestRequest, StepsRequest):
         assert parse_request(b'{"source": "a"}', schema, limits).n_best is None  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", [*(name for name in OPTIONS if name != "mode"), "tree"])
-def test_a_value_that_says_nothing_beside_a_mode_is_refused(name: str) -> None:
+def test_options_without_effect_in_a_mode_are_rejected(name: str) -> None:
     values = {"mass": 0.5, "tree": True, "end_rule": "every"}
     values |= {option: {bool: True, str: "a"}.get(kind, 1) for option, kind in TYPES.items() if option not in values}
     modes = OPTIONS[name].modes if name in OPTIONS else ("beam", "exact", "all")

@@ -31,7 +31,7 @@ def outliving() -> Iterator[contextlib.ExitStack]:
         yield stack
 
 
-def test_clients_that_never_finish_a_request_hold_up_nobody(outliving: contextlib.ExitStack, serve: Serve) -> None:
+def test_unfinished_requests_do_not_block_other_clients(outliving: contextlib.ExitStack, serve: Serve) -> None:
     client = serve()
     blobs = [blob for blob in UNFINISHED for _ in range(10)]
     connections = [outliving.enter_context(contextlib.closing(raw(client, blob))) for blob in blobs]
@@ -42,7 +42,7 @@ def test_clients_that_never_finish_a_request_hold_up_nobody(outliving: contextli
                 connection.sendall(b"x")
 
 
-def test_a_body_that_trickles_is_refused(serve: Serve) -> None:
+def test_slow_request_bodies_time_out_with_408(serve: Serve) -> None:
     began = time.monotonic()
     with sockets(serve(patience=0.3), [head(1000)]) as (connection,):
         connection.sendall(b"x")
@@ -50,7 +50,7 @@ def test_a_body_that_trickles_is_refused(serve: Serve) -> None:
     assert 0.2 < time.monotonic() - began < 10
 
 
-def test_answers_that_nobody_reads_hold_up_nobody(outliving: contextlib.ExitStack, serve: Serve) -> None:
+def test_unread_responses_do_not_block_other_clients(outliving: contextlib.ExitStack, serve: Serve) -> None:
     client = serve()
     path = max(FILES, key=lambda path: len(client.send("GET", path)[1]))
     connection = outliving.enter_context(socket.socket())
@@ -62,7 +62,7 @@ def test_answers_that_nobody_reads_hold_up_nobody(outliving: contextlib.ExitStac
     assert client.post("translate", {"sources": [LINE]})[0] == 200
 
 
-def test_more_connections_than_are_answered_are_refused(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_over_the_limit_are_rejected(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "CONNECTIONS", 8)
     client = serve()
     with sockets(client, [b""] * 8), sockets(client, [HEALTH]) as (refused,):
@@ -82,7 +82,7 @@ def test_more_connections_than_are_answered_are_refused(serve: Serve, monkeypatc
     ],
     ids=["no HTTP", "TLS", "no host", "large head", "wrong chunk"],
 )
-def test_what_is_no_request_is_refused(serve: Serve, blob: bytes) -> None:
+def test_invalid_requests_are_rejected(serve: Serve, blob: bytes) -> None:
     client = serve()
     connection = socket.create_connection(("127.0.0.1", client.port), timeout=30)
     with contextlib.closing(connection), contextlib.suppress(ConnectionError):

@@ -50,7 +50,7 @@ def prompts(served: ServedRun, *lines: str) -> tuple[Any, torch.Tensor, torch.Te
     return served.run.model, batch.src, batch.src_lengths
 
 
-def test_prompts_are_continued_with_a_proof_the_empty_one_too(speaker: ServedRun) -> None:
+def test_continuations_of_prompts_match_beam_search(speaker: ServedRun) -> None:
     lines = ["drei", "", "a"]
     answers = translate(speaker, sources=lines, n_best=2, max_length=8)
     results = beam_search(*prompts(speaker, *lines), beam_size=2, n_best=2, max_length=8)
@@ -59,7 +59,7 @@ def test_prompts_are_continued_with_a_proof_the_empty_one_too(speaker: ServedRun
         assert answer["certificate"] == result.certificate.kind
 
 
-def test_draws_are_those_of_generate_and_say_whether_they_ended(speaker: ServedRun) -> None:
+def test_samples_match_generate_and_report_whether_they_ended(speaker: ServedRun) -> None:
     (answer,) = translate(speaker, sources=["drei"], mode="sample", num_samples=6, seed=3, max_length=5)
     model, src, lengths = prompts(speaker, "drei")
     (texts,) = generate(model, src, lengths, 6, max_length=5, seeds=[line_seed(3, 1)])
@@ -68,7 +68,7 @@ def test_draws_are_those_of_generate_and_say_whether_they_ended(speaker: ServedR
     assert answer["draws"][0]["text"] == speaker.run.tgt_vocab.decode(texts[0].tokens)
 
 
-def test_attention_is_that_of_the_whole_text(speaker: ServedRun) -> None:
+def test_attention_covers_prompt_and_output(speaker: ServedRun) -> None:
     (content,) = speaker.attention([AttentionRequest(source="drei", output="zehn", heads=["decoder.1.2"])], no_check)
     (head,), model = content["heads"], speaker.run.model
     pieces = ("<s>", *"dreizehn")

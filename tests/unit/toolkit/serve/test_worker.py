@@ -53,7 +53,7 @@ def hold(worker: Worker, gate: Gate) -> Job:
     return job
 
 
-def test_equal_searches_that_wait_are_made_together(worker: Worker, gate: Gate) -> None:
+def test_waiting_requests_with_equal_keys_share_a_batch(worker: Worker, gate: Gate) -> None:
     first = hold(worker, gate)
     keys = ("x", "y", "x", None, "x")
     jobs = [worker.submit(gate.work, key, number, size=2) for number, key in enumerate(keys)]
@@ -63,7 +63,7 @@ def test_equal_searches_that_wait_are_made_together(worker: Worker, gate: Gate) 
     assert gate.batches == [["first"], [0, 2], [1], [3], [4]]  # a batch has room for two requests of size 2
 
 
-def test_one_bad_request_harms_no_other(worker: Worker, gate: Gate) -> None:
+def test_a_bad_request_does_not_fail_its_batch(worker: Worker, gate: Gate) -> None:
     hold(worker, gate)
     jobs = [worker.submit(gate.work, "x", request) for request in ("good", "bad", "fine")]
     gate.open.set()
@@ -72,7 +72,7 @@ def test_one_bad_request_harms_no_other(worker: Worker, gate: Gate) -> None:
         jobs[1].answer.result(10)
 
 
-def test_work_that_nobody_waits_for_is_dropped_or_ends(worker: Worker, gate: Gate) -> None:
+def test_cancelled_jobs_are_dropped_or_interrupted(worker: Worker, gate: Gate) -> None:
     first = hold(worker, gate)
     waiting, last = worker.submit(gate.work, None, "waiting"), worker.submit(gate.work, None, "last")
     waiting.cancel()
@@ -85,7 +85,7 @@ def test_work_that_nobody_waits_for_is_dropped_or_ends(worker: Worker, gate: Gat
     assert last.answer.result(10) == "answer to last" and ["waiting"] not in gate.batches
 
 
-def test_a_batch_goes_on_while_anyone_waits_for_it(worker: Worker, gate: Gate) -> None:
+def test_cancelling_one_job_keeps_the_rest_of_its_batch(worker: Worker, gate: Gate) -> None:
     hold(worker, gate)
     jobs = [worker.submit(gate.work, "x", number) for number in range(2)]
     gate.open.set()
@@ -93,7 +93,7 @@ def test_a_batch_goes_on_while_anyone_waits_for_it(worker: Worker, gate: Gate) -
     assert jobs[1].answer.result(10) == "answer to 1"
 
 
-def test_the_time_of_work_is_limited(gate: Gate) -> None:
+def test_jobs_over_the_time_limit_raise(gate: Gate) -> None:
     worker = Worker(Limits(seconds=0.05))
     with pytest.raises(Refusal, match="the computation took more than") as refusal:
         worker.submit(gate.work, None, 0).answer.result(10)
@@ -101,7 +101,7 @@ def test_the_time_of_work_is_limited(gate: Gate) -> None:
     worker.close()
 
 
-def test_the_end_of_the_server_ends_work_and_refuses_what_waits(worker: Worker, gate: Gate) -> None:
+def test_closing_the_worker_rejects_all_jobs(worker: Worker, gate: Gate) -> None:
     jobs = [hold(worker, gate), worker.submit(gate.work, None, "waiting")]
     worker.close()
     for job in jobs:
@@ -111,7 +111,7 @@ def test_the_end_of_the_server_ends_work_and_refuses_what_waits(worker: Worker, 
         worker.submit(gate.work, None, "late")
 
 
-def test_a_beam_search_of_a_compiled_transformer_ends_when_it_is_told_to() -> None:
+def test_beam_search_of_an_interruptible_model_can_be_cancelled() -> None:
     torch.manual_seed(0)
     model = TransformerSeq2Seq(20, 15, d_model=8, heads=2, encoder_layers=1, decoder_layers=1, d_ff=8).eval()
     checks = []

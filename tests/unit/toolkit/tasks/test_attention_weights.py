@@ -63,7 +63,7 @@ def search_line(run: Run, line: str) -> tuple[Any, list[int]]:
         lambda: RNNSeq2Seq(len(SYMBOLS), len(SYMBOLS), d_model=8, layers=1, attention="sparsemax"),
     ],
 )
-def test_the_matrix_is_that_of_figures(tmp_path: Path, model: Any) -> None:
+def test_weights_match_the_attention_of_the_model(tmp_path: Path, model: Any) -> None:
     """Lines are read in one batch, but each line has the weights that it has alone."""
     run = run_of(tmp_path, model())
     contents = dict(weights_of(run, read_lines(run, LINES, "in", gold=False), beam_size=2))
@@ -85,7 +85,7 @@ def test_the_matrix_is_that_of_figures(tmp_path: Path, model: Any) -> None:
         assert actual.sum(1) == pytest.approx(np.ones(len(names) + 1), abs=1e-4)
 
 
-def test_heads_have_their_own_weights_rows_and_columns(tmp_path: Path) -> None:
+def test_weights_of_chosen_heads_match_their_layers(tmp_path: Path) -> None:
     run = run_of(tmp_path, transformer())
     layers = [
         run.model.encoder.layers[1].self_attn,
@@ -106,7 +106,7 @@ def test_heads_have_their_own_weights_rows_and_columns(tmp_path: Path) -> None:
             assert dense(content, entry) == pytest.approx(matrix[0, head].numpy(), abs=1e-5)
 
 
-def test_densities_of_a_recurrent_model(tmp_path: Path) -> None:
+def test_densities_match_those_of_the_model(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = RNNSeq2Seq(len(SYMBOLS), len(SYMBOLS), density="truncated_parabola", d_model=8, layers=1, num_basis=6)
     with torch.no_grad():
@@ -124,7 +124,7 @@ def test_densities_of_a_recurrent_model(tmp_path: Path) -> None:
             assert lower < density["mean"] < upper
 
 
-def test_lines_without_symbols_or_output_have_none(tmp_path: Path) -> None:
+def test_lines_without_symbols_or_output_have_no_weights(tmp_path: Path) -> None:
     run = run_of(tmp_path, RNNSeq2Seq(len(SYMBOLS), len(SYMBOLS), d_model=8, layers=1, output="alpha_relu", tau=50.0))
     assert list(weights_of(run, read_lines(run, LINES, "in", gold=False))) == []
     run = run_of(tmp_path, transformer())
@@ -133,7 +133,7 @@ def test_lines_without_symbols_or_output_have_none(tmp_path: Path) -> None:
     assert list(weights_of(run, replace(read, titles=["", "", ""]))) == []
 
 
-def test_heads_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_heads_raise(tmp_path: Path) -> None:
     run = run_of(tmp_path, transformer())
     with pytest.raises(InputError, match=r"heads must be all or names from encoder\.1\.1 to .*, got 'cross\.3\.1'"):
         list(weights_of(run, read_lines(run, LINES, "in", gold=False), "cross.3.1"))
@@ -143,7 +143,7 @@ def test_heads_that_are_not_there(tmp_path: Path) -> None:
     ("attention", "names"),
     [("discrete", ["discrete"]), ("continuous", ["continuous"]), ("combined", ["discrete", "continuous"])],
 )
-def test_documents(tmp_path: Path, attention: str, names: list[str]) -> None:
+def test_document_weights_match_the_classifier(tmp_path: Path, attention: str, names: list[str]) -> None:
     lines = [
         f"{label}\tA {word} film number {i}.\n" for i in range(9) for label, word in (("0", "dull"), ("1", "fine"))
     ]
@@ -168,7 +168,7 @@ def test_documents(tmp_path: Path, attention: str, names: list[str]) -> None:
                 assert upper == pytest.approx(reference.density.support.upper.item(), abs=1e-4)
 
 
-def test_images(tmp_path: Path) -> None:
+def test_image_weights_match_the_model(tmp_path: Path) -> None:
     np.save(tmp_path / "features.npy", np.random.default_rng(0).normal(size=(20, 2, 3, 5)).astype(np.float32))
     rows = [f"{i}\twhat is it?\t{'box' if i % 2 else 'ball'}\n" for i in range(20)]
     (tmp_path / "train.tsv").write_text("".join(rows), encoding="utf-8")
@@ -191,7 +191,7 @@ def test_images(tmp_path: Path) -> None:
         assert np.array(density["covariance"]).shape == (2, 2)
 
 
-def test_moments_and_support_of_a_density() -> None:
+def test_describe_density_returns_moments_and_support() -> None:
     content = describe_density(TruncatedParabola(torch.tensor(0.5), torch.tensor(0.05)))
     assert content == {
         "mean": 0.5,

@@ -31,7 +31,7 @@ LINES = "1\t8\tpos/3_8\tA fine film .\n0\t2\tneg/4_2\tIt hurts\u0085 truly .\n"
 EXAMPLES = [LabelledText("1", "A fine film ."), LabelledText("0", "It hurts\u0085 truly .")]
 
 
-def test_lines_plain_or_packed(tmp_path: Path) -> None:
+def test_labelled_lines_are_read_plain_or_compressed(tmp_path: Path) -> None:
     (tmp_path / "plain.tsv").write_text(LINES, encoding="utf-8", newline="\n")
     with lzma.open(tmp_path / "train.tsv.xz", "wt", encoding="utf-8", newline="\n") as stream:
         stream.write(LINES)
@@ -56,14 +56,14 @@ def test_lines_plain_or_packed(tmp_path: Path) -> None:
     ],
     ids=["one column", "no text", "no label", "blank lines", "empty file"],
 )
-def test_malformed_lines(tmp_path: Path, content: str, message: str) -> None:
+def test_malformed_lines_are_rejected(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "f.tsv"
     path.write_text(content, encoding="utf-8", newline="\n")
     with pytest.raises(InputError, match=message):
         read_labelled(path)
 
 
-def test_words() -> None:
+def test_words_are_lowercased_and_split_from_punctuation() -> None:
     assert words("Don't miss it!<br /><BR>Ünly 10/10 ...") == [
         "don't", "miss", "it", "!", "ünly", "10", "/", "10", ".", ".", ".",
     ]  # fmt: skip
@@ -71,7 +71,7 @@ def test_words() -> None:
     assert words(" \t ") == []
 
 
-def test_documents_in_numbers() -> None:
+def test_documents_are_encoded_as_numbers() -> None:
     examples = [LabelledText("pos", "good good film"), LabelledText("neg", "bad"), LabelledText("pos", "\u200b")]
     vocab = Vocabulary.build(words(e.text) for e in examples[:2])
     labels = label_names(examples)
@@ -90,7 +90,7 @@ def test_documents_in_numbers() -> None:
 
 
 @pytest.mark.parametrize("lines", ["foo\tthe film\n", "film\tneg\nplot\tpos\nneg\tthe\n" * 9])
-def test_labels_of_dev_must_occur_in_train(tmp_path: Path, lines: str) -> None:
+def test_most_dev_labels_must_occur_in_train(tmp_path: Path, lines: str) -> None:
     (tmp_path / "train").write_text("pos\tgood film\nneg\tbad film\n" * 3)
     (tmp_path / "dev").write_text(lines)
     config = ClassificationData(task="classification", folder=str(tmp_path), train="train", dev="dev")
@@ -101,7 +101,7 @@ def test_labels_of_dev_must_occur_in_train(tmp_path: Path, lines: str) -> None:
 
 
 @pytest.mark.parametrize("first", ["sentiment\ttext\n", ""])
-def test_a_first_line_with_its_own_label_is_noted(tmp_path: Path, first: str) -> None:
+def test_first_line_with_a_unique_label_warns(tmp_path: Path, first: str) -> None:
     lines = "".join(f"pos\tgood film {number}\nneg\tbad film {number}\n" for number in range(10))
     (tmp_path / "train").write_text(first + lines)
     config = ClassificationData(task="classification", folder=str(tmp_path), train="train")

@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("attention", ["discrete", "continuous", "combined"])
-def test_from_files_to_labels(folder: Path, attention: str) -> None:
+def test_a_classification_run_learns_its_labels(folder: Path, attention: str) -> None:
     inputs = config(folder, attention=attention, transform="sparsemax", output="sparsemax")
     prepared = prepare(inputs)
     data = prepared.data
@@ -70,7 +70,7 @@ def test_from_files_to_labels(folder: Path, attention: str) -> None:
     assert request.numbers == [0, 2] and len(request.corpus) == 2 and request.count == 4
 
 
-def test_a_split_is_held_out_where_there_is_none(folder: Path) -> None:
+def test_dev_split_is_held_out_if_missing(folder: Path) -> None:
     inputs = config(folder).data
     train, dev, test = (read_split(inputs, name) for name in ("train", "dev", "test"))
     assert (len(train), len(dev), len(test)) == (180, 20, 40) and not set(train) & set(dev)
@@ -91,6 +91,6 @@ def test_a_split_is_held_out_where_there_is_none(folder: Path) -> None:
     ],
     ids=str,
 )
-def test_bad_settings(tmp_path: Path, data: dict[str, Any], model: dict[str, Any], message: str) -> None:
+def test_invalid_settings_raise(tmp_path: Path, data: dict[str, Any], model: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         config(tmp_path, data, **model)

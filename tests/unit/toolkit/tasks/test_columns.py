@@ -73,7 +73,7 @@ def write(path: Path, lines: Sequence[str]) -> Path:
 
 @pytest.mark.filterwarnings("ignore::tsallis.errors.IgnoredInputWarning")
 @pytest.mark.parametrize("year", FORMATS)
-def test_formats_of_shared_tasks(year: str, tmp_path: Path) -> None:
+def test_formats_of_shared_tasks_are_read(year: str, tmp_path: Path) -> None:
     lines, settings, first = FORMATS[year]
     write(tmp_path / "train", lines)
     config = StringsData(folder=str(tmp_path), train="train", dev="train", **settings)
@@ -104,11 +104,11 @@ def test_formats_of_shared_tasks(year: str, tmp_path: Path) -> None:
         ("V;;PST", ";", ["V", "", "PST"]),
     ],
 )
-def test_features(text: str, separator: str, features: list[str]) -> None:
+def test_split_features_expands_nested_features(text: str, separator: str, features: list[str]) -> None:
     assert split_features(text, separator) == features
 
 
-def test_graphemes_and_normalization(tmp_path: Path) -> None:
+def test_vocabularies_split_graphemes_and_normalize(tmp_path: Path) -> None:
     write(tmp_path / "train", ["e\u0301a\tn\u0303a", "\u00e9b\t\u00f1"])
     data = {"task": "strings", "train": "train", "dev": "train", "src_symbols": "graphemes", "tgt_symbols": "graphemes"}
     run = untrained_run(tmp_path, data, RNN)
@@ -122,7 +122,7 @@ def test_graphemes_and_normalization(tmp_path: Path) -> None:
     assert Vocabulary.from_json(vocabulary.to_json()) == vocabulary
 
 
-def test_several_right_answers(tmp_path: Path) -> None:
+def test_alternative_answers_are_trained_on_and_scored(tmp_path: Path) -> None:
     write(tmp_path / "train", ["color\tcolour/color", "go\twent"])
     data = {"task": "strings", "train": "train", "dev": "train", "answer_separator": "/"}
     config = StringsData(folder=str(tmp_path), **data)
@@ -137,12 +137,12 @@ def test_several_right_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "ab", "x" * 11])
-def test_symbols_that_are_no_separator(bad: str) -> None:
+def test_invalid_separators_are_rejected(bad: str) -> None:
     with pytest.raises(ValidationError, match="expected characters, graphemes, spaces, or a separator"):
         StringsData(train="a", src_symbols=bad)
 
 
-def test_columns_are_different() -> None:
+def test_equal_columns_are_rejected() -> None:
     with pytest.raises(ValidationError, match="must be different columns, found 1, 3, 3"):
         StringsData(train="a", columns={"source": 1, "target": 3, "features": 3})
 
@@ -162,7 +162,7 @@ def paradigms(order: str) -> list[str]:
         ("stf", {"source": 1, "features": 2, "target": 3}, "{source: 1, target: 2, features: 3}"),
     ],
 )
-def test_swapped_columns_stop_before_training(
+def test_swapped_columns_raise_before_training(
     order: str, columns: dict[str, int], setting: str, tmp_path: Path
 ) -> None:
     write(tmp_path / "train", paradigms(order))
@@ -174,7 +174,7 @@ def test_swapped_columns_stop_before_training(
     assert f"data.columns='{setting}'" in str(error.value)
 
 
-def test_swapped_columns_of_a_file_stop_a_command(tmp_path: Path) -> None:
+def test_swapped_columns_in_input_lines_raise(tmp_path: Path) -> None:
     write(tmp_path / "train", paradigms("stf"))
     run = untrained_run(tmp_path, {"task": "strings", "train": "train", "dev": "train"}, RNN)
     task = task_of(run.task)
@@ -197,7 +197,7 @@ def test_swapped_columns_of_a_file_stop_a_command(tmp_path: Path) -> None:
     assert len(task.read(greek, "in", run, gold=False).corpus) == 5
 
 
-def test_a_file_becomes_a_configuration(tmp_path: Path) -> None:
+def test_describe_file_infers_data_settings(tmp_path: Path) -> None:
     phones = write(tmp_path / "phones.tsv", ["ship\tʃ ɪ p", "shoe\tʃ uː", "ah\tɑː"])
     assert describe_file(phones)["data"] == {
         **{"folder": str(tmp_path), "train": "phones.tsv", "tgt_symbols": "spaces"},
@@ -257,7 +257,7 @@ def test_the_settings_for_a_file_fit_the_chosen_model(tmp_path: Path) -> None:
         config_of_file(words, ["model=3"])
 
 
-def test_columns_that_nobody_chose_are_named(tmp_path: Path) -> None:
+def test_ignored_columns_warn(tmp_path: Path) -> None:
     path = write(tmp_path / "words.tsv", ["a\tb\tN\tsg\tx"] * 3)
     with pytest.warns(IgnoredInputWarning, match="ignored columns 4 to 5; data.columns chooses columns"):
         config_of_file(path)
@@ -266,13 +266,13 @@ def test_columns_that_nobody_chose_are_named(tmp_path: Path) -> None:
         config_of_file(path, ["data.columns={source: 1, target: 2}"])
 
 
-def test_a_data_file_is_of_the_task_strings(tmp_path: Path) -> None:
+def test_data_files_support_only_the_task_strings(tmp_path: Path) -> None:
     path = write(tmp_path / "texts.tsv", ["1\tgood", "0\tbad"])
     with pytest.raises(InputError, match=r"data\.task=classification needs a YAML file"):
         config_of_file(path, ["data.task=classification"])
 
 
-def test_what_is_a_data_file(tmp_path: Path) -> None:
+def test_is_data_file_recognizes_files_with_tabs(tmp_path: Path) -> None:
     yaml = write(tmp_path / "a.yaml", ["version: 1\t# not a column"])
     assert not is_data_file(yaml) and not is_data_file(tmp_path / "missing.tsv")
     assert is_data_file(write(tmp_path / "a.txt", ["", "a\tb"]))
@@ -281,7 +281,7 @@ def test_what_is_a_data_file(tmp_path: Path) -> None:
         is_data_file(write(tmp_path / "a.csv", ["a,b"]))
 
 
-def test_a_part_is_held_out_by_source(tmp_path: Path) -> None:
+def test_held_out_examples_share_no_source_with_training(tmp_path: Path) -> None:
     path = write(tmp_path / "verbs.tsv", paradigms("stf"))
     config: Config = config_of_file(path, ["data.held_out=0.2"])
     task, data = Strings.load(config.data)
@@ -296,7 +296,7 @@ def test_a_part_is_held_out_by_source(tmp_path: Path) -> None:
 DOCUMENTS = [(label, f"a {word} film") for label, word in zip("10" * 8, "abcdefghijklmnop", strict=True)]
 
 
-def test_labels_in_any_column(tmp_path: Path) -> None:
+def test_labels_may_be_in_any_column(tmp_path: Path) -> None:
     write(tmp_path / "train.tsv", ["sentence\tlabel", *(f"{text}\t{label}" for label, text in DOCUMENTS)])
     data = {"task": "classification", "folder": str(tmp_path), "train": "train.tsv"}
     columns = {"columns": {"label": 2, "text": 1}, "header": True}
@@ -307,7 +307,7 @@ def test_labels_in_any_column(tmp_path: Path) -> None:
             Classification.load(ClassificationData(**data, **settings))
 
 
-def test_almost_as_many_labels_as_lines(tmp_path: Path) -> None:
+def test_too_many_different_labels_raise(tmp_path: Path) -> None:
     write(tmp_path / "train.tsv", [f"w{number}\ta" for number in range(12)])
     with pytest.raises(InputError, match="different labels in"):
         Classification.load(
@@ -317,7 +317,7 @@ def test_almost_as_many_labels_as_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("features", ["", "\tV;PST"])
 @pytest.mark.parametrize("header", [False, True])
-def test_source_and_target_alone_may_be_swapped(features: str, header: bool, tmp_path: Path) -> None:
+def test_source_and_target_columns_may_be_swapped(features: str, header: bool, tmp_path: Path) -> None:
     names = "Form\tLemma" + ("\tTags" if features else "")
     write(tmp_path / "train", [*([names] if header else []), f"went\tgo{features}"])
     files = {"folder": str(tmp_path), "train": "train", "dev": "train"}
@@ -328,7 +328,7 @@ def test_source_and_target_alone_may_be_swapped(features: str, header: bool, tmp
         StringsData(embedded="english-verbs", columns={"source": 2, "target": 1})
 
 
-def test_a_file_is_described_by_the_columns_that_the_user_chose(tmp_path: Path) -> None:
+def test_describe_file_respects_the_chosen_columns(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", ["1\tship\tʃ ɪ p\tN|SG", "2\tshoes\tʃ uː z\tN|PL"] * 3)
     found = describe_file(path, ["data.columns={source: 2, target: 3, features: 4}"])
     assert found["data"]["tgt_symbols"] == "spaces" and found["data"]["feature_separator"] == "|"
@@ -354,7 +354,7 @@ def test_a_file_is_described_by_the_columns_that_the_user_chose(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("header", [[], ["Lemma\tForm\tTags"]])
-def test_comments_before_the_header(header: list[str], tmp_path: Path) -> None:
+def test_comments_before_the_header_are_skipped(header: list[str], tmp_path: Path) -> None:
     lines = ["# by hand", *header, *paradigms("stf")]
     path = write(tmp_path / "verbs.txt", lines)
     assert is_data_file(path)

@@ -64,7 +64,7 @@ def copier(folder: Path, gate: float = 0.0, **model: Any) -> TextRun:
     return TextRun(run, task_of(run.task))
 
 
-def test_the_target_vocabulary_has_the_symbols_of_sources_but_not_their_tags(folder: Path) -> None:
+def test_target_vocabulary_includes_source_symbols_without_tags(folder: Path) -> None:
     run = copier(folder).run
     assert set(run.tgt_vocab.symbols) == {"a", "b", "d", "x"}
     targets = run.model.output.targets.tolist()
@@ -74,7 +74,7 @@ def test_the_target_vocabulary_has_the_symbols_of_sources_but_not_their_tags(fol
         assert (target == -1) == name.startswith("<") and (target == -1 or run.tgt_vocab.name(target) == name)
 
 
-def test_development_data_is_read_with_the_larger_vocabulary(folder: Path) -> None:
+def test_dev_data_is_encoded_with_the_extended_vocabulary(folder: Path) -> None:
     for copy, unknown in ((True, 0), (False, 2)):
         content = {"version": 1, "data": {"folder": str(folder), **DATA}, "model": {**MODEL, "copy": copy}}
         prepared = prepare(config_of(content))
@@ -97,7 +97,7 @@ def test_the_target_is_the_first_of_several_answers(folder: Path) -> None:
     assert [int(symbol) for symbol in prepared.data.dev.corpus.tgt[0]][1:] == [len(prepared.data.vocabularies.tgt)]
 
 
-def test_symbols_that_cannot_be_copied() -> None:
+def test_symbols_that_cannot_be_copied_are_excluded() -> None:
     characters, phones = Vocabulary(["a"]), Vocabulary(["a"], " ")
     symbols = ["<tag:V>", "uː", "b", "<", "a"]
     assert extended(characters, symbols).symbols == ("a", "b", "<")
@@ -106,7 +106,7 @@ def test_symbols_that_cannot_be_copied() -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_trained_run_opens_again_and_resumes(folder: Path, architecture: str) -> None:
+def test_a_trained_copy_run_reopens_and_evaluates(folder: Path, architecture: str) -> None:
     content = {
         **{"version": 1, "data": {"folder": str(folder), **DATA}, "model": ARCHITECTURES[architecture]},
         "training": {"epochs": 1, "batch_size": 2},
@@ -137,7 +137,7 @@ def test_an_unknown_symbol_of_the_source_can_be_output(folder: Path) -> None:
         assert answer.score == pytest.approx(alone.score, abs=1e-6)
 
 
-def test_scores_of_unknown_symbols(folder: Path) -> None:
+def test_only_unknown_symbols_of_the_same_source_are_possible(folder: Path) -> None:
     """A symbol of the same source is possible. A symbol of no source or of another one is unknown."""
     opened = copier(folder)
     sources, targets = ["aλb\tV", "aøb\tV", "ab\tV", "λøa\tV"], ["λa", "λa", "øa", "øλ"]
@@ -150,7 +150,7 @@ def test_scores_of_unknown_symbols(folder: Path) -> None:
         assert alone.log_prob == pytest.approx(score.log_prob, abs=1e-6)
 
 
-def test_the_probability_of_an_unknown_symbol_is_the_attention_to_it(folder: Path) -> None:
+def test_copy_probability_of_unknown_symbols_is_their_attention(folder: Path) -> None:
     opened = copier(folder, gate=0.0)
     with torch.no_grad():
         opened.run.model.attention.bilinear.weight.zero_()  # attention is uniform
@@ -160,7 +160,7 @@ def test_the_probability_of_an_unknown_symbol_is_the_attention_to_it(folder: Pat
     assert score.scores.log_probs[0] == pytest.approx(math.log(0.25), abs=1e-6)
 
 
-def test_lines_without_unknown_symbols_keep_the_run(folder: Path) -> None:
+def test_only_unknown_symbols_extend_the_vocabularies(folder: Path) -> None:
     opened = copier(folder)
     run, lines = copy_unknown(opened.task, opened.run, opened.task.read(["ab\tV"], "x", opened.run, False))
     assert run is opened.run and lines.count == 1
@@ -172,7 +172,7 @@ def test_lines_without_unknown_symbols_keep_the_run(folder: Path) -> None:
     assert opened.task.count_unknown(lines.corpus.src[1]) == 1  # the unknown tag
 
 
-def test_a_symbol_that_only_the_target_vocabulary_knows_is_copied_too(folder: Path) -> None:
+def test_symbols_known_only_to_the_target_are_copied(folder: Path) -> None:
     opened = copier(folder, gate=30.0)
     (score,) = opened.score(["d\tV"], ["d"])
     assert score.possible and score.tokens[0] == "d"
@@ -189,7 +189,7 @@ def test_density_and_copying_exclude_each_other(folder: Path) -> None:
         untrained_run(folder, DATA, {**MODEL, "density": "gaussian"})
 
 
-def test_the_threshold_of_alpha_relu_is_that_of_the_map(folder: Path) -> None:
+def test_alpha_relu_tau_is_reproducible_when_copying(folder: Path) -> None:
     taus = [
         untrained_run(folder, {**DATA}, {**MODEL, "output": "alpha_relu", "copy": copy}).model.output.tau
         for copy in (True, True)
@@ -250,7 +250,7 @@ def test_a_report_shows_copied_symbols(folder: Path) -> None:
         assert "λ" in [step["gold"] for step in sentence["steps"]]
 
 
-def test_typed_texts_of_a_conversation_copy_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suggest_conversation_copies_unknown_symbols(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, typed, printed = copier(folder, gate=3.0), iter(["λ<TAB>V", "λ", ""]), []
     monkeypatch.setattr("builtins.input", lambda _: next(typed, None) or (_ for _ in ()).throw(EOFError))
     monkeypatch.setattr("tsallis.toolkit.cli.suggest.print_fields", lambda *fields: printed.append(fields))

@@ -37,7 +37,7 @@ def test_symbols_of_several_characters_are_kept_whole() -> None:
         assert new.target == f"{new.source} n" and set(new.source.split()) <= {"uː", "ts", "a"}
 
 
-def test_symbols_are_those_of_the_language() -> None:
+def test_new_symbols_come_from_the_same_language() -> None:
     latin = StringsExample("abc", ("N",), "abcd", "latin")
     greek = StringsExample("αβγ", ("N",), "αβγδ", "greek")
     new = hallucinate([latin, greek], 20, ("", ""))
@@ -46,7 +46,7 @@ def test_symbols_are_those_of_the_language() -> None:
         assert set(example.source) <= set("abc" if example.language == "latin" else "αβγ")
 
 
-def test_the_result_depends_on_the_arguments_alone() -> None:
+def test_hallucinate_is_deterministic() -> None:
     assert hallucinate([WALK], 9, ("", "")) == hallucinate([WALK], 9, ("", ""))
     assert hallucinate([WALK], 3, ("", "")) == hallucinate([WALK], 9, ("", ""))[:3]
 
@@ -56,7 +56,7 @@ def test_the_result_depends_on_the_arguments_alone() -> None:
     [StringsExample("walk", (), "walked"), StringsExample("go", ("PST",), "went")],
     ids=["no features", "no stem"],
 )
-def test_data_that_has_nothing_to_replace(example: StringsExample) -> None:
+def test_examples_without_features_or_stems_are_rejected(example: StringsExample) -> None:
     with pytest.raises(InputError, match=r"data\.hallucinate: expected an example with features"):
         hallucinate([example], 1, ("", ""))
 

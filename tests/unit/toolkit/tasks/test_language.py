@@ -46,7 +46,7 @@ def files(folder: Path, **data: Any) -> dict[str, Any]:
     return {"folder": str(folder), "train": "train", "dev": "dev", "length": 16, **data}
 
 
-def test_a_text_is_a_line_or_a_paragraph(tmp_path: Path) -> None:
+def test_read_texts_splits_lines_or_paragraphs(tmp_path: Path) -> None:
     path = tmp_path / "texts"
     path.write_text("one\ntwo \n\n\n three\n", encoding="utf-8")
     assert list(read_texts(path, "lines")) == ["one", "two", "three"]
@@ -54,7 +54,7 @@ def test_a_text_is_a_line_or_a_paragraph(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("subwords", [None, {"size": 40}, {"kind": "word", "size": 20}], ids=str)
-def test_what_is_read_is_the_text_again(folder: Path, subwords: dict[str, Any] | None) -> None:
+def test_encoded_texts_decode_to_the_same_texts(folder: Path, subwords: dict[str, Any] | None) -> None:
     prepared = prepare(config(files(folder, subwords=subwords, cache=str(folder / "cache"))))
     symbols = prepared.data.vocabularies.tgt
     assert prepared.data.vocabularies.src is symbols
@@ -68,7 +68,7 @@ def test_what_is_read_is_the_text_again(folder: Path, subwords: dict[str, Any] |
     assert read_split(config(files(folder)).data, "dev") == [("", text) for text in TEXTS]
 
 
-def test_a_training_on_texts_ends_with_a_run_that_scores_them(folder: Path) -> None:
+def test_a_trained_language_run_scores_texts(folder: Path) -> None:
     loaded = config(files(folder), updates=30, learning_rate=0.01)
     run, data = train(prepare(loaded), folder / "run"), loaded.data
     task = task_of(run.task)
@@ -96,7 +96,7 @@ def test_synthetic_examples_are_scored_by_length(tmp_path: Path, output: str) ->
         task.split(run, loaded.data, "test", length=8)
 
 
-def test_accuracies_of_lengths_are_those_of_their_rows(tmp_path: Path) -> None:
+def test_score_lengths_matches_accuracies_of_rows(tmp_path: Path) -> None:
     synthetic = {"name": "flip-flop", "least": 6, "most": 10, "examples": 20, "dev_examples": 4}
     run = train(prepare(config({"synthetic": synthetic})), tmp_path / "run")
     corpus = synthetic_corpus("flip-flop", 6, [(8, 8), (30, 30)], 3)
@@ -120,12 +120,12 @@ def test_accuracies_of_lengths_are_those_of_their_rows(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_bad_settings_are_one_line_each(data: dict[str, Any], words: str) -> None:
+def test_invalid_settings_raise(data: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         config(data)
 
 
-def test_files_that_are_missing_or_empty_are_named(folder: Path) -> None:
+def test_missing_or_empty_files_raise(folder: Path) -> None:
     with pytest.raises(InputError, match="valid: no such file, and none with"):
         prepare(config(files(folder, dev="valid")))
     (folder / "empty").write_text("\n\n")

@@ -71,7 +71,7 @@ def mixed(runs: Path, own: str, other: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_a_run_has_its_own_task(runs: Path, name: str) -> None:
+def test_open_run_restores_the_task(runs: Path, name: str) -> None:
     opened = open_run(runs / name, device="cpu")
     run, task = opened.run, opened.task
     assert task == task_of(run.task) and task.facts() == json.loads((runs / name / "task.json").read_text())
@@ -110,7 +110,7 @@ def test_the_task_of_another_run_is_refused(runs: Path, own: str, other: str, wo
     ],
 )
 @pytest.mark.parametrize("config", [None, "version: 1\n"])
-def test_without_a_configuration_model_and_symbols_tell(
+def test_task_must_match_model_and_vocabulary_without_config(
     runs: Path, own: str, other: str, words: str, config: str | None, tmp_path: Path
 ) -> None:
     copy = mixed(runs, own, other, tmp_path)
@@ -121,13 +121,13 @@ def test_without_a_configuration_model_and_symbols_tell(
         task_of_run(load_run(copy))
 
 
-def test_what_an_earlier_version_did_not_write_is_not_missed(runs: Path, tmp_path: Path) -> None:
+def test_an_empty_task_file_gives_the_default_task(runs: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(runs / "verbs", tmp_path / "old"))
     (copy / "task.json").write_text("{}")
     assert task_of_run(load_run(copy)) == task_of({})
 
 
-def test_a_training_does_not_go_on_with_the_task_of_another_run(runs: Path, tmp_path: Path) -> None:
+def test_resuming_with_the_task_of_another_run_raises(runs: Path, tmp_path: Path) -> None:
     copy = mixed(runs, "one", "short", tmp_path)
     data = {**DATA["one"], "folder": str(runs)}
     config = config_of({"version": 1, "data": data, "model": {"d_model": 4, "layers": 1}})
@@ -136,7 +136,7 @@ def test_a_training_does_not_go_on_with_the_task_of_another_run(runs: Path, tmp_
         prepare(config, copy)
 
 
-def test_the_page_on_data_files_names_every_task() -> None:
+def test_settings_page_names_every_task() -> None:
     page = (Path(__file__).parents[4] / "docs" / "settings.md").read_text(encoding="utf-8")
     (sentence,) = [part for part in page.split("\n\n") if part.startswith("`data.task` sets the task")]
     assert all(f"`{name}`" in sentence for name in TASKS)

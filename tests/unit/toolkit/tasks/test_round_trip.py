@@ -43,7 +43,7 @@ def test_every_task_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_outputs_come_out_as_they_went_in(name: str, tmp_path: Path) -> None:
+def test_outputs_are_unchanged_by_encoding_and_decoding(name: str, tmp_path: Path) -> None:
     case, task_name = CASES[name], name.partition(":")[0]
     for file, text in case.files.items():
         (tmp_path / file).write_text(text, encoding="utf-8")

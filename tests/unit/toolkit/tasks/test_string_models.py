@@ -43,7 +43,7 @@ def content(folder: Path, model: dict[str, Any], epochs: int) -> dict[str, Any]:
 
 
 @every_model
-def test_a_run_opens_again_and_resumes(folder: Path, model: dict[str, Any]) -> None:
+def test_an_extended_run_matches_an_uninterrupted_run(folder: Path, model: dict[str, Any]) -> None:
     whole = train(prepare(config_of(content(folder, model, 2))), folder / "whole")
     train(prepare(config_of(content(folder, model, 1))), folder / "run")
     again = prepare(config_of(content(folder, model, 2)), folder / "run")
@@ -61,7 +61,7 @@ def test_a_run_opens_again_and_resumes(folder: Path, model: dict[str, Any]) -> N
     assert torch.tensor(report["loss"]).isfinite() and report["output_sum"] == pytest.approx(1, abs=1e-5)
 
 
-def test_features_are_those_of_the_vocabulary(folder: Path) -> None:
+def test_model_features_are_the_tags_of_the_vocabulary(folder: Path) -> None:
     run = untrained_run(folder, {"train": "train", "dev": "train"}, MODELS["rnn with features"])
     symbols = [run.src_vocab.name(number) for number in run.model.arguments["features"]]
     assert sorted(symbols) == ["<tag:N>", "<tag:PST>", "<tag:V>"]
@@ -83,6 +83,6 @@ def test_data_without_features_is_an_error(folder: Path) -> None:
         ({**TRANSFORMER, "features": "separate", "positions": "alibi"}, "needs positions: sinusoids, found alibi"),
     ],
 )
-def test_settings_that_exclude_each_other(folder: Path, model: dict[str, Any], message: str) -> None:
+def test_incompatible_settings_are_rejected(folder: Path, model: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         config_of(content(folder, model, 1))

@@ -33,7 +33,7 @@ def write(path: Path, text: str | bytes) -> Path:
     return path
 
 
-def test_a_file(tmp_path: Path) -> None:
+def test_read_strings_returns_examples(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "draw\tdrew\tV;PST\nser\tfui\tV;IND;PST;1;SG\n")
     assert read_strings(path, "spanish") == [
         StringsExample("draw", ("V", "PST"), "drew", "spanish"),
@@ -59,7 +59,7 @@ def test_a_lemma_can_not_pass_for_a_tag() -> None:
 
 
 @pytest.mark.parametrize("separator", SEPARATORS, ids=lambda s: f"U+{ord(s):04X}")
-def test_separators_inside_and_at_the_ends_of_fields_are_characters(tmp_path: Path, separator: str) -> None:
+def test_unicode_separators_in_fields_are_kept_as_characters(tmp_path: Path, separator: str) -> None:
     s = separator
     path = write(tmp_path / "a", f"{s}a{s}b{s}\t{s}c{s}d{s}\tV;{s}X\nwalk\twalked\tV;PST\n")
     first, second = read_strings(path)
@@ -68,13 +68,13 @@ def test_separators_inside_and_at_the_ends_of_fields_are_characters(tmp_path: Pa
     assert second.source == "walk"
 
 
-def test_nothing_is_normalised(tmp_path: Path) -> None:
+def test_unicode_is_not_normalized(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "e\u0301\t\u00e9\tV\n")
     (example,) = read_strings(path)
     assert example.src_tokens() == ["<tag:V>", "e", "\u0301"] and example.tgt_tokens() == ["\u00e9"]
 
 
-def test_lines_without_a_form(tmp_path: Path) -> None:
+def test_lines_without_a_target_are_rejected(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "walk\tV;PST\nrun\tran\tV;PST\n")
     with pytest.raises(
         InputError, match=r"a:1: expected source<TAB>target<TAB>features, found 2 columns: 'walk\\tV;PST'"
@@ -101,7 +101,7 @@ def test_lines_without_a_form(tmp_path: Path) -> None:
         (b"a\tb\tV\nc\td\tV\xe2\x80", 2, "found byte 0xe2 at byte 5 of the line"),
     ],
 )
-def test_malformed_lines(tmp_path: Path, text: str | bytes, line: int, message: str) -> None:
+def test_malformed_lines_are_rejected(tmp_path: Path, text: str | bytes, line: int, message: str) -> None:
     path = write(tmp_path / "a", text)
     with pytest.raises(InputError) as error:
         read_strings(path)
@@ -109,14 +109,14 @@ def test_malformed_lines(tmp_path: Path, text: str | bytes, line: int, message: 
     assert "\n" not in str(error.value)
 
 
-def test_files_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_files_raise(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing: can't be read: No such file"):
         read_strings(tmp_path / "nothing")
     with pytest.raises(InputError, match="can't be read: Is a directory"):
         read_strings(tmp_path)
 
 
-def test_many_languages_of_a_folder(tmp_path: Path) -> None:
+def test_several_languages_are_read_from_a_folder(tmp_path: Path) -> None:
     write(tmp_path / "spanish-train-high", "ser\tfue\tV\n")
     write(tmp_path / "norwegian-bokmal-train-high", "se\tså\tV\n")
 
@@ -157,7 +157,7 @@ def test_all_languages_are_found_by_the_name_of_their_file(tmp_path: Path, name:
         assert [example.language for example in Strings.read_split(config, "train")] == names
 
 
-def test_published_files(shared_data: Path, tmp_path: Path) -> None:
+def test_published_files_round_trip(shared_data: Path, tmp_path: Path) -> None:
     archive = shared_data / "sigmorphon2018_task1" / "task1.tar.xz"
     if not archive.is_file():
         pytest.skip(f"needs data: {archive}")
@@ -187,7 +187,7 @@ def phones(tmp_path: Path) -> Run:
     return untrained_run(tmp_path, PHONES, RNN)
 
 
-def test_words_and_their_phones(phones: Run) -> None:
+def test_outputs_of_phones_are_joined_by_spaces(phones: Run) -> None:
     assert set(phones.tgt_vocab.symbols) == {"ʃ", "ɪ", "p", "tʃ", "ɜː", "s", "t"}
     text = TextRun(phones, task_of(phones.task))
     answers = text.translate(["ship", "", "sit"], SearchOptions(n_best=3, min_length=2))
@@ -199,7 +199,7 @@ def test_words_and_their_phones(phones: Run) -> None:
     assert begun.text.startswith("tʃ ɜː")
 
 
-def test_phones_that_are_typed(phones: Run) -> None:
+def test_suggestions_continue_typed_phones(phones: Run) -> None:
     text = TextRun(phones, task_of(phones.task))
     for typed in ("", "ʃ ", "ʃ t", "tʃ", "tʃ ɜː"):
         (found,) = text.suggest(["ship"], [typed], n_best=20)
@@ -231,11 +231,11 @@ def test_scores_count_phones(phones: Run) -> None:
         ("ship\t  ", True, "found an empty target"),
     ],
 )
-def test_lines_of_words_that_are_malformed(line: str, gold: bool, message: str) -> None:
+def test_malformed_lines_of_words_are_rejected(line: str, gold: bool, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Strings(columns=Columns(features=()), tgt_symbols="spaces").parse(line, "in:1", gold)
 
 
-def test_embedded_data_has_its_own_columns() -> None:
+def test_embedded_data_rejects_columns_and_header() -> None:
     with pytest.raises(ValidationError, match="header, columns can't be used with embedded data"):
         StringsData(embedded="english-verbs", columns={"features": None}, header=True)

@@ -37,7 +37,7 @@ def run(task: dict[str, Any]) -> Run:
     return Run(Path("runs/x"), model, symbols, symbols, task, {})
 
 
-def test_sentences() -> None:
+def test_translation_reads_sentences_and_pairs() -> None:
     inputs = run({"task": "translation"})
     task = task_of(inputs.task)
     lines = task.read([" ein Hut ", "das Haus"], "in.de", inputs, gold=False)
@@ -49,7 +49,7 @@ def test_sentences() -> None:
         task.read(["a\tb"], "in.de", inputs, gold=False)  # the second column could be a reference
 
 
-def test_lines_without_symbols_keep_their_place() -> None:
+def test_lines_without_symbols_are_skipped_but_counted() -> None:
     inputs = run({"task": "translation"})
     result = task_of(inputs.task).read(["", "ein Hut", "  ", "\u200b", "das Haus", ""], "in.de", inputs, False)
     assert result.numbers == [1, 4] and result.count == 6 and len(result.corpus) == 2
@@ -70,7 +70,7 @@ def test_lines_without_symbols_keep_their_place() -> None:
         (["\u200b\tb"], r"in\.tsv:1: expected a source with at least one subword"),
     ],
 )
-def test_known_translations_that_are_none(lines: list[str], words: str) -> None:
+def test_malformed_translation_pairs_are_rejected(lines: list[str], words: str) -> None:
     inputs = run({"task": "translation"})
     with pytest.raises(InputError, match=words):
         task_of(inputs.task).read(lines, "in.tsv", inputs, gold=True)
@@ -87,7 +87,7 @@ def test_an_empty_output_may_be_scored() -> None:
             task.read([line], "in", inputs, gold=True)
 
 
-def test_languages() -> None:
+def test_language_must_be_one_of_the_run() -> None:
     several = run({"task": "strings", "languages": ["eo", "fi"]})
     one, none = run({"task": "strings", "languages": ["eo"]}), run({"task": "strings"})
     translation = run({"task": "translation"})
@@ -103,7 +103,7 @@ def test_languages() -> None:
         assert len(read_lines(inputs, ["a\tN"], "in", gold=False, language=language).corpus) == 1
 
 
-def test_scores_of_text_that_is_no_plain_text() -> None:
+def test_translation_scores_join_parts_and_ignore_case() -> None:
     """Word parts are joined and case is ignored; the signatures of the scores show it."""
     texts, references = ["a Ha@@ t and , a STRASSE"], ["A hat and , a Straße"]
     folded = {s.name: s for s in Translation("de", "en", None, True, True, "@@").score(texts, references)}
@@ -124,7 +124,7 @@ def scores_of(accuracy: float, edits: float) -> dict[str, float]:
     return {"accuracy": accuracy, "word_error_rate": errors, "symbol_error_rate": edits, "levenshtein": edits}
 
 
-def test_several_languages_count_the_same() -> None:
+def test_languages_have_equal_weight_in_macro_scores() -> None:
     """Languages have equal weight: 1 of 4 right in one and 1 of 1 in the other give 62.5 %, not 40 %."""
     task, texts, references = task_of({}), ["a", "b", "b", "b", "a"], ["a", "a", "a", "a", "a"]
     each = language_scores(task, texts, lines_of(references, ["fi", "fi", "fi", "fi", "eo"]))
@@ -141,7 +141,7 @@ def test_several_languages_count_the_same() -> None:
     assert score_values(task.score(texts, references), {}) == scores_of(0.4, 0.6)
 
 
-def test_an_evaluation_of_several_languages() -> None:
+def test_evaluation_reports_scores_per_language() -> None:
     inputs = run({"task": "strings", "languages": ["eo", "fi"]})
     examples = [StringsExample("abc", ("N",), "b", "fi"), StringsExample("ab", ("V",), "c", "eo")]
     lines = encode(inputs, [*examples, *examples[:1]])
@@ -167,7 +167,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("gold", [False, True])
 @pytest.mark.parametrize("name", EXPECTED)
-def test_an_empty_input_is_told_of_the_task_at_hand(name: str, gold: bool, tmp_path: Path) -> None:
+def test_empty_input_error_states_the_expected_format(name: str, gold: bool, tmp_path: Path) -> None:
     inputs = Run(Path("runs/x"), None, Vocabulary([]), Vocabulary([]), {"task": name}, {})
     (tmp_path / "in").write_bytes(b"")
     with pytest.raises(InputError, match=f"in: the file is empty, expected lines of {EXPECTED[name][gold]}$"):
@@ -175,7 +175,7 @@ def test_an_empty_input_is_told_of_the_task_at_hand(name: str, gold: bool, tmp_p
 
 
 @pytest.mark.parametrize("name", ["strings", "translation"])
-def test_parts_of_a_file_are_read_as_the_whole(name: str, tmp_path: Path) -> None:
+def test_files_are_read_in_blocks(name: str, tmp_path: Path) -> None:
     inputs = run({"task": name})
     line = {"strings": "a\tb\tN", "translation": "ein Hut\ta hat"}[name]
     (tmp_path / "in").write_text(f"{line}\n" * 130 + "\nx\n", encoding="utf-8")
@@ -200,7 +200,7 @@ def test_parts_of_a_file_are_read_as_the_whole(name: str, tmp_path: Path) -> Non
         ({"task": "translation"}, ["", "ein " * 5000], r"in:66: expected at most 1024 symbols, found \d+"),
     ],
 )
-def test_lines_on_which_a_search_would_not_end(task: dict[str, Any], lines: list[str], words: str) -> None:
+def test_too_long_lines_are_rejected(task: dict[str, Any], lines: list[str], words: str) -> None:
     inputs = run(task)
     with pytest.raises(InputError, match=words):
         read_lines(inputs, lines, "in", gold=False, first=64)
@@ -232,7 +232,7 @@ def test_a_task_is_restored_from_its_facts(facts: dict[str, Any]) -> None:
         task.restore({"task": "parsing"}, "r/task.json")
 
 
-def test_scores_are_those_that_a_task_names() -> None:
+def test_tasks_return_the_scores_they_declare() -> None:
     for name, task in TASKS.items():
         if not task.searched:
             continue
@@ -242,7 +242,7 @@ def test_scores_are_those_that_a_task_names() -> None:
         assert [score.name for score in quick] == [x for x in task.scores if x not in task.costly_scores]
 
 
-def test_a_score_that_takes_long_is_computed_where_it_decides() -> None:
+def test_costly_scores_are_computed_only_if_selected() -> None:
     data = {"task": "translation", "embedded": "german-english-numbers"}
     model = {"architecture": "rnn", "d_model": 4}
     for select, names in (("chrf", ["bleu", "chrf", "exact"]), ("ter", ["bleu", "chrf", "ter", "exact"])):
@@ -255,7 +255,7 @@ def test_a_score_that_takes_long_is_computed_where_it_decides() -> None:
         prepare(config_of(config))
 
 
-def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_version_resumes(tmp_path: Path) -> None:
     """A run whose configuration lacks newer settings resumes only if they have their default values."""
     content = {"version": 1, "data": {"embedded": "english-verbs"}, "model": {"d_model": 4}}
     config = config_of(content)

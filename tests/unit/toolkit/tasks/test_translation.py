@@ -50,7 +50,7 @@ def config(folder: Path, data: dict[str, Any] | None = None, **sections: Any) ->
 
 
 @pytest.mark.parametrize("packing", ["", ".gz", ".xz"])
-def test_a_parallel_corpus_in_every_packing(tmp_path: Path, packing: str) -> None:
+def test_parallel_corpora_are_read_plain_or_compressed(tmp_path: Path, packing: str) -> None:
     corpus(tmp_path, packing)
     inputs = config(tmp_path)
     prepared = prepare(inputs)
@@ -77,7 +77,7 @@ def test_a_parallel_corpus_in_every_packing(tmp_path: Path, packing: str) -> Non
     assert model(batch.src, batch.src_lengths, batch.tgt_in).hidden.shape[-1] == 8
 
 
-def test_separate_subwords(tmp_path: Path) -> None:
+def test_separate_subwords_give_different_vocabularies(tmp_path: Path) -> None:
     corpus(tmp_path)
     data = prepare(config(tmp_path, {"subwords": {"joint": False, "size": 70}})).data
     assert (
@@ -93,7 +93,7 @@ def test_separate_subwords(tmp_path: Path) -> None:
     assert build_model(shared.description).arguments["share"] == "all"
 
 
-def test_lines_that_are_empty_or_nothing_are_left_out_on_both_sides(tmp_path: Path) -> None:
+def test_empty_lines_are_skipped_on_both_sides(tmp_path: Path) -> None:
     """References stay aligned with their sentences."""
     odd = [DEV[0], ("", "x"), DEV[1], ("y", ""), ("\u200b", "nothing that can be read"), DEV[2]]
     corpus(tmp_path, dev=odd)
@@ -103,7 +103,7 @@ def test_lines_that_are_empty_or_nothing_are_left_out_on_both_sides(tmp_path: Pa
         assert list(data.dev.corpus.tgt[i]) == data.vocabularies.tgt.encode(DEV[i][1])
 
 
-def test_what_was_learned_and_encoded_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subwords_and_encoded_corpora_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus(tmp_path)
     first = prepare(config(tmp_path)).data
     entries = sorted(p.name for p in (tmp_path / "c").iterdir())
@@ -119,14 +119,14 @@ def test_what_was_learned_and_encoded_is_found_again(tmp_path: Path, monkeypatch
         prepare(config(tmp_path, {"subwords": {"size": 80}}))
 
 
-def test_long_pairs_are_left_out_of_training_alone(tmp_path: Path) -> None:
+def test_long_pairs_are_skipped_only_in_training(tmp_path: Path) -> None:
     corpus(tmp_path)
     whole, short = prepare(config(tmp_path)).data, prepare(config(tmp_path, {"max_length": 20})).data
     assert 0 < len(short.train) < len(whole.train) and int(short.train.lengths().max()) <= 20
     assert len(short.dev.corpus) == len(whole.dev.corpus)
 
 
-def test_embedded_translation() -> None:
+def test_embedded_translation_data_is_prepared() -> None:
     content = {"task": "translation", "embedded": "german-english-numbers", "subwords": {"size": 200}}
     prepared = prepare(config_of({"version": 1, "data": content, "model": {"d_model": 8}}))
     assert len(prepared.data.train) == len(CORPUS["train"]) and len(prepared.data.dev.corpus) == len(CORPUS["dev"])
@@ -138,7 +138,7 @@ def test_embedded_translation() -> None:
     assert texts == prepared.data.dev.references  # the encoded targets equal the references
 
 
-def test_embedded_pairs_are_sampled_and_have_a_length(tmp_path: Path) -> None:
+def test_embedded_pairs_are_sampled_and_limited_in_length(tmp_path: Path) -> None:
     content = {"task": "translation", "embedded": "german-english-numbers", "subwords": {"size": 200, "sample": 0.3}}
     settings = {"version": 1, "data": {**content, "max_length": 12}, "model": {"d_model": 8}}
     train = prepare(config_of(settings)).data.train
@@ -151,7 +151,7 @@ def test_embedded_pairs_are_sampled_and_have_a_length(tmp_path: Path) -> None:
         prepare(config_of(settings))
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_files_raise(tmp_path: Path) -> None:
     corpus(tmp_path)
     (tmp_path / "dev.en").unlink()
     with pytest.raises(InputError, match=r"dev\.en: no such file, and none with \.xz or \.gz"):
@@ -160,13 +160,13 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_split(config(tmp_path).data, "test")
 
 
-def test_a_row_that_fits_no_batch_is_refused_at_once(tmp_path: Path) -> None:
+def test_rows_longer_than_a_batch_are_rejected(tmp_path: Path) -> None:
     corpus(tmp_path)
     with pytest.raises(InputError, match=r"at most 5 symbols \(max_tokens\)"):
         prepare(config(tmp_path, training={"max_tokens": 5}))
 
 
-def test_tau(tmp_path: Path) -> None:
+def test_tau_settings_give_the_expected_thresholds(tmp_path: Path) -> None:
     corpus(tmp_path)
 
     def arguments(**model: Any) -> dict[str, Any]:
@@ -198,14 +198,14 @@ def test_tau(tmp_path: Path) -> None:
         ({"architecture": "rnn", "share": "target", "output_alpha": 2.0}, "architecture rnn, share: target, .* 2"),
     ],
 )
-def test_the_formula_of_tau_is_refused_where_it_does_not_hold(model: dict[str, Any], settings: str) -> None:
+def test_invalid_uses_of_the_tau_formula_are_rejected(model: dict[str, Any], settings: str) -> None:
     content = {"architecture": "transformer", "output": "alpha_relu", "tau": "formula", **model}
     data = {"task": "translation", "folder": "/nowhere", "train": "train", "dev": "dev"}  # no file is read
     with pytest.raises(InputError, match=f"model.tau: formula needs .*, found {settings}; use tau: auto"):
         prepare(config_of({"version": 1, "data": data, "model": content}))
 
 
-def test_a_run_that_was_started_keeps_its_threshold(tmp_path: Path) -> None:
+def test_a_started_run_keeps_its_tau(tmp_path: Path) -> None:
     corpus(tmp_path)
     inputs = config(tmp_path, model={"output": "alpha_relu"})
     first = prepare(inputs, tmp_path / "run")
@@ -251,7 +251,7 @@ def test_outputs_of_alpha_relu_sum_to_about_one_before_training(
     assert 0.75 < outputs_sum(prepare(config_of(content))) < 1.35
 
 
-def test_the_cache_is_where_the_system_has_its_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_folder_defaults_to_the_system_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache_folder("given") == Path("given")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder(None) == tmp_path / "tsallis"
@@ -260,7 +260,7 @@ def test_the_cache_is_where_the_system_has_its_caches(monkeypatch: pytest.Monkey
     assert cache_folder(None) == tmp_path / "home" / ".cache" / "tsallis"
 
 
-def test_what_outputs_are_worth(tmp_path: Path) -> None:
+def test_translation_measure_returns_bleu_chrf_and_exact(tmp_path: Path) -> None:
     corpus(tmp_path)
     prepared = prepare(config(tmp_path))
     nothing = Certificate("none", 0.0)
@@ -289,7 +289,7 @@ def test_examples_too_long_to_train_on_are_left_out(tmp_path: Path) -> None:
         prepare(strings(tmp_path, rows, rows[:2]))
 
 
-def test_sentences_too_long_for_a_search(tmp_path: Path) -> None:
+def test_sentences_too_long_for_a_search_raise(tmp_path: Path) -> None:
     corpus(tmp_path, dev=[DEV[0], ("", "a"), ("ein " * 9000, "a")])
     with pytest.raises(InputError, match=rf"^{tmp_path}/dev.de:3: expected at most 1024 symbols, found \d+"):
         prepare(config(tmp_path))
@@ -300,7 +300,7 @@ def test_sentences_too_long_for_a_search(tmp_path: Path) -> None:
         prepare(config(tmp_path))
 
 
-def test_pairs_without_symbols_are_named_with_their_files(tmp_path: Path) -> None:
+def test_dev_data_with_only_empty_pairs_raises(tmp_path: Path) -> None:
     corpus(tmp_path, dev=[("", "a"), ("ein", "")])
     with pytest.raises(
         InputError, match=f"^{tmp_path}/dev.de and {tmp_path}/dev.en: all 2 pairs have an empty source or target"
@@ -308,14 +308,14 @@ def test_pairs_without_symbols_are_named_with_their_files(tmp_path: Path) -> Non
         prepare(config(tmp_path))
 
 
-def test_a_long_form_of_several_languages_is_named_with_its_file(tmp_path: Path) -> None:
+def test_too_long_forms_raise_with_the_file_of_their_language(tmp_path: Path) -> None:
     loaded = languages_config(tmp_path)
     write(tmp_path / "cc-dev", ["cca\tacc\tN", f"cc{'b' * 300}\tb\tN"])
     with pytest.raises(InputError, match=f"^{tmp_path}/cc-dev:2: expected at most 256 symbols, found 304"):
         prepare(loaded)
 
 
-def test_a_model_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_larger_than_memory_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def build(*_: Any) -> None:
         torch.empty(1 << 60)
 
@@ -339,7 +339,7 @@ def languages_config(folder: Path, **training: Any) -> Config:
 
 
 @pytest.mark.parametrize("rows", [3, 4, 5, 7, 12])
-def test_the_rows_that_are_searched_are_evenly_of_all_languages(tmp_path: Path, rows: int) -> None:
+def test_searched_rows_are_balanced_across_languages(tmp_path: Path, rows: int) -> None:
     data = prepare(languages_config(tmp_path, validation_rows=rows)).data
     assert sorted(data.dev.references) == sorted(f"{x}{name}" for name, n in SIZES.items() for x in "abcdefgh"[:n])
     assert [reference[1:] for reference in data.dev.references] == data.dev.languages
@@ -357,13 +357,13 @@ def test_too_few_rows_for_all_languages_are_refused(tmp_path: Path) -> None:
         prepare(languages_config(tmp_path, validation_rows=2))
 
 
-def test_means_of_languages_decide_only_where_there_are_several(tmp_path: Path) -> None:
+def test_macro_scores_are_selectable_only_with_languages(tmp_path: Path) -> None:
     assert prepare(languages_config(tmp_path, select="macro_levenshtein")).settings.select == "macro_levenshtein"
     with pytest.raises(InputError, match=r"training.select: expected one of accuracy, .*, found 'macro_accuracy'"):
         prepare(config_of({**ONE_LANGUAGE, "training": {"select": "macro_accuracy"}}))
 
 
-def test_languages_choose_the_best_checkpoint_alike(tmp_path: Path) -> None:
+def test_validation_weights_languages_equally(tmp_path: Path) -> None:
     """Being right in the two small languages is better than being right only in the largest one."""
     prepared = prepare(languages_config(tmp_path))
     data, measure = prepared.data, prepared.measure()

@@ -37,7 +37,7 @@ def write(path: Path, content: str) -> Path:
     return path
 
 
-def test_lines_plain_or_packed_with_a_header_or_without(tmp_path: Path) -> None:
+def test_questions_are_read_with_or_without_header(tmp_path: Path) -> None:
     plain = write(tmp_path / "plain.tsv", LINES)
     with lzma.open(tmp_path / "train.tsv.xz", "wt", encoding="utf-8", newline="\n") as stream:
         stream.write("image\tquestion\tanswer\n" + LINES)
@@ -64,13 +64,13 @@ def test_lines_plain_or_packed_with_a_header_or_without(tmp_path: Path) -> None:
         ("", "the file is empty"),
     ],
 )
-def test_malformed_lines(tmp_path: Path, content: str, message: str) -> None:
+def test_malformed_lines_are_rejected(tmp_path: Path, content: str, message: str) -> None:
     path = write(tmp_path / "f.tsv", content)
     with pytest.raises(InputError, match=message):
         read_questions(path, ArrayPictures(PIXELS))
 
 
-def test_lines_without_answers() -> None:
+def test_questions_without_answers_are_parsed() -> None:
     with pytest.raises(InputError, match="q:3: expected image<TAB>question, found 1 column: 'what'"):
         parse_question("what", "q:3", gold=False)
     with pytest.raises(InputError, match="q:3: expected image<TAB>question, found an empty image"):
@@ -78,19 +78,19 @@ def test_lines_without_answers() -> None:
     assert parse_question("7\twhat\t", "q:3", gold=False) == Question("7", "what", "")
 
 
-def test_words() -> None:
+def test_question_words_are_lowercased_and_split() -> None:
     assert question_words("What’s in Image3, at 10.5m?") == [
         "what’s", "in", "image", "3", ",", "at", "10", ".", "5", "m", "?",
     ]  # fmt: skip
     assert question_words("Ünter tape_dispenser") == ["ünter", "tape_dispenser"] and question_words(" \t") == []
 
 
-def test_answers() -> None:
+def test_answer_names_are_sorted_by_frequency() -> None:
     request = [Question("0", "?", a) for a in ("b", "a", "c", "c", "b, a")]
     assert answer_names(request) == ["c", "a", "b", "b, a"] and answer_names(request, 2) == ["c", "a"]
 
 
-def test_questions_in_numbers() -> None:
+def test_questions_are_encoded_as_numbers() -> None:
     pictures = ArrayPictures(PIXELS)
     request = [Question(str(i % 3), "what " * (1 + i % 4), "abc"[i % 3]) for i in range(7)]
     vocabularies = Vocabularies(Vocabulary(["what"]), Vocabulary(["b", "a"]), ImageStore())
@@ -106,7 +106,7 @@ def test_questions_in_numbers() -> None:
     assert list(row) == [0, UNK]  # a question without words has one unknown word
 
 
-def test_daquar(shared_data: Path) -> None:
+def test_daquar_data_has_the_expected_counts(shared_data: Path) -> None:
     pytest.importorskip("PIL")
     folder = shared_data / "daquar"
     if not folder.is_dir():
@@ -119,7 +119,7 @@ def test_daquar(shared_data: Path) -> None:
     assert pictures.batch([request["test"][0].image]).shape == (1, 180, 240, 3)
 
 
-def test_without_test_images_those_of_dev_are_the_default(tmp_path: Path) -> None:
+def test_images_default_to_those_of_dev(tmp_path: Path) -> None:
     for split, pixels in (("train", PIXELS), ("dev", PIXELS[:2])):
         write(tmp_path / f"{split}.tsv", "0\twhat\tbox\n1\twhat\tpen\n")
         np.save(tmp_path / f"{split}.npy", pixels)

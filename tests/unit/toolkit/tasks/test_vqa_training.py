@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("attention", "density"), [("discrete", None), ("continuous", 2.0)])
-def test_from_images_to_answers(folder: Path, tmp_path: Path, attention: str, density: float | None) -> None:
+def test_a_visual_run_learns_to_answer(folder: Path, tmp_path: Path, attention: str, density: float | None) -> None:
     inputs = config(folder, attention=attention, density=density, output="sparsemax")
     prepared = prepare(inputs)
     data = prepared.data
@@ -79,7 +79,7 @@ def test_from_images_to_answers(folder: Path, tmp_path: Path, attention: str, de
     assert again["accuracy"] == report["accuracy"] and again["loss"] == pytest.approx(report["loss"], rel=1e-5)
 
 
-def test_lines_name_images(folder: Path, tmp_path: Path) -> None:
+def test_read_lines_resolves_images(folder: Path, tmp_path: Path) -> None:
     prepared = prepare(config(folder))
     start(prepared, tmp_path)
     run_of = _Untrained(tmp_path, prepared)
@@ -136,14 +136,14 @@ class _Untrained:
     ],
     ids=str,
 )
-def test_bad_settings(folder: Path, data: dict[str, Any], model: dict[str, Any], message: str) -> None:
+def test_invalid_settings_raise(folder: Path, data: dict[str, Any], model: dict[str, Any], message: str) -> None:
     with pytest.raises((InputError, ValueError), match=message):
         inputs = config(folder, data, **model)
         read_split(inputs.data, "test")
         prepare(inputs).build()
 
 
-def test_features_of_another_network(folder: Path, tmp_path: Path) -> None:
+def test_precomputed_features_replace_the_cnn(folder: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "features.npy", np.random.default_rng(0).normal(size=(120, 3, 5, 7)).astype(np.float16))
     inputs = config(folder, {"images": str(tmp_path / "features.npy")})
     prepared = prepare(inputs)
@@ -154,7 +154,7 @@ def test_features_of_another_network(folder: Path, tmp_path: Path) -> None:
     assert decoded.attention.shape == (4, 2, 15)
 
 
-def test_answers_that_are_rare_cannot_be_given(folder: Path) -> None:
+def test_rare_answers_are_unknown(folder: Path) -> None:
     data = prepare(config(folder, {"answers": 2})).data
     assert data.vocabularies.tgt.symbols == ("no", "yes") or data.vocabularies.tgt.symbols == ("yes", "no")
     assert any(row == [3] for row in data.train.tgt)  # unknown answers have no loss

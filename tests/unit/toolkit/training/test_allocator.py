@@ -42,7 +42,7 @@ def run(what: str, **environment: str) -> list[str]:
 
 
 @glibc
-def test_a_block_that_is_taken_again_costs_no_page_faults() -> None:
+def test_reused_blocks_avoid_page_faults() -> None:
     (fresh,) = run("leave")
     said, reused = run("call")
     assert said == "True"
@@ -60,11 +60,11 @@ def test_a_block_that_is_taken_again_costs_no_page_faults() -> None:
     ],
     ids=str,
 )
-def test_who_decides_otherwise_has_it(environment: dict[str, str]) -> None:
+def test_user_settings_disable_reuse_memory(environment: dict[str, str]) -> None:
     said, faults = run("call", **environment)
     assert said == "False" and int(faults) > 100
 
 
-def test_another_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reuse_memory_returns_false_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: object())
     assert allocator.reuse_memory() is False

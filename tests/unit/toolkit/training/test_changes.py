@@ -55,7 +55,7 @@ def test_only_some_settings_may_change() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_settings_that_may_change_are_those_of_the_page(task: type[Task]) -> None:
+def test_on_resume_settings_match_the_documented_list(task: type[Task]) -> None:
     fields = schema(task, next(iter(task.models))).model_fields
     training = {name for name, field in Settings.model_fields.items() if ON_RESUME in field.metadata}
     assert training == {"epochs", "updates", "patience", "checkpoint_every", "keep", "tensorboard"}
@@ -65,7 +65,7 @@ def test_settings_that_may_change_are_those_of_the_page(task: type[Task]) -> Non
     } == training  # type: ignore[union-attr]
 
 
-def test_before_the_first_checkpoint_nothing_is_made_yet(tmp_path: Path) -> None:
+def test_any_change_is_allowed_before_the_first_checkpoint(tmp_path: Path) -> None:
     changes(Settings(schedule="linear", updates=3, warmup=1), updates=(9, 3), epochs=(5, 1)).check(tmp_path)
 
 
@@ -90,7 +90,7 @@ def test_before_the_first_checkpoint_nothing_is_made_yet(tmp_path: Path) -> None
         ),
     ],
 )
-def test_ends_that_a_run_cannot_have(
+def test_invalid_changes_of_epochs_and_updates_are_rejected(
     tmp_path: Path, settings: dict[str, Any], values: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InputError, match=f"^{tmp_path}: .*{words}.* or choose another folder$"):
@@ -112,7 +112,7 @@ def test_ends_that_a_run_cannot_have(
         ({}, {"patience": (2, None)}, {}),
     ],
 )
-def test_ends_that_a_run_goes_on_to(
+def test_valid_changes_on_resume_are_accepted(
     tmp_path: Path, settings: dict[str, Any], values: dict[str, Any], position: dict[str, int]
 ) -> None:
     changes(Settings(**settings), **values).check(trained(tmp_path, **position))

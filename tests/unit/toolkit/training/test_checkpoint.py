@@ -24,7 +24,7 @@ def names(folder: Path) -> set[str]:
     return {p.name for p in folder.iterdir()}
 
 
-def test_what_a_kill_left_behind_is_swept(tmp_path: Path) -> None:
+def test_leftovers_of_killed_runs_are_removed(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     save(checkpoints, 1)
     (tmp_path / "step-00000009").mkdir()
@@ -35,7 +35,7 @@ def test_what_a_kill_left_behind_is_swept(tmp_path: Path) -> None:
     assert names(tmp_path) == {"index.json", "step-00000001", "notes.txt"}
 
 
-def test_the_last_validated_ones_are_kept(tmp_path: Path) -> None:
+def test_last_validated_checkpoints_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step, validated in ((1, True), (2, False), (3, True), (4, False), (5, True), (6, False)):
         save(checkpoints, step, best=step == 1, validated=validated)
@@ -45,7 +45,7 @@ def test_the_last_validated_ones_are_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == {"index.json", *(f"step-0000000{i}" for i in (1, 3, 5, 6))}
 
 
-def test_the_average_is_the_mean(tmp_path: Path) -> None:
+def test_average_is_the_mean_of_validated_checkpoints(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=3)
     with pytest.raises(InputError, match="no validated checkpoint yet"):
         checkpoints.average()
@@ -71,7 +71,7 @@ def test_the_average_is_the_mean(tmp_path: Path) -> None:
             checkpoints.average(last)
 
 
-def test_an_average_stays_until_there_is_another(tmp_path: Path) -> None:
+def test_average_is_kept_after_saving_a_new_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step in (1, 2):
         save(checkpoints, step)
@@ -82,7 +82,7 @@ def test_an_average_stays_until_there_is_another(tmp_path: Path) -> None:
         checkpoints.load_model("worst")
 
 
-def test_a_parameter_in_two_places_is_stored_once(tmp_path: Path) -> None:
+def test_shared_parameters_are_stored_once(tmp_path: Path) -> None:
     shared = torch.randn(3, 2)
     model = {"first": shared, "second": shared, "empty": torch.zeros(0), "none": torch.zeros(0)}
     checkpoints = Checkpoints(tmp_path)

@@ -15,7 +15,7 @@ from tsallis.toolkit.training.distributed import CommonError, World, _is_lost, i
 from tsallis.toolkit.training.termination import STATUS, note_termination
 
 
-def test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_process_has_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with init_distributed("cpu") as world:
         assert (world.rank, world.size, world.main, world.device) == (0, 1, True, torch.device("cpu"))
@@ -24,14 +24,14 @@ def test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         world.check_folder(Path("nowhere"))  # does nothing: no other process uses the folder
 
 
-def test_a_mistake_of_a_process_alone_is_its_own() -> None:
+def test_errors_of_a_single_process_are_raised_unchanged() -> None:
     mistake = InputError("config.yaml: wrong")
     with pytest.raises(InputError) as caught, World().share_mistakes():
         raise mistake
     assert caught.value is mistake
 
 
-def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_devices_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match="got 'cuda'"), init_distributed("cuda"):
         pass
@@ -41,7 +41,7 @@ def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_processes_than_gpus_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name, value in (("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "4"), ("LOCAL_RANK", "0")):
@@ -51,13 +51,13 @@ def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_signs_of_a_lost_process() -> None:
+def test_is_lost_recognizes_connection_errors() -> None:
     assert _is_lost(RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3"))
     assert _is_lost(RuntimeError("Connection reset by peer")) and _is_lost(dist.DistBackendError("NCCL error"))
     assert not _is_lost(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
-def test_a_signal_is_noted_and_the_handler_put_back() -> None:
+def test_sigterm_is_noted_and_the_handler_restored() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with note_termination() as is_terminated:
         assert not is_terminated()
@@ -66,7 +66,7 @@ def test_a_signal_is_noted_and_the_handler_put_back() -> None:
     assert signal.getsignal(signal.SIGTERM) is before and STATUS == 143
 
 
-def test_another_thread_notes_none() -> None:
+def test_note_termination_does_nothing_in_other_threads() -> None:
     noted: list[bool] = []
 
     def work() -> None:

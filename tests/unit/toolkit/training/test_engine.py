@@ -48,7 +48,7 @@ def gradients(net: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("kind", ["rnn", "transformer"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_accumulated_batches_have_the_gradient_of_one(kind: str, smoothing: float) -> None:
+def test_accumulated_batches_match_the_gradient_of_one_batch(kind: str, smoothing: float) -> None:
     settings = changed(SETTINGS, label_smoothing=smoothing)
     whole, parts = (engine(model(kind).double(), settings) for _ in range(2))
     symbols, loss = whole.update([batch()], 1, 1, 0.01)
@@ -65,7 +65,7 @@ def test_accumulated_batches_have_the_gradient_of_one(kind: str, smoothing: floa
         torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
 
 
-def test_the_gradient_is_that_of_the_mean_loss() -> None:
+def test_gradient_matches_the_mean_loss() -> None:
     net = model().double()
     result = engine(net)
     inputs = batch()
@@ -77,7 +77,7 @@ def test_the_gradient_is_that_of_the_mean_loss() -> None:
         torch.testing.assert_close(grad, expected[name], atol=1e-12, rtol=1e-12)
 
 
-def test_passes_that_do_not_count_change_nothing() -> None:
+def test_padding_passes_add_no_gradient() -> None:
     """A process with fewer batches than the others repeats its first batch without counting it."""
     one, other = engine(model().double()), engine(model().double())
     symbols, loss = one.update([batch(0, 1)], 1, 1, 0.01)
@@ -90,7 +90,7 @@ def test_passes_that_do_not_count_change_nothing() -> None:
     assert all((grad == 0).all() for grad in gradients(idle.model).values())
 
 
-def test_a_symbol_that_the_vocabulary_lacks_has_no_loss() -> None:
+def test_unknown_symbols_have_no_loss() -> None:
     """No model gives an unknown symbol a probability, so its loss would be infinite."""
     net = model().double()
     result = engine(net)
@@ -110,7 +110,7 @@ def test_the_gradient_is_clipped_to_a_norm() -> None:
     assert norms[0].item() == pytest.approx(1e-3, rel=1e-3) and norms[1] > 0.01
 
 
-def test_learned_alphas_follow_a_rate_of_their_own() -> None:
+def test_learned_alphas_have_a_separate_learning_rate() -> None:
     def moved(alpha_lr_scale: float) -> tuple[list[float], list[Tensor]]:
         net = model("transformer").double()
         result = engine(net, changed(SETTINGS, alpha_lr_scale=alpha_lr_scale))
@@ -139,7 +139,7 @@ def test_half_precision_trains_close_to_full(kind: str) -> None:
     assert all(p.dtype == torch.float32 for p in half.model.parameters())
 
 
-def test_what_is_looked_at() -> None:
+def test_batch_stats_describe_the_first_batch() -> None:
     net = model("transformer")
     result = engine(net)
     assert result.objective.batch_stats is None
@@ -159,7 +159,7 @@ def test_what_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("kind", ["rnn", "transformer"])
-def test_state_goes_into_another_engine(kind: str) -> None:
+def test_state_loads_into_another_engine(kind: str) -> None:
     options = {"share": "all", "tie_alphas": "kind"} if kind == "transformer" else {"share": "target"}
     first, second = (engine(model(kind, **options), changed(SETTINGS, alpha_lr_scale=2.0)) for _ in range(2))
     for _ in range(2):
@@ -206,7 +206,7 @@ def test_the_objective_sums_over_symbols() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
-def test_matrices_alone_decay(optimizer: str) -> None:
+def test_weight_decay_applies_only_to_matrices(optimizer: str) -> None:
     """One update agrees with PyTorch's optimizer, applied to each parameter separately."""
     decay, rate = 0.3, 0.05
     settings = changed(SETTINGS, optimizer=optimizer, weight_decay=decay, betas=(0.8, 0.9), alpha_lr_scale=3.0)

@@ -59,31 +59,31 @@ def average(run: Path) -> None:
     Checkpoints(run / "checkpoints", SETTINGS.keep).average()
 
 
-def test_a_killed_run_goes_on(run: Path, whole: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_files(run: Path, whole: Path) -> None:
     train(run)
     assert contents(run) == contents(whole)
 
 
-def test_a_missing_index_deletes_nothing(run: Path, whole: Path) -> None:
+def test_missing_index_raises_and_deletes_nothing(run: Path, whole: Path) -> None:
     (run / "checkpoints" / "index.json").unlink()
     for work in (train, average, load_run):
         stops(run, r"index\.json: missing, although there are checkpoints", work)
 
 
-def test_missing_checkpoints_leave_the_log(run: Path) -> None:
+def test_missing_checkpoints_raise_and_keep_the_log(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     stops(run, r"log\.jsonl: has events of a training, but .*index\.json is missing")
 
 
 @pytest.mark.parametrize("key", ["last", "best", "kept", "average"])
-def test_a_name_in_the_index_that_is_not_there_deletes_nothing(run: Path, key: str) -> None:
+def test_missing_indexed_checkpoints_raise_and_delete_nothing(run: Path, key: str) -> None:
     name = "average-00000001-00000002" if key == "average" else "step-00000099"
     change_json(run / "checkpoints" / "index.json", **{key: [name] if key == "kept" else name})
     for work in (train, average):
         stops(run, f"names {name}, which is not a complete checkpoint", work)
 
 
-def test_an_index_that_names_too_few_deletes_nothing(run: Path) -> None:
+def test_unindexed_checkpoints_are_not_deleted(run: Path) -> None:
     names = {p.name for p in (run / "checkpoints").glob("step-*")}
     assert names == {"step-00000004", "step-00000006"}
     change_json(run / "checkpoints" / "index.json", last="step-00000006", best="step-00000006", kept=[])
@@ -91,12 +91,12 @@ def test_an_index_that_names_too_few_deletes_nothing(run: Path) -> None:
     assert (run / "checkpoints" / "step-00000004" / "manifest.json").exists()
 
 
-def test_an_index_of_an_earlier_time(run: Path) -> None:
+def test_index_older_than_the_checkpoints_raises(run: Path) -> None:
     change_json(run / "checkpoints" / "index.json", last="step-00000004")
     stops(run, r"step-00000006: this checkpoint is not listed in index\.json")
 
 
-def test_folders_of_others_stay(run: Path, tmp_path: Path) -> None:
+def test_foreign_folders_and_links_are_kept(run: Path, tmp_path: Path) -> None:
     """Foreign folders and links stay whatever their names, even inside a superseded checkpoint."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -118,7 +118,7 @@ def test_folders_of_others_stay(run: Path, tmp_path: Path) -> None:
     assert not (folder / "step-00000006").exists()
 
 
-def test_an_index_cannot_have_anything_else_removed(run: Path) -> None:
+def test_index_discard_never_removes_foreign_files(run: Path) -> None:
     target = run / "checkpoints" / "step-00000001"
     target.mkdir()
     (target / "mine.txt").write_text("mine")
@@ -148,19 +148,19 @@ def changed_while_it_trains(run: Path, words: str, work: Callable[[], object]) -
     }
 
 
-def test_a_folder_that_is_renamed_while_it_trains(run: Path, whole: Path, tmp_path: Path) -> None:
+def test_renaming_the_run_folder_during_training_raises(run: Path, whole: Path, tmp_path: Path) -> None:
     changed_while_it_trains(run, r"the run folder .* was moved or removed", lambda: run.rename(tmp_path / "other"))
     assert not run.exists()
     train(tmp_path / "other")
     assert contents(tmp_path / "other") == contents(whole)
 
 
-def test_a_folder_that_is_removed_while_it_trains(run: Path) -> None:
+def test_removing_the_run_folder_during_training_raises(run: Path) -> None:
     changed_while_it_trains(run, r"the run folder .* was moved or removed", lambda: shutil.rmtree(run))
     assert not run.exists()
 
 
-def test_a_folder_that_another_takes_the_place_of(run: Path, half: Path, tmp_path: Path) -> None:
+def test_replacing_the_run_folder_during_training_raises(run: Path, half: Path, tmp_path: Path) -> None:
     def swap() -> None:
         run.rename(tmp_path / "other")
         shutil.copytree(half, run)
@@ -177,12 +177,12 @@ def test_a_folder_that_another_takes_the_place_of(run: Path, half: Path, tmp_pat
         ("checkpoints/step-00000006/manifest.json", "names step-00000006, which is not a complete checkpoint"),
     ],
 )
-def test_a_file_that_is_removed_while_it_trains(run: Path, name: str, words: str) -> None:
+def test_removing_a_run_file_during_training_raises(run: Path, name: str, words: str) -> None:
     changed_while_it_trains(run, words, (run / name).unlink)
     assert not (run / name).exists()
 
 
-def test_a_log_that_is_shorter_than_it_was(run: Path) -> None:
+def test_truncated_or_damaged_logs_raise(run: Path) -> None:
     log = run / "log.jsonl"
     text = log.read_bytes()
     log.write_bytes(text[:-30])
@@ -198,7 +198,7 @@ def test_a_log_that_is_shorter_than_it_was(run: Path) -> None:
     stops(run, r"timing\.jsonl: missing; restore the file, or create an empty file")
 
 
-def test_times_are_no_part_of_a_checkpoint(run: Path, whole: Path) -> None:
+def test_checkpoints_do_not_contain_times(run: Path, whole: Path) -> None:
     """Times differ between runs. Resuming drops the times of later steps and an incomplete line."""
     times = (run / "timing.jsonl").read_text()
     event = next(event for event in map(json.loads, times.splitlines()) if event["event"] == "epoch")
@@ -209,7 +209,7 @@ def test_times_are_no_part_of_a_checkpoint(run: Path, whole: Path) -> None:
     assert (run / "timing.jsonl").read_text().count("12345.678901234567") == 1
 
 
-def test_a_run_of_the_first_version(run: Path, whole: Path) -> None:
+def test_runs_of_the_first_version_resume(run: Path, whole: Path) -> None:
     age(run)
     state = torch.load(checkpoint_of(run) / "training.pt", weights_only=True)
     assert state["timing"] > 0 and set(index_of(run)) == {"last", "best", "kept", "finished"}
@@ -225,7 +225,7 @@ def test_a_run_of_the_first_version(run: Path, whole: Path) -> None:
     assert {name: blob for name, blob in contents(run).items() if not name.startswith(best)} == expected
 
 
-def test_a_finished_run_of_the_first_version(whole: Path, tmp_path: Path) -> None:
+def test_finished_runs_of_the_first_version_load(whole: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(whole, tmp_path / "run"))
     age(run)
     assert load_run(run).facts["step"] == load_run(whole).facts["step"]
@@ -233,7 +233,7 @@ def test_a_finished_run_of_the_first_version(whole: Path, tmp_path: Path) -> Non
     assert index_of(run)["finished"]
 
 
-def test_an_average_is_made_anew(whole: Path, tmp_path: Path) -> None:
+def test_averaging_again_repairs_a_damaged_average(whole: Path, tmp_path: Path) -> None:
     """Averaging the same checkpoints again gives the same folder and repairs a damaged file."""
     run = Path(shutil.copytree(whole, tmp_path / "run"))
     average(run)
@@ -248,7 +248,7 @@ def test_an_average_is_made_anew(whole: Path, tmp_path: Path) -> None:
         average(other)
 
 
-def test_weights_that_are_not_finite_are_not_stored(run: Path) -> None:
+def test_non_finite_weights_are_not_saved(run: Path) -> None:
     before = contents(run / "checkpoints")
 
     made = Trainer(build_model(DESCRIPTION), TRAIN, DEV, run, SETTINGS)
@@ -261,7 +261,7 @@ def test_weights_that_are_not_finite_are_not_stored(run: Path) -> None:
     assert contents(run / "checkpoints") == before
 
 
-def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locking_raises_without_file_system_support(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 
     def fails(number: int) -> None:
@@ -282,7 +282,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert alone is False
 
 
-def test_a_lock_that_is_no_file(tmp_path: Path) -> None:
+def test_lock_paths_that_are_not_files_raise(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("theirs")
     for name, make in (
         ("fifo", os.mkfifo),
@@ -299,7 +299,7 @@ def test_a_lock_that_is_no_file(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     not hasattr(os, "getuid") or os.getuid() != 0, reason="needs root: it gives the folder to another user"
 )
-def test_a_read_only_folder(run: Path) -> None:
+def test_read_only_run_folders_load_but_reject_writes(run: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
         folder = Path(shutil.copytree(run, Path(name) / "run"))

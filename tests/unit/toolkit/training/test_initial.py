@@ -31,7 +31,7 @@ def run(model: Any) -> Run:
     return Run(Path("runs/source"), model, *OLD, {"task": "strings"}, {"step": 7})
 
 
-def test_symbols_are_taken_by_their_spelling() -> None:
+def test_symbol_parameters_are_copied_by_spelling() -> None:
     source, model = rnn(seed=1), rnn((NEW["src"], NEW["tgt"]), seed=2)
     before = model.src_embedding.weight.detach().clone()
     facts = take_parameters(model, run(source), NEW)
@@ -51,7 +51,7 @@ def test_symbols_are_taken_by_their_spelling() -> None:
         assert name == "src_embedding.weight" or value.equal(source.state_dict()[name]), name
 
 
-def test_layers_maps_and_sharing_may_differ() -> None:
+def test_source_run_may_differ_in_layers_maps_and_sharing() -> None:
     source = rnn(seed=1)
     model = rnn(seed=2, layers=3, attention="softmax", output="alpha_relu", dropout=0.0, share="target")
     facts = take_parameters(model, run(source), SAME)
@@ -87,7 +87,7 @@ def test_layers_maps_and_sharing_may_differ() -> None:
     ],
     ids=["sizes", "class", "input feeding"],
 )
-def test_another_kind_of_model_is_refused_and_left_as_it_is(model: Any, words: str) -> None:
+def test_incompatible_models_are_rejected_and_unchanged(model: Any, words: str) -> None:
     own = model()
     before = {name: value.clone() for name, value in own.state_dict().items()}
     with pytest.raises(InputError, match=words):
@@ -95,7 +95,7 @@ def test_another_kind_of_model_is_refused_and_left_as_it_is(model: Any, words: s
     assert all(value.equal(before[name]) for name, value in own.state_dict().items())
 
 
-def test_labels_are_taken_by_their_names() -> None:
+def test_label_parameters_are_copied_by_name() -> None:
     source, model = (LabelDecoder(10, 4 + n, d_model=8, attention="discrete") for n in (3, 2))
     old = Run(Path("r"), source, *OLD, {"task": "classification"}, {"step": 7})
     facts = take_parameters(model, old, {"src": OLD[0], "tgt": Vocabulary(["z", "new"])})
@@ -104,7 +104,7 @@ def test_labels_are_taken_by_their_names() -> None:
     assert ours[0].equal(theirs[2]) and not ours[1].equal(theirs[1])
 
 
-def test_what_a_run_began_with_is_read_again(tmp_path: Path) -> None:
+def test_load_start_restores_initial_parameters(tmp_path: Path) -> None:
     model, other = rnn(share="target"), rnn(seed=4, share="target")
     start = Start(model, {"run": {"folder": "r"}})
     blob = start.blob()
@@ -134,7 +134,7 @@ def test_vectors_become_embeddings() -> None:
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_frozen_embeddings_stay_as_they_are(tmp_path: Path, decay: float) -> None:
+def test_frozen_embeddings_do_not_change(tmp_path: Path, decay: float) -> None:
     """Frozen embeddings do not change, even if the run resumes from a checkpoint."""
     settings = changed(SETTINGS, epochs=1, weight_decay=decay, checkpoint_every=1)
     trained = []

@@ -14,7 +14,9 @@ from tsallis.toolkit.training.schema import Position
 VALIDATION = {"dev_loss": 0.5, "dev_accuracy": 0.25, "attention_support": 3.0, "output_support": 2.0}
 
 
-def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_display_without_terminal_prints_unwrapped_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     folder = Path("runs") / ("long-" * 20)
     with TrainingDisplay(folder, resumed=True, epochs=7) as display:
@@ -37,7 +39,7 @@ def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatc
         assert words in lines[1]
 
 
-def test_what_is_left_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_display_reports_left_out_examples(capsys: pytest.CaptureFixture[str]) -> None:
     left_out = "Left out of 9 examples: 3 longer than data.max_length, 2 with an empty source or target"
     for counts, words in ((None, []), (Counts(9, 9, 0, 0), []), (Counts(9, 4, 2, 3), [left_out])):
         with TrainingDisplay(Path("[red]\x1b[2J"), resumed=False, epochs=1, counts=counts):
@@ -57,7 +59,7 @@ def test_what_is_left_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         ("f1", "f1 12.50%"),
     ],
 )
-def test_the_score_that_decides_is_shown(select: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_display_shows_the_selected_score(select: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     scores = {"dev_levenshtein": 1.5, "dev_macro_levenshtein": 2.5, "dev_chrf": 41.25, "dev_symbol_accuracy": 0.5}
     validation = {**VALIDATION, **scores, "dev_sparsemax_score": 0.75, "dev_f1": 0.125, "select": select}
     with TrainingDisplay(Path("run"), resumed=False, epochs=1) as display:

@@ -34,7 +34,7 @@ def finished(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_run_is_read_back(finished: Path) -> None:
+def test_load_run_restores_a_saved_run(finished: Path) -> None:
     run = load_run(finished)
     assert run.src_vocab == SRC and run.tgt_vocab == TGT and run.task == TASK
     assert run.facts["step"] == 3 and not run.model.training
@@ -42,7 +42,7 @@ def test_a_run_is_read_back(finished: Path) -> None:
     assert all(torch.equal(stored[name], value) for name, value in run.model.state_dict().items())
 
 
-def test_started_twice_is_one_run(tmp_path: Path) -> None:
+def test_starting_a_run_twice_changes_nothing(tmp_path: Path) -> None:
     assert start(tmp_path) is False
     before = contents(tmp_path)
     assert start(tmp_path) is True
@@ -51,7 +51,7 @@ def test_started_twice_is_one_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["model.json", "task.json", "src.vocab.json", "tgt.vocab.json", "config.yaml"])
 @pytest.mark.parametrize("leaves_temporary", [False, True])
-def test_killed_while_starting(
+def test_killed_starts_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, leaves_temporary: bool
 ) -> None:
     """After a kill at any write of the start, the same command can start the run again."""
@@ -74,7 +74,7 @@ def test_killed_while_starting(
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", "model.json", "src.vocab.json", ".hidden", "notes.tmp"])
-def test_what_others_left_stays(tmp_path: Path, name: str) -> None:
+def test_start_rejects_folders_with_foreign_files(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{}")
     (tmp_path / ".lock").write_text("theirs")
     before = contents(tmp_path)
@@ -83,7 +83,7 @@ def test_what_others_left_stays(tmp_path: Path, name: str) -> None:
     assert contents(tmp_path) == before
 
 
-def test_another_configuration_or_other_data(finished: Path) -> None:
+def test_other_configurations_or_data_are_rejected(finished: Path) -> None:
     before = contents(finished)
     with pytest.raises(InputError, match="new seed: 2; old version: 1"):
         start(finished, "seed: 2\n")
@@ -97,14 +97,14 @@ def test_another_configuration_or_other_data(finished: Path) -> None:
     assert contents(finished) == before
 
 
-def test_folders_that_cannot_be(tmp_path: Path) -> None:
+def test_invalid_run_folder_paths_raise(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for location in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(InputError, match="can't be used as a run folder"):
             start(location)
 
 
-def test_vocabularies_that_are_not_the_models(finished: Path) -> None:
+def test_vocabularies_of_another_model_are_rejected(finished: Path) -> None:
     Vocabulary(["x", "y", "z"]).save(finished / "tgt.vocab.json")
     with pytest.raises(InputError, match=r"tgt\.vocab\.json: expected 6 symbols, .* found 7"):
         load_run(finished)
@@ -119,7 +119,7 @@ NAMES = {name: value for name, value in vars(file_names).items() if name.isupper
 SYMBOLS = {"src.vocab.json", "tgt.vocab.json"}
 
 
-def test_a_training_writes_no_other_files(tmp_path: Path) -> None:
+def test_training_writes_only_known_files(tmp_path: Path) -> None:
     train(tmp_path / "run")
     written = {part for path in contents(tmp_path / "run") for part in Path(path).parts if not part.startswith("step-")}
     # Parameters start at random values, so no file records their source. TensorBoard is not enabled.

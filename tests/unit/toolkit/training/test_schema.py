@@ -128,7 +128,7 @@ def stored(run: Path) -> object:
 
 @pytest.mark.parametrize("kind", CONTENTS)
 @pytest.mark.parametrize("name", JSON_FILES)
-def test_no_json_of_this_kind(run: Path, name: str, kind: str) -> None:
+def test_malformed_json_files_are_rejected(run: Path, name: str, kind: str) -> None:
     path = file_of(run, name)
     blob, words = CONTENTS[kind]
     path.write_bytes(blob)
@@ -136,7 +136,7 @@ def test_no_json_of_this_kind(run: Path, name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "changes", "words"), CASES)
-def test_values_that_cannot_be(run: Path, name: str, changes: dict[str, Any], words: str) -> None:
+def test_invalid_values_in_json_files_are_rejected(run: Path, name: str, changes: dict[str, Any], words: str) -> None:
     path = file_of(run, name)
     change_json(path, **changes)
     refused(run, path, words, *readers(name))
@@ -171,7 +171,7 @@ def test_values_that_cannot_be(run: Path, name: str, changes: dict[str, Any], wo
         ({"functions": 30, "num_basis": 30}, "invalid arguments: .*functions"),
     ],
 )
-def test_sizes_that_cannot_be(run: Path, arguments: dict[str, Any], words: str) -> None:
+def test_invalid_model_arguments_are_rejected(run: Path, arguments: dict[str, Any], words: str) -> None:
     path = run / "model.json"
     change_json(path, arguments={**json.loads(path.read_text())["arguments"], **arguments})
     refused(run, run, words, lambda folder: load_run(folder, "last"))
@@ -190,7 +190,7 @@ def test_sizes_that_cannot_be(run: Path, arguments: dict[str, Any], words: str) 
     ],
     ids=str,
 )
-def test_every_model_has_an_outline(description: dict[str, Any]) -> None:
+def test_models_on_the_meta_device_have_the_same_shapes(description: dict[str, Any]) -> None:
     """The shapes of a model's parameters are known before memory is allocated for them."""
     name = description["class"]
     arguments = {"src_vocab": 9, "tgt_vocab": 9, "d_model": 8, **description}
@@ -226,7 +226,7 @@ STATES: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "words"), STATES)
-def test_training_states_that_cannot_be(run: Path, change: Callable[[dict[str, Any]], Any], words: str) -> None:
+def test_invalid_training_states_are_rejected(run: Path, change: Callable[[dict[str, Any]], Any], words: str) -> None:
     def changed(state: dict[str, Any]) -> dict[str, Any] | list[Any]:
         result = change(state)
         return result if isinstance(result, list) or result == {} else state
@@ -236,7 +236,7 @@ def test_training_states_that_cannot_be(run: Path, change: Callable[[dict[str, A
     refused(run, run / "checkpoints", words, train)
 
 
-def test_settings_of_the_optimizer_are_not_what_was_stored(run: Path, half: Path, tmp_path: Path) -> None:
+def test_stored_optimizer_settings_are_ignored(run: Path, half: Path, tmp_path: Path) -> None:
     change_state(
         checkpoint_of(run) / "training.pt",
         lambda state: state["optimizer"]["param_groups"][0].update(betas="x", eps=1e9, lr=None, fused=None),
@@ -248,7 +248,7 @@ def test_settings_of_the_optimizer_are_not_what_was_stored(run: Path, half: Path
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_weights_that_are_not_finite(run: Path, value: float) -> None:
+def test_non_finite_weights_are_rejected(run: Path, value: float) -> None:
     path = checkpoint_of(run) / "model.safetensors"
     parameters = load(path.read_bytes())
     parameters["output.projection.bias"][3] = value
@@ -256,7 +256,7 @@ def test_weights_that_are_not_finite(run: Path, value: float) -> None:
     refused(run, path, "the weights output.projection.bias are not finite", *readers("model"))
 
 
-def test_parameters_of_another_model(run: Path) -> None:
+def test_parameters_of_another_model_are_rejected(run: Path) -> None:
     path = checkpoint_of(run) / "model.safetensors"
     parameters = load(path.read_bytes())
     bias = parameters.pop("output.projection.bias")
@@ -279,7 +279,7 @@ FILES = (
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_no_file(half: Path, tmp_path: Path, name: str, kind: str) -> None:
+def test_special_files_and_folders_are_rejected(half: Path, tmp_path: Path, name: str, kind: str) -> None:
     """Reading a pipe would block, and a device has no end."""
     run = Path(shutil.copytree(half, tmp_path / "run"))
     path = file_of(run, name)
@@ -298,12 +298,12 @@ def test_what_is_no_file(half: Path, tmp_path: Path, name: str, kind: str) -> No
             work(run)
 
 
-def test_a_configuration_that_is_no_text(run: Path) -> None:
+def test_configurations_that_are_not_utf8_are_rejected(run: Path) -> None:
     (run / "config.yaml").write_bytes(b"version: \xff\n")
     refused(run, run / "config.yaml", "expected UTF-8 text, found byte 0xff", train)
 
 
-def test_a_model_that_is_not_that_of_the_configuration(run: Path) -> None:
+def test_model_json_must_match_the_configuration(run: Path) -> None:
     path = run / "model.json"
     change_json(path, arguments={**json.loads(path.read_text())["arguments"], "d_model": 16, "tau": 0.25})
     refused(run, path, r"d_model is 16, but config\.yaml sets 8; restore the file", stored)
@@ -311,7 +311,7 @@ def test_a_model_that_is_not_that_of_the_configuration(run: Path) -> None:
     refused(run, path, "can't be read", stored)
 
 
-def test_files_of_absurd_sizes(run: Path) -> None:
+def test_oversized_files_are_rejected(run: Path) -> None:
     path = run / "task.json"
     with path.open("wb") as stream:
         stream.truncate(LARGEST + 1)
@@ -329,7 +329,7 @@ def test_files_of_absurd_sizes(run: Path) -> None:
 @pytest.mark.parametrize(
     "line", [b"3\n", b"{}\n", b'{"event": 3}\n', b'{"event": "x", "step": "x"}\n', b"\xff\n", b"\n"]
 )
-def test_lines_that_are_no_events(tmp_path: Path, line: bytes) -> None:
+def test_invalid_log_lines_raise(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"event": "start"}\n' + line + b'{"event": "x"}\n')
     with pytest.raises(InputError, match=r"log\.jsonl:2: "):

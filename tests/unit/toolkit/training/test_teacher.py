@@ -47,7 +47,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("members", [1, 2])
-def test_the_distributions_are_those_of_the_model(tmp_path: Path, members: int) -> None:
+def test_stored_distributions_match_the_model(tmp_path: Path, members: int) -> None:
     models = [model(seed=seed) for seed in range(members)]
     one = models[0] if members == 1 else Ensemble(models)
     record = write_teacher(one, TRAIN, VOCABULARY, DIGESTS, tmp_path)
@@ -119,7 +119,7 @@ def test_data_that_differ_in_every_epoch_are_rejected(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_targets_follow_the_positions_with_a_loss(tmp_path: Path) -> None:
+def test_targets_are_aligned_with_positions_that_have_a_loss(tmp_path: Path) -> None:
     """Positions without a target may lie anywhere in a row."""
     write(tmp_path)
     found, batch = read_teacher(tmp_path, TRAIN, VOCABULARY, 1.0), TRAIN.batch([4])
@@ -145,7 +145,7 @@ def test_damaged_parts_are_rejected(tmp_path: Path) -> None:
         read_teacher(tmp_path, TRAIN, VOCABULARY, 0.5)
 
 
-def test_the_largest_probabilities_of_a_softmax_teacher(tmp_path: Path) -> None:
+def test_top_k_keeps_the_largest_probabilities_and_the_tail(tmp_path: Path) -> None:
     """The tail has the probability that `top_k` cuts off. The rest mixes with the references as usual."""
     softmax = model("softmax")
     write_teacher(softmax, TRAIN, VOCABULARY, DIGESTS, tmp_path, top_k=3)
@@ -200,7 +200,7 @@ def test_a_student_learns_from_its_teacher_and_resumes(tmp_path: Path) -> None:
         Trainer(model(seed=2), TRAIN, DEV, tmp_path / "whole", settings).run()
 
 
-def test_a_teacher_of_the_references_alone_changes_nothing(tmp_path: Path) -> None:
+def test_one_hot_teacher_matches_training_without_teacher(tmp_path: Path) -> None:
     """With all probability on the references, training equals that without a teacher, up to rounding."""
     lengths = torch.tensor([len(row) + 1 for row in TRAIN.tgt])
     symbols = torch.cat([torch.tensor([*row, 2]) for row in TRAIN.tgt])

@@ -37,7 +37,7 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def test_curves_are_those_of_the_log(tmp_path: Path) -> None:
+def test_curves_match_the_log(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         train(tmp_path, last=6)
     train(tmp_path)

@@ -78,7 +78,7 @@ def leaves(value: object) -> object:
     ],
     ids=lambda more: "-".join(map(str, more)),
 )
-def test_a_kill_between_two_updates_changes_nothing(tmp_path: Path, more: dict[str, object]) -> None:
+def test_a_run_killed_between_updates_resumes_identically(tmp_path: Path, more: dict[str, object]) -> None:
     settings = changed(SETTINGS, warmup=5, accumulate=2, checkpoint_every=1, validate_every=2)
     settings = changed(settings, **more)  # type: ignore[arg-type]
     trainer(tmp_path / "whole", settings).run()
@@ -95,9 +95,7 @@ def test_a_kill_between_two_updates_changes_nothing(tmp_path: Path, more: dict[s
     assert len(rates) > 1 or settings.schedule != "plateau"
 
 
-def test_the_alpha_of_the_output_rises_and_validations_use_the_last_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_alpha_is_annealed_and_validations_use_the_final_alpha(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = changed(SETTINGS, updates=8, output_alpha=AnnealedAlpha(until=0.5), validate_updates=2)
     run = trainer(tmp_path, settings)
     alphas: list[float] = []
@@ -126,7 +124,7 @@ def test_the_alpha_of_the_output_rises_and_validations_use_the_last_one(
 @pytest.mark.parametrize(
     ("step", "checkpoints"), [(2, ["00000002"]), (3, ["00000003"]), (4, ["00000004"]), (7, ["00000004", "00000007"])]
 )
-def test_a_run_that_is_to_stop_saves_and_goes_on(tmp_path: Path, step: int, checkpoints: list[str]) -> None:
+def test_a_stopped_run_saves_a_checkpoint_and_resumes(tmp_path: Path, step: int, checkpoints: list[str]) -> None:
     """The run stops inside an epoch, where a checkpoint is due, at the end of an epoch, or after it."""
     trainer(tmp_path / "whole").run()
     first = trainer(tmp_path / "stopped")
@@ -146,14 +144,14 @@ def test_a_run_that_is_to_stop_saves_and_goes_on(tmp_path: Path, step: int, chec
     assert steps == sorted(steps, key=lambda event: event[1]) and due in steps
 
 
-def test_a_signal_during_the_last_validation_finds_the_run_finished(tmp_path: Path) -> None:
+def test_stopping_during_the_last_validation_finishes_the_run(tmp_path: Path) -> None:
     run = trainer(tmp_path)
     run.stop = lambda: run.position.step >= 11
     run.run()
     assert not run.stopped and Checkpoints(tmp_path / "checkpoints").index().finished
 
 
-def test_a_signal_during_a_validation_stops_after_it(tmp_path: Path) -> None:
+def test_stopping_during_a_validation_completes_it(tmp_path: Path) -> None:
     validating: list[bool] = []
     run = trainer(tmp_path)
     measure = run.measure
@@ -179,7 +177,7 @@ def test_a_signal_during_a_validation_stops_after_it(tmp_path: Path) -> None:
     ],
     ids=lambda more: "-".join(map(str, more.values())),
 )
-def test_a_run_that_is_made_longer_is_the_longer_run(tmp_path: Path, more: dict[str, object]) -> None:
+def test_an_extended_run_matches_a_longer_run(tmp_path: Path, more: dict[str, object]) -> None:
     base = changed(SETTINGS, **more)  # type: ignore[arg-type]
     longer = {"patience": 3} if base.patience else {"epochs": 6}
     long = changed(base, keep=2, **longer)  # type: ignore[arg-type]
@@ -202,14 +200,14 @@ def test_a_run_that_is_made_longer_is_the_longer_run(tmp_path: Path, more: dict[
         assert first[name] == second[name], name
 
 
-def test_seeds_decide_the_order(tmp_path: Path) -> None:
+def test_runs_are_determined_by_the_seed(tmp_path: Path) -> None:
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):
         trainer(tmp_path / name, changed(SETTINGS, epochs=1, seed=seed)).run()
     a, b, c = (outcome(tmp_path / name) for name in "abc")
     assert a == b and a["log"] != c["log"]
 
 
-def test_learning_lowers_the_loss_and_the_log_says_so(tmp_path: Path) -> None:
+def test_training_lowers_the_logged_loss(tmp_path: Path) -> None:
     trainer(tmp_path, changed(SETTINGS, epochs=6, validate_every=4)).run()
     events = logged(tmp_path)
     assert [e["epoch"] for e in events] == [1, 2, 3, 4, 5, 6] and [e["step"] for e in events] == [4, 8, 12, 16, 20, 24]
@@ -227,7 +225,7 @@ def kill_after(step: int) -> Callable[[Progress], None]:
     return watch
 
 
-def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+def test_a_nan_loss_raises(tmp_path: Path) -> None:
     broken = trainer(tmp_path)
     with torch.no_grad():
         broken.model.output.projection.weight.fill_(math.nan)
@@ -236,7 +234,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["index.json"]
 
 
-def test_what_a_display_is_told(tmp_path: Path) -> None:
+def test_watch_is_called_after_updates_and_validations(tmp_path: Path) -> None:
     record: list[tuple[int, Progress]] = []
     trainer(tmp_path, watch=lambda p: record.append((p.position.step, p))).run()
     assert [step for step, p in record if p.validation is None] == list(range(1, 13))
@@ -254,7 +252,7 @@ def logged(folder: Path) -> list[dict[str, object]]:
     return events
 
 
-def test_validation_after_so_many_updates(tmp_path: Path) -> None:
+def test_validate_updates_sets_the_validation_interval(tmp_path: Path) -> None:
     settings = changed(SETTINGS, validate_updates=3, epochs=2, keep=9)
     trainer(tmp_path / "whole", settings).run()
     events = logged(tmp_path / "whole")
@@ -275,7 +273,7 @@ def test_validation_after_so_many_updates(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("updates", "events"), [(6, [4, 6]), (4, [4]), (1, [1])])
-def test_a_limit_of_updates(tmp_path: Path, updates: int, events: list[int]) -> None:
+def test_a_run_ends_at_its_limit_of_updates(tmp_path: Path, updates: int, events: list[int]) -> None:
     run = trainer(tmp_path, changed(SETTINGS, updates=updates))
     run.run()
     assert run.position.step == updates and [e["step"] for e in logged(tmp_path)] == events
@@ -285,7 +283,7 @@ def test_a_limit_of_updates(tmp_path: Path, updates: int, events: list[int]) -> 
     assert outcome(tmp_path) == before
 
 
-def test_a_search_of_the_first_rows_and_a_measure_of_ones_own(tmp_path: Path) -> None:
+def test_validation_searches_first_rows_with_a_custom_measure(tmp_path: Path) -> None:
     record: list[int] = []
 
     def measure(results: Sequence[Result]) -> dict[str, float]:
@@ -303,7 +301,7 @@ def test_a_search_of_the_first_rows_and_a_measure_of_ones_own(tmp_path: Path) ->
     assert events[-1]["dev_loss"] == pytest.approx(teacher_forced_scores(made.model, DEV).loss)  # the loss of all rows
 
 
-def test_validation_may_search_greedily(tmp_path: Path) -> None:
+def test_validation_search_uses_the_configured_end_rule(tmp_path: Path) -> None:
     """With softmax, short outputs are often more probable than the greedy one, so the end rule matters."""
     searches: list[list[Result]] = []
     for end_rule in ("every", "competing"):
@@ -325,7 +323,7 @@ def collect(searches: list[list[Result]]) -> Callable[[Sequence[Result]], dict[s
     return measure
 
 
-def test_what_is_logged_of_a_model(tmp_path: Path) -> None:
+def test_log_has_tau_but_no_alphas_for_alpha_relu(tmp_path: Path) -> None:
     torch.manual_seed(1)
     relu = RNNSeq2Seq(len(SRC), len(TGT), d_model=8, layers=1, output="alpha_relu", tau=0.25)
     Trainer(relu, TRAIN, DEV, tmp_path, changed(SETTINGS, epochs=1)).run()
@@ -333,7 +331,7 @@ def test_what_is_logged_of_a_model(tmp_path: Path) -> None:
     assert event["tau"] == 0.25 and not [key for key in event if key.startswith("alpha")]
 
 
-def test_times_are_kept_apart(tmp_path: Path) -> None:
+def test_times_are_logged_only_in_the_timing_file(tmp_path: Path) -> None:
     """Times differ between runs, so the log, which must be reproducible bit for bit, has none."""
     trainer(tmp_path).run()
     times = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
@@ -344,7 +342,7 @@ def test_times_are_kept_apart(tmp_path: Path) -> None:
     assert all(t["seconds"] > 0 for t in times) and "seconds" not in (tmp_path / "log.jsonl").read_text()
 
 
-def test_the_seconds_of_an_epoch_go_on_after_a_kill(tmp_path: Path) -> None:
+def test_epoch_seconds_accumulate_across_a_kill(tmp_path: Path) -> None:
     settings = changed(SETTINGS, epochs=1, batch_size=4, validate_updates=3, checkpoint_every=2)  # 8 updates
 
     def kill(progress: Progress) -> None:
@@ -373,7 +371,7 @@ def test_a_checkpoint_is_loaded_by_the_name_of_its_folder(tmp_path: Path) -> Non
         run.checkpoints.load_model("step-00000003")
 
 
-def test_chance_depends_on_the_step_alone(tmp_path: Path) -> None:
+def test_external_random_draws_do_not_change_a_run(tmp_path: Path) -> None:
     """Random numbers drawn between updates, for example by a display or a search, change nothing."""
     trainer(tmp_path / "one").run()
     trainer(tmp_path / "two", watch=lambda _: torch.manual_seed(torch.randint(99, ()).item())).run()
@@ -399,7 +397,7 @@ def test_the_log_has_alphas_and_densities_of_every_head(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("select", "best"), [(None, 4), ("up", 12), ("levenshtein", 8), ("macro_levenshtein", 4)])
-def test_the_score_that_decides(tmp_path: Path, select: str | None, best: int) -> None:
+def test_select_chooses_the_best_checkpoint(tmp_path: Path, select: str | None, best: int) -> None:
     scores = iter([(0.1, 3.0, 1.0), (0.2, 1.0, 2.0), (0.3, 2.0, 3.0)])
 
     def measure(results: Sequence[Result]) -> dict[str, float]:
@@ -413,7 +411,7 @@ def test_the_score_that_decides(tmp_path: Path, select: str | None, best: int) -
     assert {event["select"] for event in logged(tmp_path)} == {select or "down"}
 
 
-def test_the_least_loss_decides_and_ends_a_run(tmp_path: Path) -> None:
+def test_select_loss_keeps_the_lowest_loss_and_stops_early(tmp_path: Path) -> None:
     run = trainer(tmp_path, changed(SETTINGS, epochs=9, select="loss", patience=1, learning_rate=0.3))
     run.run()
     losses = [float(str(event["dev_loss"])) for event in logged(tmp_path)]
@@ -423,7 +421,7 @@ def test_the_least_loss_decides_and_ends_a_run(tmp_path: Path) -> None:
     assert facts["metrics"]["dev_loss"] == min(losses) and run.position.epoch < 9
 
 
-def test_validations_search_with_the_weights_of_their_update(tmp_path: Path) -> None:
+def test_validation_search_uses_the_current_weights(tmp_path: Path) -> None:
     """Each validation packs the current weights: its outputs are as probable as those of a fresh copy."""
     torch.manual_seed(SETTINGS.seed)
     transformer = TransformerSeq2Seq(len(SRC), len(TGT), d_model=32, heads=2, layers=1, d_ff=40, dropout=0.0).eval()

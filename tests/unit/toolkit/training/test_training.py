@@ -37,12 +37,12 @@ def test_every_shipped_recipe_is_a_valid_configuration(path: Path) -> None:
         assert config.training.schedule == "halve-on-worse" and config.search.options.beam_size == 5
 
 
-def test_every_recipe_has_a_run_folder_of_its_own() -> None:
+def test_recipes_have_different_run_folders() -> None:
     """No two recipes share a run folder, whether by `run_dir`, by file name or by a command in the header."""
     folders: dict[str, Path] = {}
     for path in RECIPES:
         folder = load_config(path).run_dir or f"runs/{path.stem}"
-        assert folder not in folders, f"{path} and {folders[folder]} write into {folder}"
+        assert folder not in folders, f"{path} and {folders[folder]} have the run folder {folder}"
         folders[folder] = path
     for path in RECIPES:
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -50,7 +50,7 @@ def test_every_recipe_has_a_run_folder_of_its_own() -> None:
             assert other is None or other[1] not in folders, f"{path}: a command writes into {other[1]}"
 
 
-def test_schedules() -> None:
+def test_schedules_return_the_expected_rates() -> None:
     halve = HalveOnWorse(1.0)
     rates = []
     for loss in (3.0, 2.0, 2.5, 2.4, 2.4, 9.0):
@@ -71,7 +71,7 @@ def test_schedules() -> None:
             Settings(schedule="linear", **values)
 
 
-def test_a_plateau_lowers_the_rate_to_its_end() -> None:
+def test_plateau_schedule_lowers_the_rate_to_the_minimum() -> None:
     schedule = Plateau(1.0, patience=2, factor=0.1, lowest=0.05)
     rates = []
     for best in (True, False, True, False, False, False, False, False, True):
@@ -90,7 +90,7 @@ def test_a_plateau_lowers_the_rate_to_its_end() -> None:
             Settings(schedule="plateau", **values)
 
 
-def test_checkpoints_are_whole_or_refused(tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_rejected(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.index() == Index(finished=False)
     with pytest.raises(InputError, match="no checkpoint"):
@@ -144,7 +144,7 @@ def test_the_log_rewinds(tmp_path: Path) -> None:
     assert [e["event"] for e in log.events()] == ["a", "c"]
 
 
-def test_levenshtein_against_its_definition() -> None:
+def test_levenshtein_matches_its_definition() -> None:
     def slow(a: str, b: str) -> int:
         if not a or not b:
             return len(a) + len(b)
