@@ -64,8 +64,9 @@ class SearchRequest(Request):
         options = self.options
         if self.tree and options.mode == "sample":
             raise Refusal(400, "tree can't be used with mode sample")
-        most = dict.fromkeys(("n_best", "beam_size", "num_samples"), limits.outputs)
+        most: dict[str, float] = dict.fromkeys(("n_best", "beam_size", "num_samples"), limits.outputs)
         most |= {"min_length": limits.longest, "max_length": limits.longest, "budget": EXPANSIONS}
+        most |= {"time_limit": limits.seconds}
         for name, largest in most.items():
             check_most(name, getattr(options, name), largest)
         for name in ("prefix", "pattern"):
@@ -168,11 +169,11 @@ def check_line(text: str, what: str, limits: Limits) -> None:
         raise Refusal(400, f"{what} must not contain a null character")
 
 
-def check_most(name: str, value: int | None, most: int) -> None:
+def check_most(name: str, value: float | None, most: float) -> None:
     """Raise if a number exceeds a limit.
 
     Raises:
         Refusal: If the number is too large.
     """
     if value is not None and value > most:
-        raise Refusal(400, f"{name} must be at most {most}, got {describe(value)}")
+        raise Refusal(400, f"{name} must be at most {most:g}, got {describe(value)}")

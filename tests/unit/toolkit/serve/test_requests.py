@@ -85,6 +85,11 @@ def test_valid_requests_are_parsed_and_keyed_by_options() -> None:
             "budget must be at most 10000, got 1000000",
         ),
         (SuggestRequest, {"source": "a", "typed": "a" * 41}, "the typed text must have at most 40 characters"),
+        (
+            TranslateRequest,
+            {"sources": ["a"], "mode": "all", "time_limit": 60.0},
+            "time_limit must be at most 10, got 60",
+        ),
         (SuggestRequest, {"source": "a", "n_best": 8}, "n_best must be at most 7"),
         (StepsRequest, {"source": "a", "n_best": 8}, "n_best must be at most 7"),
         (SuggestRequest, {"source": ["a"]}, "source: input should be a valid string"),
