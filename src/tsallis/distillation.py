@@ -53,9 +53,9 @@ class Distributions(NamedTuple):
         if weight == 1:
             return rows
         row = row_numbers(rows.offsets, len(rows.indices))
-        same = rows.indices == reference[row]
-        missing = (rows.offsets.diff() > 0).index_fill(0, row[same], False)
-        probs = rows.probs * weight + same * (1 - weight)
+        is_reference = rows.indices == reference[row]
+        missing = (rows.offsets.diff() > 0).index_fill(0, row[is_reference], False)
+        probs = rows.probs * weight + is_reference * (1 - weight)
         added = probs.new_full((int(missing.sum()),), 1 - weight)
         offsets, indices, probs = concatenate_rows(
             CsrRows(rows.offsets, rows.indices, probs),
@@ -101,24 +101,24 @@ def write_distributions(
 
     facts = {"format": 1, "rows": rows, **facts}
     if (folder / MANIFEST).exists():
-        before = read_manifest(folder)
-        if other := [name for name, value in facts.items() if before.get(name) != value]:
-            expected = f"expected distributions of the same {' and '.join(other)}, found others"
+        previous = read_manifest(folder)
+        if mismatched := [name for name, value in facts.items() if previous.get(name) != value]:
+            expected = f"expected distributions of the same {' and '.join(mismatched)}, found others"
             raise InputError(f"{folder / MANIFEST}: {expected}; choose another folder")
     elif any(not path.name.startswith(".") for path in folder.glob("*")):
         raise InputError(f"{folder}: the folder is not empty and contains no distributions; choose another folder")
     else:
-        before = {}
-    known: dict[str, str] = before.get("parts") or {}
+        previous = {}
+    known: dict[str, str] = previous.get("parts") or {}
     parts, entries, tokens = {}, 0, 0
     for start in range(0, rows, PART_ROWS):
         path, stop = folder / f"part-{start:08}.safetensors", min(start + PART_ROWS, rows)
         if not path.exists():
             blob = save(compute(start, stop))
-            if not before:  # not earlier: a call that fails leaves the folder as it was
+            if not previous:  # not earlier: a call that fails leaves the folder as it was
                 folder.mkdir(parents=True, exist_ok=True)
                 _replace(folder / MANIFEST, json.dumps(facts, indent=1).encode())
-                before = facts
+                previous = facts
             _replace(path, blob)
             known.pop(path.name, None)
         parts[path.name], part = _read_part(path)
@@ -147,8 +147,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         manifest = None
     parts = manifest.get("parts") or {} if isinstance(manifest, dict) else None
-    names = isinstance(parts, dict) and all(re.fullmatch(r"part-\d{8}\.safetensors", name) for name in parts)
-    if not isinstance(manifest, dict) or manifest.get("format") != 1 or not names:
+    valid_names = isinstance(parts, dict) and all(re.fullmatch(r"part-\d{8}\.safetensors", name) for name in parts)
+    if not isinstance(manifest, dict) or manifest.get("format") != 1 or not valid_names:
         raise InputError(f"{path}: expected the manifest of distributions, found another content{AGAIN}")
     return manifest
 
@@ -167,9 +167,9 @@ def read_distributions(folder: Path, data: str, vocabulary: str) -> Distribution
     manifest = read_manifest(folder)
     for name, value in (("vocabulary", vocabulary), ("data", data)):
         if manifest.get(name) != value:
-            what = {"vocabulary": "target vocabulary", "data": "training data"}[name]
+            kind = {"vocabulary": "target vocabulary", "data": "training data"}[name]
             raise InputError(
-                f"{folder / MANIFEST}: expected distributions for this {what}, found others; write new ones"
+                f"{folder / MANIFEST}: expected distributions for this {kind}, found others; write new ones"
             )
     if not manifest.get("parts"):
         raise InputError(f"{folder / MANIFEST}: expected all parts, found an unfinished folder; repeat tsallis distill")

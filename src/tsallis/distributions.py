@@ -53,8 +53,8 @@ class Support(constraints.Constraint):
 
     def check(self, value: Tensor) -> Tensor:
         classes = self.mask.shape[-1]
-        whole = value == value.floor() if value.is_floating_point() else True
-        in_range = (value >= 0) & (value < classes) & whole
+        is_integer = value == value.floor() if value.is_floating_point() else True
+        in_range = (value >= 0) & (value < classes) & is_integer
         index, mask = _align(torch.where(in_range, value, 0).long(), self.mask)
         return in_range & mask.gather(-1, index).squeeze(-1)
 
@@ -225,12 +225,12 @@ class EntmaxCategorical(Categorical):
     def _check_classes(self, value: Tensor) -> None:
         if not isinstance(value, Tensor):
             raise ValueError(f"value must be a tensor of classes, got {value!r}")
-        right = (value >= 0) & (value < self._num_events)  # False for NaN
+        valid = (value >= 0) & (value < self._num_events)  # False for NaN
         if value.is_floating_point():
-            right = right & (value == value.floor())
-        if not torch._is_all_true(right):
-            wrong = value[~right][0].item()
-            raise ValueError(f"value must contain classes from 0 to {self._num_events - 1}, got {wrong:g}")
+            valid = valid & (value == value.floor())
+        if not torch._is_all_true(valid):
+            invalid = value[~valid][0].item()
+            raise ValueError(f"value must contain classes from 0 to {self._num_events - 1}, got {invalid:g}")
 
     def loss(self, value: Tensor) -> Tensor:
         """Return the :func:`tsallis.entmax_loss` of values, which is finite outside the support too.
@@ -282,8 +282,8 @@ class EntmaxCategorical(Categorical):
         cumulative = self.probs.double().cumsum(-1)
         draws = torch.rand(shape, dtype=torch.float64, device=self.scores.device, generator=generator)
         drawn = (cumulative <= (draws * cumulative[..., -1]).unsqueeze(-1)).sum(-1)
-        places = torch.arange(self._num_events, device=self.scores.device)
-        last = torch.where(self.probs > 0, places, 0).amax(-1)
+        classes = torch.arange(self._num_events, device=self.scores.device)
+        last = torch.where(self.probs > 0, classes, 0).amax(-1)
         # A draw times the sum may round up to the sum: limit the class to the last class with probability above 0.
         return torch.minimum(drawn, last)
 

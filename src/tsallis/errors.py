@@ -126,11 +126,11 @@ def _describe(value: Any, levels: int) -> str:
         return f"an integer of {value.bit_length()} bits"
     for kind, brackets in ((Mapping, "{}"), (tuple, "()"), (Sequence, "[]"), (Set, "{}")):
         if isinstance(value, kind):
-            return brackets[0] + ", ".join(_parts(value, levels - 1)) + brackets[1]
+            return brackets[0] + ", ".join(_describe_items(value, levels - 1)) + brackets[1]
     return repr(value)
 
 
-def _parts(values: Any, levels: int) -> Iterator[str]:
+def _describe_items(values: Any, levels: int) -> Iterator[str]:
     """Yield descriptions of the first few parts of a container."""
     for number, part in enumerate(values):
         if number == 4 or not levels:

@@ -105,8 +105,10 @@ def summarize_reader(
         )
     symbols = sum(len(text.source) for text in texts), sum(len(text.target) for text in texts)
     roles, contrasts = attention_pass.roles.result(), attention_pass.contrasts.result()
-    rows, by_row = attention_pass.choose(sentences), head_examples(roles, contrasts)
-    report_weights = ReportWeights(reader, list(_batches_of(reader, batches, {*rows, *by_row})), rows, by_row)
+    rows, heads_by_row = attention_pass.choose(sentences), head_examples(roles, contrasts)
+    report_weights = ReportWeights(
+        reader, list(_batches_of(reader, batches, {*rows, *heads_by_row})), rows, heads_by_row
+    )
     return RunSummary(
         name=name,
         model=model[0],
@@ -151,8 +153,13 @@ def summarize_heads(
     for card, role, density in zip(cards, roles.heads, densities.heads, strict=True):
         key = (card.kind, card.layer, card.head)
         examples = tuple(_example(example, key, report_weights) for example in card.examples)
-        own = {**vars(card), "examples": examples, "histogram": density.histogram, "increase": increases.get(key)}
-        heads.append(HeadSummary(**own, scores=role.scores, uniform=role.uniform, counts=role.counts))
+        card_fields = {
+            **vars(card),
+            "examples": examples,
+            "histogram": density.histogram,
+            "increase": increases.get(key),
+        }
+        heads.append(HeadSummary(**card_fields, scores=role.scores, uniform=role.uniform, counts=role.counts))
     return tuple(heads)
 
 

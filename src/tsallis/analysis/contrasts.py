@@ -82,7 +82,7 @@ class Contrasts(Statistic[tuple[DensityContrast, ...]]):
         super().__init__(layers)
         check_at_least_one(count=count, shortest=shortest)
         self.count, self.shortest = count, shortest
-        self._ends: dict[tuple[int, int, int], tuple[Example, Example]] = {}  # by layer, head and number of keys
+        self._extremes: dict[tuple[int, int, int], tuple[Example, Example]] = {}  # by layer, head and number of keys
 
     def _update(self, sentence: Sentence) -> None:
         for number, (layer, weights) in enumerate(zip(self.layers, sentence.weights, strict=True)):
@@ -90,25 +90,25 @@ class Contrasts(Statistic[tuple[DensityContrast, ...]]):
                 continue
             for head, density in enumerate(sentence_density(layer, weights).tolist()):
                 key = (number, head, weights.shape[2])
-                ends = self._ends.get(key)
-                if ends is None or not ends[0].score < density < ends[1].score:
+                extremes = self._extremes.get(key)
+                if extremes is None or not extremes[0].score < density < extremes[1].score:
                     self._extend(key, (Example(sentence.text, density),) * 2)
 
-    def _extend(self, key: tuple[int, int, int], more: tuple[Example, Example]) -> None:
-        low, high = self._ends.get(key, more)
+    def _extend(self, key: tuple[int, int, int], pair: tuple[Example, Example]) -> None:
+        low, high = self._extremes.get(key, pair)
         # Break ties by the order of the corpus.
-        self._ends[key] = (
-            min(low, more[0], key=lambda example: (example.score, example.text.index)),
-            max(high, more[1], key=lambda example: (example.score, -example.text.index)),
+        self._extremes[key] = (
+            min(low, pair[0], key=lambda example: (example.score, example.text.index)),
+            max(high, pair[1], key=lambda example: (example.score, -example.text.index)),
         )
 
     def _result(self) -> tuple[DensityContrast, ...]:
         best: dict[tuple[int, int], DensityContrast] = {}  # best contrast of each head
-        for (number, head, _), ends in sorted(self._ends.items(), key=lambda item: item[0]):
+        for (number, head, _), extremes in sorted(self._extremes.items(), key=lambda item: item[0]):
             layer = self.layers[number]
-            contrast = DensityContrast(layer.kind, layer.layer, head, layer.alphas[head], *ends)
-            known = best.get((number, head))
-            if known is None or contrast.difference > known.difference:
+            contrast = DensityContrast(layer.kind, layer.layer, head, layer.alphas[head], *extremes)
+            previous = best.get((number, head))
+            if previous is None or contrast.difference > previous.difference:
                 best[number, head] = contrast
         ranked = sorted(best.values(), key=lambda contrast: -contrast.difference)
         return tuple(contrast for contrast in ranked[: self.count] if contrast.difference > 0)
@@ -229,7 +229,7 @@ class Comparison:
             raise InputError(
                 "the two models must share a kind of attention (encoder, decoder or cross), but they share none"
             )
-        self._numbers = {kind: [_of_kind(layers, kind) for layers in self.layers] for kind in self.kinds}
+        self._numbers = {kind: [_layer_numbers(layers, kind) for layers in self.layers] for kind in self.kinds}
         self._words = {kind: _WordLists(count) for kind in self.kinds}
 
     def update(self, one: Sentence, other: Sentence) -> None:
@@ -285,7 +285,7 @@ class _WordLists:
             added = []
             for row in order:
                 if len(words) < self.size or sign * columns[0, row] < sign * words[-1].between:
-                    labels = (_largest(mean[row], keys) for mean in means)
+                    labels = (_largest_weights(mean[row], keys) for mean in means)
                     added.append(
                         WordContrast(sentence.text.index, row, queries[row], *columns[:, row].tolist(), *labels)
                     )
@@ -299,7 +299,7 @@ class _WordLists:
         return ModelContrast(kind, self.count, self.total / self.count, tuple(self.agree), tuple(self.differ))
 
 
-def _largest(weights: Floats, keys: Sequence[str]) -> Keys:
+def _largest_weights(weights: Floats, keys: Sequence[str]) -> Keys:
     order = [key for key in np.argsort(-weights, kind="stable")[:NAMED_KEYS].tolist() if weights[key] > 0]
     return tuple((keys[key], float(weights[key])) for key in order)
 
@@ -340,7 +340,7 @@ def compare_models(first: Recording, second: Recording, kind: str, count: int = 
     return contrast
 
 
-def _of_kind(layers: Sequence[AttentionLayer], kind: str) -> list[int]:
+def _layer_numbers(layers: Sequence[AttentionLayer], kind: str) -> list[int]:
     numbers = [number for number, layer in enumerate(layers) if layer.kind == kind]
     if not numbers:
         kinds = ", ".join(dict.fromkeys(layer.kind for layer in layers))

@@ -57,17 +57,17 @@ def draw_density(density: Density, index: int | tuple[int, ...] = ()) -> DrawnDe
         >>> drawn.mean, [round(end, 3) for end in drawn.support[0]], round(drawn.size, 3)
         ((0.5,), [0.276, 0.724], 0.447)
     """
-    one = one_of(density, index, density.dims)
-    if one.dims == 2:
-        parts = tuple(tuple(map(tuple, line.tolist())) for line in outlines(one, POINTS))
-        bounded = all(isinstance(part.support, Ellipse) for part in parts_of(one))
-        deviation = tuple(numbers(one.covariance).diagonal().sqrt().tolist())
-        return DrawnDensity(tuple(one.mean.tolist()), deviation, (), area_of(one), (), parts, bounded)
-    ends = intervals(one)
-    t, p = curve(one)
+    single = one_of(density, index, density.dims)
+    if single.dims == 2:
+        parts = tuple(tuple(map(tuple, line.tolist())) for line in outlines(single, POINTS))
+        bounded = all(isinstance(part.support, Ellipse) for part in parts_of(single))
+        deviation = tuple(numbers(single.covariance).diagonal().sqrt().tolist())
+        return DrawnDensity(tuple(single.mean.tolist()), deviation, (), area_of(single), (), parts, bounded)
+    ends = intervals(single)
+    t, p = curve(single)
     points = tuple(zip(t.tolist(), p.tolist(), strict=True))
     size = 1.0 if ends is None else sum(max(0.0, min(b, 1.0) - max(a, 0.0)) for a, b in ends)
-    moments = (float(one.mean),), (float(one.variance) ** 0.5,)
+    moments = (float(single.mean),), (float(single.variance) ** 0.5,)
     return DrawnDensity(*moments, tuple(ends or ()), size, points, (), ends is not None)
 
 

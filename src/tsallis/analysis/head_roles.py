@@ -139,10 +139,10 @@ class _Total:
         for head, total in enumerate(sums.tolist()):
             rank = total / (count + 1)  # among sentences with the same mean, prefer longer ones
             if len(self.best[head]) < self.size or rank > self.best[head][-1][0]:
-                self._keep(head, [(rank, Example(text, total / count))])
+                self._keep_best(head, [(rank, Example(text, total / count))])
 
-    def _keep(self, head: int, more: list[tuple[float, Example]]) -> None:
-        ranked = sorted(self.best[head] + more, key=lambda item: (-item[0], item[1].text.index))
+    def _keep_best(self, head: int, examples: list[tuple[float, Example]]) -> None:
+        ranked = sorted(self.best[head] + examples, key=lambda item: (-item[0], item[1].text.index))
         self.best[head] = ranked[: self.size]
 
 
@@ -213,31 +213,31 @@ class Roles(Statistic[HeadRoles]):
 
     def _targets(self, layer: AttentionLayer, text: Text) -> _Targets:
         queries, keys = text.sides(layer.kind)
-        everywhere = {
+        key_flags = {
             "punctuation": [is_punctuation(piece) for piece in keys],
             "start": [piece in STARTS for piece in keys],
             "end": [piece in ENDS for piece in keys],
         }
         if self._piece_counts is not None:
-            everywhere["rare"] = rarest(keys, self._piece_counts[SIDES[layer.kind][1]])
-        targets = {name: np.tile(np.array(cells, bool), (len(queries), 1)) for name, cells in everywhere.items()}
+            key_flags["rare"] = rarest(keys, self._piece_counts[SIDES[layer.kind][1]])
+        targets = {name: np.tile(np.array(cells, bool), (len(queries), 1)) for name, cells in key_flags.items()}
         clusters = word_clusters(keys) if layer.to_itself else None
         if clusters is not None:
-            targets |= self._own_targets(keys, clusters)
+            targets |= self._self_attention_targets(keys, clusters)
         visible = np.arange(len(keys)) < layer.visible(len(queries), len(keys))[:, None]
         return _Targets(targets, visible, clusters)
 
-    def _own_targets(self, pieces: Sequence[str], clusters: Sequence[range]) -> dict[str, Bools]:
+    def _self_attention_targets(self, pieces: Sequence[str], clusters: Sequence[range]) -> dict[str, Bools]:
         """Return the targets of roles that exist only in self-attention."""
         size = len(pieces)
         targets = {name: np.eye(size, k=offset, dtype=bool) for name, offset in OFFSETS.items()}
-        within, question = np.zeros((size, size), bool), np.zeros((size, size), bool)
+        within_word, question = np.zeros((size, size), bool), np.zeros((size, size), bool)
         marks = np.array([is_question_mark(piece) for piece in pieces], bool)
         for cluster in clusters:
-            within[cluster.start : cluster.stop, cluster.start : cluster.stop] = True
+            within_word[cluster.start : cluster.stop, cluster.start : cluster.stop] = True
             if word_of(pieces, cluster).lower() in INTERROGATIVES:
                 question[cluster.start : cluster.stop] = marks
-        return {**targets, "within_word": within, "question": question}
+        return {**targets, "within_word": within_word, "question": question}
 
     def _result(self) -> HeadRoles:
         heads = [
@@ -313,13 +313,13 @@ def merging_masses(weights: Floats, clusters: Sequence[range]) -> tuple[Floats, 
     """
     size = weights.shape[2]
     parts = [cluster for cluster in clusters if len(cluster) < size]
-    ones = [cluster.start for cluster in parts if len(cluster) == 1]
-    single = weights[:, ones, ones]
-    several = np.zeros((len(weights), len(parts) - len(ones)))
+    single_pieces = [cluster.start for cluster in parts if len(cluster) == 1]
+    single = weights[:, single_pieces, single_pieces]
+    several = np.zeros((len(weights), len(parts) - len(single_pieces)))
     for number, cluster in enumerate(c for c in parts if len(c) > 1):
-        inside = weights[:, cluster.start : cluster.stop, cluster.start : cluster.stop]
-        others = inside.sum(2) - inside.diagonal(0, 1, 2)  # [heads, pieces]
-        several[:, number] = others.max(1)
+        word_weights = weights[:, cluster.start : cluster.stop, cluster.start : cluster.stop]
+        other_weights = word_weights.sum(2) - word_weights.diagonal(0, 1, 2)  # [heads, pieces]
+        several[:, number] = other_weights.max(1)
     return single, several
 
 
@@ -335,8 +335,8 @@ def _head_role(layer: AttentionLayer, totals: Mapping[str, _Total], head: int) -
         candidates.pop("merging", None)  # in words of two pieces, positional heads also merge
     role = max(candidates, key=lambda name: candidates[name], default=None)
     tendency = None if role else _tendency(shares, lifts)
-    example_of = role or tendency
-    examples = tuple(example for _, example in totals[example_of].best[head]) if example_of else ()
+    example_role = role or tendency
+    examples = tuple(example for _, example in totals[example_role].best[head]) if example_role else ()
     counts = {name: total.count for name, total in totals.items()}
     identity = (layer.kind, layer.layer, head, layer.alphas[head])
     return HeadRole(*identity, role, tendency, scores, uniform, counts, examples)

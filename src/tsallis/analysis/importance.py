@@ -142,9 +142,9 @@ def _loss(model: TransformerSeq2Seq | LanguageModel, batches: Iterable[Batch]) -
         for batch in batches:
             target = batch.tgt_out.to(device)
             decoded = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
-            counts = has_loss(target)
-            total += float(model.output.loss(decoded.hidden[counts], target[counts], reduction="sum"))
-            symbols += int(counts.sum())
+            mask = has_loss(target)
+            total += float(model.output.loss(decoded.hidden[mask], target[mask], reduction="sum"))
+            symbols += int(mask.sum())
     if symbols == 0:
         raise InputError("can't compute a loss: the corpus is empty or has no targets")
     return total / symbols, symbols

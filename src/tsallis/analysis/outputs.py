@@ -165,10 +165,10 @@ class Outputs:
     @torch.no_grad()
     def update(self, decoded: Any, batch: Batch) -> None:
         """Add the result `decoded` of a pass over a batch with targets."""
-        counts = (batch.tgt_out != IGNORE_INDEX).to(decoded.hidden.device)
+        mask = (batch.tgt_out != IGNORE_INDEX).to(decoded.hidden.device)
         if self.attends:
-            self.num_attended += float(self.model.num_attended(decoded)[counts].double().sum())
-        for hidden in decoded.hidden[counts].split(max(1, AT_ONCE // len(self.model.output.weight))):
+            self.num_attended += float(self.model.num_attended(decoded)[mask].double().sum())
+        for hidden in decoded.hidden[mask].split(max(1, AT_ONCE // len(self.model.output.weight))):
             self._add(output_steps(self.model.output, self.model.output.scores(hidden)))
 
     def _add(self, steps: Steps) -> None:

@@ -171,7 +171,7 @@ def _compress(layer: AttentionLayer, texts: Sequence[Text], weights: Tensor) -> 
     sizes = [tuple(map(len, text.sides(layer.kind))) for text in texts]
     shape = (len(texts), layer.heads, *(max(size) for size in zip(*sizes, strict=True)))
     fits = weights.dim() == 4 and weights.shape[:2] == shape[:2]
-    if not fits or any(have < need for have, need in zip(weights.shape, shape, strict=True)):
+    if not fits or any(actual < required for actual, required in zip(weights.shape, shape, strict=True)):
         raise ValueError(
             f"weights of {layer.name} must have shape {shape}, or a larger shape with padding, "
             f"got {tuple(weights.shape)}"
@@ -206,7 +206,7 @@ def capture_weights(attentions: Sequence[nn.Module], receive: Receive) -> Iterat
     """
     handles = []
     for number, attention in enumerate(attentions):
-        handles += _receive_from(attention, number, receive)
+        handles += _register_hooks(attention, number, receive)
     try:
         yield
     finally:
@@ -214,7 +214,7 @@ def capture_weights(attentions: Sequence[nn.Module], receive: Receive) -> Iterat
             handle.remove()
 
 
-def _receive_from(attention: nn.Module, number: int, receive: Receive) -> list[Any]:
+def _register_hooks(attention: nn.Module, number: int, receive: Receive) -> list[Any]:
     signature = inspect.signature(attention.forward)
     flags: dict[str, Any] = {}
 
@@ -232,8 +232,8 @@ def _receive_from(attention: nn.Module, number: int, receive: Receive) -> list[A
             return output, None
         return output, weights.mean(-3) if flags["average_attn_weights"] else weights
 
-    before = attention.register_forward_pre_hook(request_weights, with_kwargs=True)
-    return [before, attention.register_forward_hook(take_weights)]
+    pre_hook = attention.register_forward_pre_hook(request_weights, with_kwargs=True)
+    return [pre_hook, attention.register_forward_hook(take_weights)]
 
 
 def read_model(model: Any, src_vocab: Symbols, tgt_vocab: Symbols) -> AttentionReader:
@@ -274,9 +274,9 @@ def _without_underflow(weights: Tensor, layer: AttentionLayer) -> Tensor:
     softmax = torch.tensor(layer.alphas, device=weights.device) == 1
     if not softmax.any():
         return weights
-    single = weights.to(torch.promote_types(weights.dtype, torch.float32))
-    positive = single.clamp(min=torch.finfo(torch.float32).tiny)
-    return torch.where(softmax[:, None, None], positive.tril() if layer.causal else positive, single)
+    float_weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    positive = float_weights.clamp(min=torch.finfo(torch.float32).tiny)
+    return torch.where(softmax[:, None, None], positive.tril() if layer.causal else positive, float_weights)
 
 
 class _Reader:

@@ -79,8 +79,8 @@ def find_score(name: str) -> ScoreFormat | None:
         >>> find_score("macro_ter").title, find_score("f1")
         ('TER, mean of languages', None)
     """
-    own, single = SCORES.get(name), SCORES.get(name.removeprefix("macro_"))
-    return own or (single and single._replace(title=f"{single.title}, mean of languages"))
+    score, language_score = SCORES.get(name), SCORES.get(name.removeprefix("macro_"))
+    return score or (language_score and language_score._replace(title=f"{language_score.title}, mean of languages"))
 
 
 def rank_score(name: str, value: float) -> float:

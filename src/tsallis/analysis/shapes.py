@@ -58,9 +58,11 @@ def parts_of(density: Density) -> list[Density]:
     """Return the parts of a mixture that have non-zero weight; for other densities, return the density itself."""
     if not isinstance(density, Mixture):
         return [density]
-    members = density.weights.tolist()
-    each = [_select(density.parts[0], (k,)) for k in range(len(members))] if density.stacked else density.parts
-    return [component for weight, part in zip(members, each, strict=True) if weight > 0 for component in parts_of(part)]
+    weights = density.weights.tolist()
+    parts = [_select(density.parts[0], (k,)) for k in range(len(weights))] if density.stacked else density.parts
+    return [
+        component for weight, part in zip(weights, parts, strict=True) if weight > 0 for component in parts_of(part)
+    ]
 
 
 def intervals(density: Density) -> list[tuple[float, float]] | None:

@@ -66,5 +66,5 @@ def spell_bytes(token: str) -> str:
 @functools.cache
 def _byte_table() -> dict[str, int]:
     """Return the byte of each character in byte-level tokens."""
-    others = [byte for byte in range(256) if byte not in PRINTABLE]
-    return {chr(byte): byte for byte in PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in PRINTABLE]
+    return {chr(byte): byte for byte in PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(unprintable)}

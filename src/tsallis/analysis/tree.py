@@ -149,7 +149,7 @@ def _grow(
     level: _Level, outputs: Sequence[tuple[int, ...]], log_probs: Tensor, edges: list[Edge], vocab: Symbols
 ) -> tuple[_Level, list[tuple[int, ...]]]:
     """Add edges to prefixes with one more symbol. Return these prefixes, and the outputs that continue after them."""
-    longer = _Level([], [], [], [])
+    next_level = _Level([], [], [], [])
     length = len(level.prefixes[0])
     rows = {prefix: row for row, prefix in enumerate(level.prefixes)}
     for prefix in dict.fromkeys(output[: length + 1] for output in outputs):
@@ -160,8 +160,8 @@ def _grow(
         node, total = len(edges) + 1, level.totals[row] + step
         edges.append(Edge(level.nodes[row], node, vocab.name(token), step, total, token == EOS))
         if token != EOS:
-            longer.prefixes.append(prefix)
-            longer.rows.append(row)
-            longer.nodes.append(node)
-            longer.totals.append(total)
-    return longer, [output for output in outputs if len(output) > length + 1]
+            next_level.prefixes.append(prefix)
+            next_level.rows.append(row)
+            next_level.nodes.append(node)
+            next_level.totals.append(total)
+    return next_level, [output for output in outputs if len(output) > length + 1]

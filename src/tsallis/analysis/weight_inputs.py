@@ -46,10 +46,10 @@ def read_tokens(argument: str, tokens: Tokens | None) -> Pieces:
         raise TypeError(f"{argument} must be a sequence of strings, got {describe(tokens)}")
     sentences: Sequence[Any] = [tokens] if all(isinstance(token, str) for token in tokens) else tokens
     for number, sentence in enumerate(sentences):
-        odd = [token for token in sentence if not isinstance(token, str)] if _is_sequence(sentence) else [sentence]
-        if odd:
+        invalid = [token for token in sentence if not isinstance(token, str)] if _is_sequence(sentence) else [sentence]
+        if invalid:
             raise TypeError(
-                f"{argument} must be a list of strings, or one list of strings per sentence, got {describe(odd[0])}"
+                f"{argument} must be a list of strings, or one list of strings per sentence, got {describe(invalid[0])}"
             )
         if not sentence:
             raise ValueError(f"{argument} must have at least one token per sentence, got none in sentence {number}")
@@ -83,7 +83,7 @@ def split_layers(
         if tensor is not None:
             name = f"{argument}[{number}]"
             _check_shape(name, tensor, sizes)
-            rows = [_cut(tensor[row].detach(), *size, tolerance) for row, size in enumerate(sizes)]
+            rows = [_remove_padding(tensor[row].detach(), *size, tolerance) for row, size in enumerate(sizes)]
             layers.append(LayerWeights(name, number, rows))
     if not layers:
         raise ValueError(
@@ -93,20 +93,20 @@ def split_layers(
     return layers
 
 
-def _cut(weights: Tensor, queries: int, keys: int, tolerance: float) -> Tensor:
+def _remove_padding(weights: Tensor, queries: int, keys: int, tolerance: float) -> Tensor:
     """Return the weights [heads, queries, keys] of a sentence without its padding, which may have any values.
 
     Padding is before or after the tokens, for queries and keys separately. The choice with the most rows that sum to 1
     wins.
     """
 
-    def num_rows(part: Tensor) -> int:
+    def count_valid_rows(part: Tensor) -> int:
         sums = part.to(torch.promote_types(part.dtype, torch.float32)).sum(-1)
         return int((((sums - 1).abs() <= tolerance) & (part >= 0).all(-1)).sum())
 
-    before = weights.shape[1] - queries, weights.shape[2] - keys
-    starts = dict.fromkeys([(0, 0), before, (0, before[1]), (before[0], 0)])
-    return max((weights[:, q : q + queries, k : k + keys] for q, k in starts), key=num_rows)
+    padding = weights.shape[1] - queries, weights.shape[2] - keys
+    starts = dict.fromkeys([(0, 0), padding, (0, padding[1]), (padding[0], 0)])
+    return max((weights[:, q : q + queries, k : k + keys] for q, k in starts), key=count_valid_rows)
 
 
 def _check_shape(name: str, tensor: Any, sizes: Sequence[tuple[int, int]]) -> None:
@@ -152,25 +152,25 @@ def check_values(layers: Sequence[LayerWeights], causal: bool, tolerance: float)
 
 def _check_row(place: str, weights: Tensor, causal: bool, tolerance: float) -> None:
     values = weights.to(torch.promote_types(weights.dtype, torch.float32))
-    for index in _first(~((values >= 0) & values.isfinite())):
-        raise ValueError(f"{place}{_numbers(index)} must be finite and at least 0, got {values[index].item():g}")
-    for index in _first(values.triu(1) > 0) if causal else ():
+    for index in _first_index(~((values >= 0) & values.isfinite())):
+        raise ValueError(f"{place}{_format_index(index)} must be finite and at least 0, got {values[index].item():g}")
+    for index in _first_index(values.triu(1) > 0) if causal else ():
         raise ValueError(
-            f"{place}{_numbers(index)} must be 0 for a key after the query, got {values[index].item():g}; "
+            f"{place}{_format_index(index)} must be 0 for a key after the query, got {values[index].item():g}; "
             "pass causal=False if queries attend to later keys"
         )
     sums = values.sum(-1)  # [heads, queries]
-    for index in _first(((sums - 1).abs() > tolerance) & (sums > 0)):
+    for index in _first_index(((sums - 1).abs() > tolerance) & (sums > 0)):
         raise ValueError(
-            f"{place}{_numbers(index)} must sum to 1 within {tolerance:g} over {values.shape[-1]} keys, got "
+            f"{place}{_format_index(index)} must sum to 1 within {tolerance:g} over {values.shape[-1]} keys, got "
             f"{sums[index].item():.4g}: record the weights after model.eval(), and pass all tokens except padding"
         )
 
 
-def _first(faults: Tensor) -> list[tuple[int, ...]]:
+def _first_index(faults: Tensor) -> list[tuple[int, ...]]:
     """Return a list with the index of the first True, or an empty list."""
     return [tuple(index) for index in faults.nonzero()[:1].tolist()]
 
 
-def _numbers(index: tuple[int, ...]) -> str:
+def _format_index(index: tuple[int, ...]) -> str:
     return f"{', '.join(map(str, index))}]"

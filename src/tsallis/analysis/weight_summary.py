@@ -113,9 +113,9 @@ class _WeightsReader:
         """Check the arguments of :func:`summarize_weights`."""
         if not 0 <= tolerance <= 1:
             raise ValueError(f"tolerance must be from 0 to 1, got {tolerance}")
-        pairs = {kind: layers for kind, layers in kinds.items() if layers is not None}
-        if (attention is None) == (not pairs):
-            arguments = [*(["attention"] if pairs else []), *(f"{kind}_attention" for kind in pairs)]
+        attentions = {kind: layers for kind, layers in kinds.items() if layers is not None}
+        if (attention is None) == (not attentions):
+            arguments = [*(["attention"] if attentions else []), *(f"{kind}_attention" for kind in attentions)]
             raise ValueError(
                 "pass either attention, or at least one of encoder_attention, decoder_attention and cross_attention, "
                 f"got {' and '.join(arguments) or 'none of them'}"
@@ -125,22 +125,22 @@ class _WeightsReader:
             layers = split_layers("attention", attention, pieces, pieces, tolerance)
             causal = not attends_ahead(layers) if causal is None else causal
             kind = "decoder" if causal else "encoder"
-            parts, texts = {kind: layers}, {SIDES[kind][0]: pieces}
+            layers_by_kind, texts = {kind: layers}, {SIDES[kind][0]: pieces}
         else:
-            texts = _read_sides(pairs, encoder_tokens, decoder_tokens)
-            parts = {}
-            for kind, part in pairs.items():
+            texts = _read_sides(attentions, encoder_tokens, decoder_tokens)
+            layers_by_kind = {}
+            for kind, tensors in attentions.items():
                 queries, keys = (texts[side] for side in SIDES[kind])
-                parts[kind] = split_layers(f"{kind}_attention", part, queries, keys, tolerance)
-            causal = not attends_ahead(parts.get("decoder", ())) if causal is None else causal
-        for kind, layers in parts.items():
+                layers_by_kind[kind] = split_layers(f"{kind}_attention", tensors, queries, keys, tolerance)
+            causal = not attends_ahead(layers_by_kind.get("decoder", ())) if causal is None else causal
+        for kind, layers in layers_by_kind.items():
             check_values(layers, causal and kind == "decoder", tolerance)
         self._texts = texts
         self.batches = range(min(len(pieces) for pieces in texts.values()))
-        self._weights = [layer.sentences for layers in parts.values() for layer in layers]
+        self._weights = [layer.sentences for layers in layers_by_kind.values() for layer in layers]
         self.layers = tuple(
             AttentionLayer(kind, layer.number, (math.nan,) * layer.heads, causal=causal and kind == "decoder")
-            for kind, layers in parts.items()
+            for kind, layers in layers_by_kind.items()
             for layer in layers
         )
 

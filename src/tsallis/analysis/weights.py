@@ -64,8 +64,8 @@ class AttentionLayer:
     @property
     def to_itself(self) -> bool:
         """Return whether queries and keys are the same text."""
-        one, other = SIDES[self.kind]
-        return one == other
+        queries, keys = SIDES[self.kind]
+        return queries == keys
 
     def visible(self, queries: int, keys: int) -> NDArray[np.int64]:
         """Return the number n of keys that each query can attend to [queries]. These are the first n keys."""

@@ -60,24 +60,24 @@ def word_clusters(pieces: Sequence[str]) -> list[range]:
     """
     if not any(piece.startswith(WORD_START) for piece in pieces):
         return [range(i, i + 1) for i in range(len(pieces))]
-    begins = [i for i, piece in enumerate(pieces) if i == 0 or piece.startswith(WORD_START) or is_special(piece)]
-    begins += [i + 1 for i, piece in enumerate(pieces[:-1]) if is_special(piece)]
-    begins = sorted(set(begins))
+    starts = [i for i, piece in enumerate(pieces) if i == 0 or piece.startswith(WORD_START) or is_special(piece)]
+    starts += [i + 1 for i, piece in enumerate(pieces[:-1]) if is_special(piece)]
+    starts = sorted(set(starts))
     clusters: list[range] = []
-    for begin, end in zip(begins, [*begins[1:], len(pieces)], strict=True):
-        clusters += _without_punctuation(pieces, begin, end)
+    for begin, end in zip(starts, [*starts[1:], len(pieces)], strict=True):
+        clusters += _split_punctuation(pieces, begin, end)
     return clusters
 
 
-def _without_punctuation(pieces: Sequence[str], begin: int, end: int) -> list[range]:
+def _split_punctuation(pieces: Sequence[str], begin: int, end: int) -> list[range]:
     first, last = begin, end
     while first < last and is_punctuation(pieces[first]):
         first += 1
     while last > first and is_punctuation(pieces[last - 1]):
         last -= 1
-    ones = [range(i, i + 1) for i in range(begin, end)]
-    inside = [range(first, last)] if first < last else []
-    return [*ones[: first - begin], *inside, *ones[last - begin :]]
+    single_pieces = [range(i, i + 1) for i in range(begin, end)]
+    word = [range(first, last)] if first < last else []
+    return [*single_pieces[: first - begin], *word, *single_pieces[last - begin :]]
 
 
 def word_of(pieces: Sequence[str], cluster: range) -> str:

@@ -24,7 +24,7 @@ def with_size(probs: Tensor, dim: int, return_size: bool) -> MapResult:
 class Map(ConstantBuffers):
     """Base class of modules; tensor arguments move with the module, but are not in the state dict."""
 
-    def _keep(self, name: str, value: Alpha) -> None:
+    def _set_argument(self, name: str, value: Alpha) -> None:
         if name == "alpha":
             value = stored_alpha(value, positive=True)
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):

@@ -194,7 +194,7 @@ class _Loss(Map):
 
     def __init__(self, alpha: Alpha, ignore_index: int, reduction: str, return_support_size: bool = False) -> None:
         super().__init__()
-        self._keep("alpha", alpha)
+        self._set_argument("alpha", alpha)
         check_one_of("reduction", reduction, REDUCTIONS)
         self.ignore_index = integer("ignore_index", ignore_index)
         self.reduction, self.return_support_size = reduction, return_support_size

@@ -84,7 +84,7 @@ def normmax_bisect(X: Tensor, alpha: Alpha = 2, dim: int = -1, n_iter: int | Non
         tensor([0.5714, 0.4286, 0.0000])
     """
     refuse_learned("alpha", alpha)
-    return _by_value(lambda rows, value: functional.normmax(rows, value), X, alpha, dim)
+    return _apply_per_value(lambda rows, value: functional.normmax(rows, value), X, alpha, dim)
 
 
 def budget_bisect(X: Tensor, budget: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
@@ -104,7 +104,7 @@ def budget_bisect(X: Tensor, budget: Alpha = 2, dim: int = -1, n_iter: int | Non
         tensor([1.0000, 0.5000, 0.5000, 0.0000])
     """
     refuse_learned("budget", budget)
-    return _by_value(lambda rows, value: functional.budgeted_entmax(rows, 2.0, value), X, budget, dim)
+    return _apply_per_value(lambda rows, value: functional.budgeted_entmax(rows, 2.0, value), X, budget, dim)
 
 
 def refuse_learned(name: str, value: Alpha) -> None:
@@ -116,28 +116,28 @@ def refuse_learned(name: str, value: Alpha) -> None:
         )
 
 
-def _by_value(apply: Callable[[Tensor, float], Tensor], X: Tensor, values: Alpha, dim: int) -> Tensor:
+def _apply_per_value(apply: Callable[[Tensor, float], Tensor], X: Tensor, values: Alpha, dim: int) -> Tensor:
     """Call `apply(rows, value)` once per distinct value of a tensor; return the results along `dim`."""
     check_floating(X, "X")
     if not isinstance(values, Tensor):
         return apply(X.transpose(dim, -1), values).transpose(dim, -1) if X.dim() else apply(X, values)
     if values.numel() == 1:
-        return _by_value(apply, X, float(values), dim)
+        return _apply_per_value(apply, X, float(values), dim)
     shape = list(X.shape)
     shape[dim] = 1
     try:
-        each = values.to(X.device).expand(shape).transpose(dim, -1).reshape(-1)  # [rows]
+        row_values = values.to(X.device).expand(shape).transpose(dim, -1).reshape(-1)  # [rows]
     except RuntimeError as error:
         raise ValueError(
             f"alpha or budget of shape {tuple(values.shape)} can't be expanded to {tuple(shape)}, one value per row"
         ) from error
-    last = X.transpose(dim, -1)
-    rows = last.reshape(-1, last.shape[-1])
+    transposed = X.transpose(dim, -1)
+    rows = transposed.reshape(-1, transposed.shape[-1])
     result = torch.zeros_like(rows)
-    for value in each.unique().tolist():
-        index = (each == value).nonzero().squeeze(-1)
+    for value in row_values.unique().tolist():
+        index = (row_values == value).nonzero().squeeze(-1)
         result = result.index_copy(0, index, apply(rows[index], value))
-    return result.reshape(last.shape).transpose(dim, -1)
+    return result.reshape(transposed.shape).transpose(dim, -1)
 
 
 class SparsemaxBisect(Map):
@@ -177,7 +177,7 @@ class EntmaxBisect(Map):
 
     def __init__(self, alpha: Alpha = 1.5, dim: int = -1, n_iter: int | None = 50) -> None:
         super().__init__()
-        self._keep("alpha", alpha)
+        self._set_argument("alpha", alpha)
         self.dim, self.n_iter = dim, n_iter
 
     def forward(self, X: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class NormmaxBisect(Map):
 
     def __init__(self, alpha: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> None:
         super().__init__()
-        self._keep("alpha", alpha)
+        self._set_argument("alpha", alpha)
         self.dim, self.n_iter = dim, n_iter
 
     def forward(self, X: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ class BudgetBisect(Map):
 
     def __init__(self, budget: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> None:
         super().__init__()
-        self._keep("budget", budget)
+        self._set_argument("budget", budget)
         self.dim, self.n_iter = dim, n_iter
 
     def forward(self, X: Tensor) -> Tensor:

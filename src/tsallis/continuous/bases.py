@@ -99,30 +99,30 @@ class GaussianBasis(Basis):
         if centres.dim() not in (1, 2) or centres.shape[0] == 0 or self.dims not in (1, 2) or centres.shape[1:] == (1,):
             raise ValueError(f"centres must have shape [size] or [size, 2], got {tuple(centres.shape)}")
         size = centres.shape[0]
-        spread = torch.as_tensor(variance, dtype=centres.dtype, device=centres.device).detach()
-        if spread.dim() < 2:
-            spread = spread.expand(size)
-            covs = spread if self.dims == 1 else spread[:, None, None] * torch.eye(2).to(centres)
+        variances = torch.as_tensor(variance, dtype=centres.dtype, device=centres.device).detach()
+        if variances.dim() < 2:
+            variances = variances.expand(size)
+            covs = variances if self.dims == 1 else variances[:, None, None] * torch.eye(2).to(centres)
         else:
-            covs = spread
+            covs = variances
         if covs.shape != centres.shape + centres.shape[1:]:
             raise ValueError(
                 f"variance must be a number, or have shape ({size},) or {tuple(centres.shape + centres.shape[1:])}, "
-                f"got shape {tuple(spread.shape)}"
+                f"got shape {tuple(variances.shape)}"
             )
         for name, numbers in (("centres", centres), ("variance", covs)):
             if not bool(numbers.isfinite().all()):
                 raise ValueError(f"{name} must be finite, got {numbers[~numbers.isfinite()][0].item():g}")
         if self.dims == 2:
             check_symmetric(covs, "variance")
-        least = covs if self.dims == 1 else torch.linalg.eigvalsh(covs.double())
-        if not bool((least > 0).all()):
-            what = (
+        eigenvalues = covs if self.dims == 1 else torch.linalg.eigvalsh(covs.double())
+        if not bool((eigenvalues > 0).all()):
+            message = (
                 "variance must be positive, got"
                 if self.dims == 1
                 else "variance must be positive definite, got eigenvalue"
             )
-            raise ValueError(f"{what} {least.min().item():g}")
+            raise ValueError(f"{message} {eigenvalues.min().item():g}")
         self.register_buffer("centres", centres.detach())
         self.register_buffer("covs", covs.clone())
         self._measured: tuple[tuple[int, int], float] = (0, 0), self._measure_width()
@@ -142,9 +142,9 @@ class GaussianBasis(Basis):
         covs = self.covs.detach().double()
         if not bool(covs.isfinite().all()):
             return math.nan
-        least = covs if self.dims == 1 else torch.linalg.eigvalsh(covs)
+        eigenvalues = covs if self.dims == 1 else torch.linalg.eigvalsh(covs)
         digits = 6 if self.covs.dtype == torch.float32 else 15
-        return float(f"{least.min().sqrt().item():.{digits}g}")
+        return float(f"{eigenvalues.min().sqrt().item():.{digits}g}")
 
     @property
     def size(self) -> int:
@@ -267,11 +267,11 @@ def gaussian_grid(size: int, widths: float | Sequence[float]) -> GaussianBasis:
     widths = [float(w) for w in ([widths] if isinstance(widths, (int, float)) else widths)]
     if not widths or size < len(widths) or size % len(widths):
         raise ValueError(f"size must be a multiple of the number of widths, got size {size} and {len(widths)} widths")
-    each = size // len(widths)
-    centres = torch.linspace(0, 1, each, dtype=torch.float64, device="cpu").repeat(len(widths))
+    size_per_width = size // len(widths)
+    centres = torch.linspace(0, 1, size_per_width, dtype=torch.float64, device="cpu").repeat(len(widths))
     deviations = torch.tensor(widths, dtype=torch.float64, device="cpu")
     check_positive(deviations, "widths")
-    variance = deviations.square().repeat_interleave(each)
+    variance = deviations.square().repeat_interleave(size_per_width)
     dtype = torch.get_default_dtype()
     return GaussianBasis(centres.to(dtype), variance.to(dtype))
 

@@ -71,10 +71,10 @@ def extent(factor: Tensor) -> Extent:
     f = factor.detach()
     longest = largest(f).sqrt()
     shortest = torch.where(longest > 0, (f[..., 0, 0] * f[..., 1, 1]).abs() / longest, math.inf)
-    return Extent(*torch.stack([_half(f).amax(), longest.amax(), shortest.amin()]).tolist())
+    return Extent(*torch.stack([_half_side(f).amax(), longest.amax(), shortest.amin()]).tolist())
 
 
-def _half(factor: Tensor) -> Tensor:
+def _half_side(factor: Tensor) -> Tensor:
     """Return half the side of the bounding square of each ellipse [...]."""
     return factor.square().sum(-1).amax(-1).sqrt()
 
@@ -87,27 +87,29 @@ class _BasisCache:
         with torch.inference_mode(False), torch.no_grad():
             gaussians = basis.gaussians(torch.zeros((), dtype=torch.float64, device=like.device))
             self.centres, self.covs = cast(tuple[Tensor, Tensor], gaussians)
-            spread = torch.linalg.eigvalsh(self.covs).clamp(min=0).sqrt()
-            self.narrowest, self.widest = torch.stack([spread.amin(), spread.amax()]).tolist()
+            deviations = torch.linalg.eigvalsh(self.covs).clamp(min=0).sqrt()
+            self.narrowest, self.widest = torch.stack([deviations.amin(), deviations.amax()]).tolist()
         self.matrices: dict[tuple[object, ...], FourierGrid] = {}
 
-    def grid(self, reach: float, spacing: float, order: float, end: float, dtype: torch.dtype) -> FourierGrid:
-        """Return the cached lattice with the given spacing, up to the frequency `reach`."""
-        key = (reach, spacing, order, end, dtype)
+    def grid(self, max_frequency: float, spacing: float, order: float, end: float, dtype: torch.dtype) -> FourierGrid:
+        """Return the cached lattice with the given spacing, up to the frequency `max_frequency`."""
+        key = (max_frequency, spacing, order, end, dtype)
         if key not in self.matrices:
             with torch.inference_mode(False), torch.no_grad():
-                self.matrices[key] = self._make_grid(reach, spacing, order, end, dtype)
+                self.matrices[key] = self._make_grid(max_frequency, spacing, order, end, dtype)
             while sum(grid.functions.numel() for grid in self.matrices.values()) > CACHE_NUMBERS:
                 del self.matrices[next(iter(self.matrices))]
         return self.matrices[key]
 
-    def _make_grid(self, reach: float, spacing: float, order: float, end: float, dtype: torch.dtype) -> FourierGrid:
-        k = _lattice(reach / spacing).to(self.centres) * spacing  # [2, frequencies]
+    def _make_grid(
+        self, max_frequency: float, spacing: float, order: float, end: float, dtype: torch.dtype
+    ) -> FourierGrid:
+        k = _lattice(max_frequency / spacing).to(self.centres) * spacing  # [2, frequencies]
         origin = (self.centres.amin(0) + self.centres.amax(0)) / 2
         phase = (self.centres - origin) @ k  # [functions, frequencies]
         damping = torch.einsum("fij,ik,jk->fk", self.covs, k, k) / 2
-        alone = (k == 0).all(0).to(k) / 2  # 1/2 at frequency 0, which has no opposite; else 0
-        weight = (1 - alone) * (2 * (spacing / (2 * math.pi)) ** 2) * torch.exp(-damping)
+        half_at_zero = (k == 0).all(0).to(k) / 2  # 1/2 at frequency 0, which has no opposite; else 0
+        weight = (1 - half_at_zero) * (2 * (spacing / (2 * math.pi)) ** 2) * torch.exp(-damping)
         functions = torch.cat([weight * phase.cos(), weight * phase.sin()], -1).mT
         half = math.pi / spacing
         return FourierGrid(
@@ -126,32 +128,32 @@ def _lattice(radius: float) -> Tensor:
 _caches: WeakKeyDictionary[Basis, _BasisCache] = WeakKeyDictionary()
 
 
-def _knowledge(basis: Basis, like: Tensor) -> _BasisCache:
+def _cached_basis(basis: Basis, like: Tensor) -> _BasisCache:
     buffers = [*basis.parameters(), *basis.buffers()]
     if any(b.is_inference() for b in buffers):  # changes of inference tensors can't be detected
         return _BasisCache(basis, [], like)
     versions = [(b, b._version) for b in buffers]
     entry = _caches.get(basis)
-    same = entry is not None and entry.centres.device == like.device and len(versions) == len(entry.versions)
+    comparable = entry is not None and entry.centres.device == like.device and len(versions) == len(entry.versions)
     if (
         entry is None
-        or not same
+        or not comparable
         or any(a is not b or v != w for (a, v), (b, w) in zip(versions, entry.versions, strict=True))
     ):
         entry = _caches[basis] = _BasisCache(basis, versions, like)
     return entry
 
 
-def _cutoff(order: float, narrow: float, dtype: torch.dtype) -> float:
+def _cutoff(order: float, width_ratio: float, dtype: torch.dtype) -> float:
     """Return the cutoff, in standard deviations, beyond which a Gaussian's transform is negligible.
 
-    The decay of the characteristic function allows a lower cutoff if `narrow`, the standard deviation of the functions
-    divided by the shortest semi-axis, is small.
+    The decay of the characteristic function allows a lower cutoff if `width_ratio`, the standard deviation of the
+    functions divided by the shortest semi-axis, is small.
     """
     bound = math.lgamma(order) - math.log(math.pi) / 2
     for step in range(24, 80):
         q = step / 8
-        envelope = bound + (order - 0.5) * math.log(2 * narrow / q) if narrow > 0 else -math.inf
+        envelope = bound + (order - 0.5) * math.log(2 * width_ratio / q) if width_ratio > 0 else -math.inf
         if -q * q / 2 + min(0.0, envelope) <= math.log(TOLERANCE[dtype]):
             break
     return q
@@ -163,12 +165,12 @@ def _grid_for(entry: _BasisCache, factor: Tensor, order: float) -> FourierGrid |
     if not 0 < shortest < math.inf:
         return None
     q = _cutoff(order, entry.widest / shortest, factor.dtype)
-    reach = q / entry.narrowest
+    max_frequency = q / entry.narrowest
     period = 2 * (half + q * entry.widest)
     spacing = 2 * math.pi / 2 ** (math.ceil(math.log2(period) * STEPS) / STEPS)
-    if math.pi * (reach / spacing) ** 2 * len(entry.centres) > LARGEST:
+    if math.pi * (max_frequency / spacing) ** 2 * len(entry.centres) > LARGEST:
         return None
-    return entry.grid(reach, spacing, order, table_end(reach * longest), factor.dtype)
+    return entry.grid(max_frequency, spacing, order, table_end(max_frequency * longest), factor.dtype)
 
 
 def wave_expectation(basis: Basis, mean: Tensor, factor: Tensor, order: float) -> Tensor | None:
@@ -191,25 +193,25 @@ def wave_expectation(basis: Basis, mean: Tensor, factor: Tensor, order: float) -
         >>> round(float(value.sum()) / 81, 3)  # of 100 densities, 81 to the unit square
         0.999
     """
-    entry = _knowledge(basis, factor)
+    entry = _cached_basis(basis, factor)
     finite = factor.detach().isfinite().all(-1).all(-1)
     # Move NaN and infinity from the factor to the mean: the table can't be read at NaN.
-    apart = torch.where(finite.unsqueeze(-1), mean, math.nan).reshape(-1, 2)
-    spread = torch.where(finite[..., None, None], factor, 0).reshape(-1, 2, 2)
-    groups = max(1, min(GROUPS, len(apart) // GROUP))
-    by_size = _half(spread.detach()).argsort()
+    means = torch.where(finite.unsqueeze(-1), mean, math.nan).reshape(-1, 2)
+    factors = torch.where(finite[..., None, None], factor, 0).reshape(-1, 2, 2)
+    groups = max(1, min(GROUPS, len(means) // GROUP))
+    by_size = _half_side(factors.detach()).argsort()
     values = []
-    for some in by_size.tensor_split(groups):
-        grid = _grid_for(entry, spread.detach()[some], order)
+    for rows in by_size.tensor_split(groups):
+        grid = _grid_for(entry, factors.detach()[rows], order)
         if grid is None:
             return None
-        centre = apart.index_select(0, some)
-        expectations = cast(Tensor, _Expectation.apply(centre - grid.origin, spread.index_select(0, some), grid))
+        centre = means.index_select(0, rows)
+        expectations = cast(Tensor, _Expectation.apply(centre - grid.origin, factors.index_select(0, rows), grid))
         # Set expectations of far functions to 0: an image of the density would reach these functions.
-        elsewhere = ((centre.detach().unsqueeze(-2) - grid.centres).abs() > grid.half).any(-1)
-        values.append(expectations * (~elsewhere).to(expectations))
-    whole = torch.cat(values).index_select(0, by_size.argsort())
-    return whole.view(*mean.shape[:-1], -1)
+        is_far = ((centre.detach().unsqueeze(-2) - grid.centres).abs() > grid.half).any(-1)
+        values.append(expectations * (~is_far).to(expectations))
+    result = torch.cat(values).index_select(0, by_size.argsort())
+    return result.view(*mean.shape[:-1], -1)
 
 
 class _Expectation(Function):
@@ -221,12 +223,12 @@ class _Expectation(Function):
         ctx.grid = grid
         values = mean.new_empty(len(mean), grid.functions.shape[1])
         for rows in _chunks(mean, grid):
-            profile = characteristic(_stretch(factor[rows], grid)[-1], grid.order, grid.end)
+            profile = characteristic(_transform_frequencies(factor[rows], grid)[-1], grid.order, grid.end)
             phase = mean[rows] @ grid.k
-            both = mean.new_empty(len(phase), 2, phase.shape[1])
-            torch.cos(phase, out=both[:, 0])
-            torch.sin(phase, out=both[:, 1])
-            torch.mm(both.mul_(profile.unsqueeze(1)).flatten(1), grid.functions, out=values[rows])
+            waves = mean.new_empty(len(phase), 2, phase.shape[1])
+            torch.cos(phase, out=waves[:, 0])
+            torch.sin(phase, out=waves[:, 1])
+            torch.mm(waves.mul_(profile.unsqueeze(1)).flatten(1), grid.functions, out=values[rows])
         return values
 
     @staticmethod
@@ -235,10 +237,10 @@ class _Expectation(Function):
         (grad,) = grads
         if differentiable(grad):
             return (*_pullback(grad, mean, factor, ctx.grid), None)
-        to_mean, to_factor = torch.empty_like(mean), torch.empty_like(factor)
+        mean_grad, factor_grad = torch.empty_like(mean), torch.empty_like(factor)
         for rows in _chunks(mean, ctx.grid):
-            to_mean[rows], to_factor[rows] = _pullback(grad[rows], mean[rows], factor[rows], ctx.grid)
-        return to_mean, to_factor, None
+            mean_grad[rows], factor_grad[rows] = _pullback(grad[rows], mean[rows], factor[rows], ctx.grid)
+        return mean_grad, factor_grad, None
 
 
 def _chunks(mean: Tensor, grid: FourierGrid) -> list[slice]:
@@ -246,7 +248,7 @@ def _chunks(mean: Tensor, grid: FourierGrid) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, len(mean), rows)]
 
 
-def _stretch(factor: Tensor, grid: FourierGrid) -> tuple[Tensor, Tensor, Tensor]:
+def _transform_frequencies(factor: Tensor, grid: FourierGrid) -> tuple[Tensor, Tensor, Tensor]:
     """Return both coordinates of `factor.mT @ k` and its squared length, each [rows, frequencies]."""
     first = factor[:, :, 0] @ grid.k
     second = factor[:, 1, 1:] * grid.k[1]
@@ -257,17 +259,17 @@ def _pullback(grad: Tensor, mean: Tensor, factor: Tensor, grid: FourierGrid) -> 
     """Return the gradients in mean and factor, computed by differentiable operations."""
     phase = mean @ grid.k
     cosine, sine = phase.cos(), phase.sin()
-    first, second, squared = _stretch(factor, grid)
+    first, second, squared = _transform_frequencies(factor, grid)
     profile = characteristic(squared, grid.order, grid.end)
-    to_cosine, to_sine = (grad @ grid.functions.mT).chunk(2, -1)  # [rows, frequencies]
-    to_mean = (profile * (cosine * to_sine - sine * to_cosine)) @ grid.k.mT
-    slope = characteristic(squared, grid.order + 1, grid.end) * (cosine * to_cosine + sine * to_sine)
-    to_first = (slope * first) @ grid.k.mT  # [rows, 2]
-    to_second = (slope * second) @ grid.k[1]  # [rows]
-    zero = torch.zeros_like(to_second)
-    rows = [torch.stack([to_first[:, 0], zero], -1), torch.stack([to_first[:, 1], to_second], -1)]
+    cosine_grad, sine_grad = (grad @ grid.functions.mT).chunk(2, -1)  # [rows, frequencies]
+    mean_grad = (profile * (cosine * sine_grad - sine * cosine_grad)) @ grid.k.mT
+    slope = characteristic(squared, grid.order + 1, grid.end) * (cosine * cosine_grad + sine * sine_grad)
+    first_grad = (slope * first) @ grid.k.mT  # [rows, 2]
+    second_grad = (slope * second) @ grid.k[1]  # [rows]
+    zero = torch.zeros_like(second_grad)
+    rows = [torch.stack([first_grad[:, 0], zero], -1), torch.stack([first_grad[:, 1], second_grad], -1)]
     # The factor is the derivative -1 / (4 order), times 2 from the square.
-    return to_mean, torch.stack(rows, -2) * (-0.5 / grid.order)
+    return mean_grad, torch.stack(rows, -2) * (-0.5 / grid.order)
 
 
 PANEL, PANEL_POINTS = 4.0, 26  # Chebyshev interpolation is exact to rounding on panels of this length
@@ -283,8 +285,8 @@ class Table(NamedTuple):
 
     def __call__(self, z: Tensor) -> Tensor:
         """Evaluate the function at z [...], which must not be NaN; z beyond the table's end counts as the end."""
-        last = len(self.coefficients[0]) * (1 - torch.finfo(z.dtype).eps)
-        offset = (z.reshape(-1) * self.per_unit).clamp_(max=last)
+        max_offset = len(self.coefficients[0]) * (1 - torch.finfo(z.dtype).eps)
+        offset = (z.reshape(-1) * self.per_unit).clamp_(max=max_offset)
         cell = offset.int()
         offset.frac_()
         value = self.coefficients[-1].index_select(0, cell)
@@ -293,21 +295,21 @@ class Table(NamedTuple):
         return value.view(z.shape)
 
 
-def _nodes(points: int, degree: int) -> tuple[Tensor, Tensor]:
+def _chebyshev_nodes(points: int, degree: int) -> tuple[Tensor, Tensor]:
     """Return `points` Chebyshev nodes on [0, 1], and `degree + 1` nodes that include both ends."""
     inner = torch.cos((torch.arange(points, dtype=torch.float64, device="cpu") + 0.5) * (math.pi / points))
     ends = torch.arange(degree + 1, dtype=torch.float64, device="cpu") / max(degree, 1)
     return (1 - inner) / 2, (1 - torch.cos(ends * math.pi)) / 2
 
 
-def _interpolation(at: Tensor, nodes: Tensor) -> Tensor:
-    """Return the interpolation matrix [at, nodes] from Chebyshev nodes to other points of [0, 1]."""
+def _interpolation(points: Tensor, nodes: Tensor) -> Tensor:
+    """Return the interpolation matrix [points, nodes] from Chebyshev nodes to other points of [0, 1]."""
     degree = torch.arange(len(nodes), dtype=torch.float64, device="cpu")
 
     def polynomials(x: Tensor) -> Tensor:
         return torch.cos(torch.acos((2 * x - 1).clamp(-1, 1)).unsqueeze(-1) * degree)
 
-    matrix: Tensor = torch.linalg.solve(polynomials(nodes).mT, polynomials(at).mT).mT
+    matrix: Tensor = torch.linalg.solve(polynomials(nodes).mT, polynomials(points).mT).mT
     return matrix
 
 
@@ -317,16 +319,16 @@ def table(order: float, end: float, dtype: torch.dtype, device: torch.device) ->
     with torch.inference_mode(False), torch.no_grad():
         per_unit, degree = (CELLS_PER_UNIT, DEGREE) if dtype == torch.float64 else (LINES_PER_UNIT, 1)
         panels, cells = math.ceil(end / PANEL), int(PANEL) * per_unit
-        nodes, places = _nodes(PANEL_POINTS, degree)
+        nodes, cell_nodes = _chebyshev_nodes(PANEL_POINTS, degree)
         z = (torch.arange(panels, dtype=torch.float64, device="cpu").unsqueeze(-1) + nodes) * PANEL
         # Compute the expectation of cos(z t), where the density of t is proportional to (1 - t²)^(b - 3/2).
         # With n points the error is about the Bessel function of order 2n at z: 1e-16 if 2n = z + 12 z^(1/3).
         t, w = gauss_jacobi(math.ceil(end / 2 + 6 * end ** (1 / 3)) + 8, order - 1.5, order - 1.5)
         values = torch.cos(z.unsqueeze(-1) * t) @ w  # [panels, nodes]
-        at = (torch.arange(cells, dtype=torch.float64, device="cpu").unsqueeze(-1) + places) / cells
-        fine = (values @ _interpolation(at.flatten(), nodes).mT).view(-1, degree + 1)  # [cells of all panels, places]
-        power = places.unsqueeze(-1) ** torch.arange(degree + 1, device="cpu")
-        coefficients = torch.linalg.solve(power, fine.mT).to(device=device, dtype=dtype)
+        points = (torch.arange(cells, dtype=torch.float64, device="cpu").unsqueeze(-1) + cell_nodes) / cells
+        samples = (values @ _interpolation(points.flatten(), nodes).mT).view(-1, degree + 1)  # [all cells, cell nodes]
+        power = cell_nodes.unsqueeze(-1) ** torch.arange(degree + 1, device="cpu")
+        coefficients = torch.linalg.solve(power, samples.mT).to(device=device, dtype=dtype)
         return Table(tuple(row.contiguous() for row in coefficients), per_unit)
 
 

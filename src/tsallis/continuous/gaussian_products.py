@@ -67,31 +67,31 @@ class _PlaneSum(Function):
     """Autograd function that saves only the points, because recomputing exponentials is faster than storing them."""
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, x: Tensor, y: Tensor, *shapes: Tensor) -> Tensor:
+    def forward(ctx: Any, weights: Tensor, x: Tensor, y: Tensor, *bell_parameters: Tensor) -> Tensor:
         if ctx.needs_input_grad[0] or any(ctx.needs_input_grad[3:]):
             raise NotImplementedError(
                 "plane_sum computes gradients only for points, but the weights or Gaussians require gradients"
             )
-        ctx.save_for_backward(weights, x, y, *shapes)
-        first, second = Bells(*shapes[:2]), Bells(*shapes[2:])
+        ctx.save_for_backward(weights, x, y, *bell_parameters)
+        first, second = Bells(*bell_parameters[:2]), Bells(*bell_parameters[2:])
         sums = x.new_empty(len(x), len(first.shift), len(second.shift))
         for rows in _chunks(x, first, second):
-            left = _bell(_by_function(first, x[rows])).mul_(weights)  # [rows, first, points]
-            torch.bmm(left, _bell(_by_function(second, y[rows])).mT, out=sums[rows])
+            left = _bell(_bell_arguments(first, x[rows])).mul_(weights)  # [rows, first, points]
+            torch.bmm(left, _bell(_bell_arguments(second, y[rows])).mT, out=sums[rows])
         return sums
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        weights, x, y, *shapes = ctx.saved_tensors
-        first, second = Bells(*shapes[:2]), Bells(*shapes[2:])
+        weights, x, y, *bell_parameters = ctx.saved_tensors
+        first, second = Bells(*bell_parameters[:2]), Bells(*bell_parameters[2:])
         (grad,) = grads
         if differentiable(grad):
-            to_x, to_y = _pullback(grad, weights, x, y, first, second)
+            x_grad, y_grad = _pullback(grad, weights, x, y, first, second)
         else:
-            to_x, to_y = torch.empty_like(x), torch.empty_like(y)
+            x_grad, y_grad = torch.empty_like(x), torch.empty_like(y)
             for rows in _chunks(x, first, second):
-                to_x[rows], to_y[rows] = _pullback(grad[rows], weights, x[rows], y[rows], first, second)
-        return None, to_x, to_y, *[None] * len(shapes)
+                x_grad[rows], y_grad[rows] = _pullback(grad[rows], weights, x[rows], y[rows], first, second)
+        return None, x_grad, y_grad, *[None] * len(bell_parameters)
 
 
 def _chunks(x: Tensor, first: Bells, second: Bells) -> list[slice]:
@@ -99,9 +99,9 @@ def _chunks(x: Tensor, first: Bells, second: Bells) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, len(x), rows)]
 
 
-def _by_function(shapes: Bells, t: Tensor) -> Tensor:
+def _bell_arguments(gaussians: Bells, t: Tensor) -> Tensor:
     """Return the arguments `t precision - shift` of the Gaussians [rows, functions, points]."""
-    return torch.addcmul(-shapes.shift.unsqueeze(-1), t.unsqueeze(1), shapes.precision.unsqueeze(-1))
+    return torch.addcmul(-gaussians.shift.unsqueeze(-1), t.unsqueeze(1), gaussians.precision.unsqueeze(-1))
 
 
 def _bell(z: Tensor) -> Tensor:
@@ -112,8 +112,8 @@ def _pullback(
     grad: Tensor, weights: Tensor, x: Tensor, y: Tensor, first: Bells, second: Bells
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients in x and y [rows, points], computed by differentiable operations."""
-    zx, zy = _by_function(first, x), _by_function(second, y)  # [rows, functions, points]
+    zx, zy = _bell_arguments(first, x), _bell_arguments(second, y)  # [rows, functions, points]
     left, right = _bell(zx), _bell(zy)
-    to_x = (grad @ right * left * zx * first.precision.unsqueeze(-1)).sum(1)
-    to_y = (grad.mT @ left * right * zy * second.precision.unsqueeze(-1)).sum(1)
-    return to_x * weights * -2, to_y * weights * -2
+    x_grad = (grad @ right * left * zx * first.precision.unsqueeze(-1)).sum(1)
+    y_grad = (grad.mT @ left * right * zy * second.precision.unsqueeze(-1)).sum(1)
+    return x_grad * weights * -2, y_grad * weights * -2

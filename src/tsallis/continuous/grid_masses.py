@@ -55,18 +55,18 @@ def grid_masses(density: Density, height: int, width: int) -> Tensor:
     if height < 1 or width < 1:
         raise ValueError(f"height and width must be at least 1, got {height} and {width}")
     with torch.no_grad(), without_autocast(density.mean.device.type):
-        return _of_grid(density, height, width).to(density.dtype)
+        return _masses(density, height, width).to(density.dtype)
 
 
-def _of_grid(density: Density, height: int, width: int) -> Tensor:
+def _masses(density: Density, height: int, width: int) -> Tensor:
     if isinstance(density, Mixture):
-        return density._mix([_of_grid(part, height, width) for part in density.parts], 2)
+        return density._mix([_masses(part, height, width) for part in density.parts], 2)
     if not isinstance(density, Elliptical):
         raise TypeError(f"density must be an Elliptical or a Mixture of them, got {type(density).__name__}")
-    return _grid_masses(density, height, width)
+    return _elliptical_masses(density, height, width)
 
 
-def _grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
+def _elliptical_masses(density: Elliptical, height: int, width: int) -> Tensor:
     """Compute masses in the coordinates x = mu_x + a u, y = mu_y + b u + c v.
 
     A column is an interval of u, and the edge of a row is a line. Tensors are [points, columns, edges, ...]. The batch
@@ -76,13 +76,13 @@ def _grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
     assert isinstance(family, BetaGaussian)  # the only family in the plane
     reach = torch.as_tensor(family.reach(mean[..., 0]), dtype=mean.dtype, device=mean.device).clamp(max=FAR)
     a, b, c = factor[..., 0, 0], factor[..., 1, 0], factor[..., 1, 1]
-    across, down = (
+    column_edges, row_edges = (
         torch.linspace(0, 1, count + 1, dtype=mean.dtype, device=mean.device).reshape(-1, *[1] * a.dim())
         for count in (width, height)
     )
-    columns = torch.minimum(torch.maximum((across - mean[..., 0]) / a, -reach), reach)  # [columns + 1, ...]
+    columns = torch.minimum(torch.maximum((column_edges - mean[..., 0]) / a, -reach), reach)  # [columns + 1, ...]
     longest = (b.square() + c.square()).sqrt()
-    edges = torch.minimum(torch.maximum((down - mean[..., 1]) / longest, -reach), reach)  # distances [edges, ...]
+    edges = torch.minimum(torch.maximum((row_edges - mean[..., 1]) / longest, -reach), reach)  # distances [edges, ...]
     # Split where an edge meets the circle of the reach: the mass below the edge isn't smooth in u there.
     half = (reach.square() - edges.square()).clamp(min=0).sqrt()
     first, last = (edges * b - c * half) / longest, (edges * b + c * half) / longest
@@ -91,16 +91,16 @@ def _grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
     edges, alpha = edges * longest, torch.as_tensor(family.alphas).to(start).expand_as(start)
     mass_below = torch.zeros_like(start)
     for left, right, crosses in ((low, start, False), (start, end, True), (end, high, False)):
-        some = right > left
+        selected = right > left
         if not crosses:
-            some = some & (edges > b * (left + right) / 2)  # select edges above the whole density
-        bounds = left.expand_as(start)[some], right.expand_as(start)[some]
-        of_some = family if family.number is not None else BetaGaussian(alpha[some], 2)
+            selected = selected & (edges > b * (left + right) / 2)  # select edges above the whole density
+        bounds = left.expand_as(start)[selected], right.expand_as(start)[selected]
+        selected_family = family if family.number is not None else BetaGaussian(alpha[selected], 2)
         if crosses:
-            coordinates = (x.expand_as(start)[some] for x in (edges, b, c, reach))
-            mass_below[some] += _mass_across(of_some, *bounds, *coordinates)
+            coordinates = (x.expand_as(start)[selected] for x in (edges, b, c, reach))
+            mass_below[selected] += _mass_below_edges(selected_family, *bounds, *coordinates)
         else:
-            mass_below[some] += _marginal_masses(of_some, *bounds)
+            mass_below[selected] += _marginal_masses(selected_family, *bounds)
     masses = mass_below.diff(dim=1).clamp(min=0).transpose(0, 1).movedim((0, 1), (-2, -1))
     unknown = mean.isnan().any(-1) | factor.isnan().flatten(-2).any(-1)
     return masses.masked_fill(unknown[..., None, None], math.nan)
@@ -117,7 +117,7 @@ def _marginal_masses(family: BetaGaussian, low: Tensor, high: Tensor) -> Tensor:
     return (right - left) / (3 * math.pi)
 
 
-def _mass_across(
+def _mass_below_edges(
     family: BetaGaussian, start: Tensor, end: Tensor, edges: Tensor, b: Tensor, c: Tensor, reach: Tensor
 ) -> Tensor:
     """Return the mass below edges that cross the density, for u from `start` to `end`; all are [cells]."""
@@ -127,15 +127,15 @@ def _mass_across(
         points = quadrature_sizes.least_points(quadrature_sizes.WeightedRule(1.0), steepness, start.dtype)
     x, weights = (n.unsqueeze(-1) for n in gauss_legendre(points).to(start))
     if family.number != 1:  # crowd points at the ends, where the density vanishes like a power of the distance
-        turn = x * (math.pi / 2)
-        x, weights = torch.sin(turn), weights * torch.cos(turn) * (math.pi / 2)
+        angle = x * (math.pi / 2)
+        x, weights = torch.sin(angle), weights * torch.cos(angle) * (math.pi / 2)
     u = start + (end - start) * (1 + x) / 2  # [points, cells]
     weights = weights * (end - start)
     half = (reach.square() - u.square()).clamp(min=0).sqrt()  # half the chord of the support at u
-    return (weights * _below(family, u, (edges - b * u) / c, half)).sum(0)
+    return (weights * _chord_integral(family, u, (edges - b * u) / c, half)).sum(0)
 
 
-def _below(family: BetaGaussian, u: Tensor, v: Tensor, half: Tensor) -> Tensor:
+def _chord_integral(family: BetaGaussian, u: Tensor, v: Tensor, half: Tensor) -> Tensor:
     """Return the standardised density at u, integrated along its chord from the lower end to v."""
     if family.number == 1:
         mass: Tensor = torch.exp(-u.square() / 2) / math.sqrt(2 * math.pi) * torch.special.ndtr(v)
@@ -146,8 +146,8 @@ def _below(family: BetaGaussian, u: Tensor, v: Tensor, half: Tensor) -> Tensor:
         slope = centre / (u.square() + half.square()).clamp(min=torch.finfo(u.dtype).tiny)
         return slope * (half + v).square() * (2 * half - v) / 3
     mass = torch.zeros_like(v)
-    at = substitution(family, -half, v, family.reach(u), half)
+    substitute = substitution(family, -half, v, family.reach(u), half)
     for x, weight in zip(*gauss_legendre(POINTS).to(v), strict=True):  # loop over nodes to save memory
-        node, slope = at(x)
+        node, slope = substitute(x)
         mass += weight * slope * family.density(u.square() + node.square())
     return mass

@@ -81,22 +81,22 @@ def _masses(density: Density, edges: Tensor) -> Tensor:
 def standard_masses(family: Family, low: Tensor, high: Tensor) -> Tensor:
     """Return the masses of a standardised density between bounds [cells, ...]."""
     if isinstance(family, BetaGaussian) and family.number == 1:
-        return _in_a_tail(low, high, _normal_below)
+        return _cdf_difference(low, high, _normal_cdf)
     if isinstance(family, BetaGaussian) and family.number == 2:
         a, b = (x.div(math.sqrt(5)).clamp(-1, 1) for x in (low, high))
         return (0.75 * (b - a) * (1 - (a.square() + a * b + b.square()) / 3)).clamp(min=0)
     if isinstance(family, Laplace):
-        return _in_a_tail(low, high, _laplace_below)
+        return _cdf_difference(low, high, _laplace_cdf)
     if isinstance(family, Triangular):
-        (a, c), (b, d) = (_split(x.div(family.end).clamp(-1, 1)) for x in (low, high))
+        (a, c), (b, d) = (_split_at_mean(x.div(family.end).clamp(-1, 1)) for x in (low, high))
         return ((b - a) * (2 + a + b) + (d - c) * (2 - c - d)) / 2
     if isinstance(family, BetaGaussian):
         return _integrate(family, low, high)
-    (a, c), (b, d) = _split(low), _split(high)
+    (a, c), (b, d) = _split_at_mean(low), _split_at_mean(high)
     return _integrate(family, a, b) + _integrate(family, c, d)
 
 
-def _split(u: Tensor) -> tuple[Tensor, Tensor]:
+def _split_at_mean(u: Tensor) -> tuple[Tensor, Tensor]:
     """Split a bound into the parts below and above the mean, because the density has a kink at the mean.
 
     For a bound at the mean, only one part gets the gradient; with two clamps, both parts would get it.
@@ -105,28 +105,28 @@ def _split(u: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(below, u, 0), torch.where(below, 0, u)
 
 
-def _in_a_tail(low: Tensor, high: Tensor, cdf: Callable[[Tensor], Tensor]) -> Tensor:
+def _cdf_difference(low: Tensor, high: Tensor, cdf: Callable[[Tensor], Tensor]) -> Tensor:
     """Return cdf(high) - cdf(low); mirror intervals above the mean into the lower tail, to avoid cancellation."""
     mirrored = low > 0
     a, b = torch.where(mirrored, -high, low), torch.where(mirrored, -low, high)
     return (cdf(b) - cdf(a)).clamp(min=0)
 
 
-def _normal_below(u: Tensor) -> Tensor:
-    twice: Tensor = torch.special.erfc(u * -math.sqrt(0.5))
-    return twice / 2
+def _normal_cdf(u: Tensor) -> Tensor:
+    erfc: Tensor = torch.special.erfc(u * -math.sqrt(0.5))
+    return erfc / 2
 
 
-def _laplace_below(u: Tensor) -> Tensor:
+def _laplace_cdf(u: Tensor) -> Tensor:
     tail = torch.exp(torch.where(u < 0, u, -u) * math.sqrt(2)) / 2
     return torch.where(u < 0, tail, 1 - tail)
 
 
 def _integrate(family: Family, low: Tensor, high: Tensor) -> Tensor:
-    at = substitution(family, low, high, family.reach(low))
-    points = FEW if isinstance(at, Sines) and not at.twice else POINTS
+    substitute = substitution(family, low, high, family.reach(low))
+    points = FEW if isinstance(substitute, Sines) and not substitute.twice else POINTS
     x, weights = (v.reshape(-1, *[1] * low.dim()) for v in gauss_legendre(points).to(low))
-    u, slope = at(x)  # [points, cells, ...]
+    u, slope = substitute(x)  # [points, cells, ...]
     return (weights * slope * family.density(u.square())).sum(0).clamp(min=0)
 
 
@@ -186,14 +186,14 @@ def substitution(
     if not isinstance(reach, Tensor) and reach >= SMOOTH:
         return straight
     twice = isinstance(reach, Tensor) or (isinstance(family, BetaGaussian) and float(family.alphas) > 2)
-    start, end = (_angle(x / ends.clamp(min=torch.finfo(low.dtype).tiny)) for x in (low, high))
+    start, end = (_arcsin(x / ends.clamp(min=torch.finfo(low.dtype).tiny)) for x in (low, high))
     if twice:
-        start, end = _angle(start * (2 / math.pi)), _angle(end * (2 / math.pi))
+        start, end = _arcsin(start * (2 / math.pi)), _arcsin(end * (2 / math.pi))
     sines = Sines(ends, start, end, twice)
     return Either(reach < SMOOTH, sines, straight) if isinstance(reach, Tensor) else sines
 
 
-def _angle(x: Tensor) -> Tensor:
+def _arcsin(x: Tensor) -> Tensor:
     """Compute arcsin, constant and without gradient outside (-1, 1); NaN stays NaN."""
     outside = x.abs() >= 1
     return torch.where(outside, torch.sign(x) * (math.pi / 2), torch.asin(torch.where(outside, 0, x)))

@@ -58,8 +58,8 @@ def moments(weights: Tensor, positions: Tensor, dims: int = 1) -> tuple[Tensor, 
     w = w.unsqueeze(-1)
     t = torch.where((w == 0) & ~(t.abs() < limit), 0, t)  # [..., length, dims]
     mean = (w * t).sum(-2)
-    apart = t - mean.unsqueeze(-2)
-    return mean, (w * apart).mT @ apart
+    centred = t - mean.unsqueeze(-2)
+    return mean, (w * centred).mT @ centred
 
 
 def match_moments(

@@ -52,12 +52,12 @@ def constant(function: Callable[..., T]) -> Callable[..., T]:
     """
 
     @lru_cache(maxsize=512)
-    def computed(*arguments: Any) -> T:
+    def cached(*arguments: Any) -> T:
         with outside_tracers():
             return function(*arguments)
 
     def wrapper(*arguments: Any) -> T:
-        return computed(*arguments)
+        return cached(*arguments)
 
     wrapper.__name__, wrapper.__doc__ = function.__name__, function.__doc__
     return tracing.constant(wrapper)
@@ -88,7 +88,7 @@ def gauss_jacobi(points: int, a: float, b: float) -> Rule:
         square = 4 * n * (n + a) * (n + b) * (n + a + b) / (m.square() * (m + 1) * (m - 1))
         square[:1] = 4 * (1 + a) * (1 + b) / ((2 + a + b) ** 2 * (3 + a + b))  # the ratio above is 0/0 at a + b = -1
     rule = _golub_welsch(torch.cat([diagonal.new_tensor([first]), diagonal]), square.sqrt())
-    return _mirror(rule) if a == b else rule
+    return _symmetrize(rule) if a == b else rule
 
 
 def gauss_legendre(points: int) -> Rule:
@@ -110,7 +110,7 @@ def gauss_hermite(points: int) -> Rule:
     3.0
     """
     n = _range(_check_points(points))
-    return _mirror(_golub_welsch(torch.zeros(points, dtype=torch.float64, device="cpu"), n.sqrt()))
+    return _symmetrize(_golub_welsch(torch.zeros(points, dtype=torch.float64, device="cpu"), n.sqrt()))
 
 
 @constant
@@ -125,7 +125,7 @@ def gauss_laguerre(points: int) -> Rule:
     return _golub_welsch(2 * n - 1, n[:-1])
 
 
-def _mirror(rule: Rule) -> Rule:
+def _symmetrize(rule: Rule) -> Rule:
     """Make the rule of an even weight exactly symmetric."""
     nodes, weights = rule
     return Rule((nodes - nodes.flip(0)) / 2, (weights + weights.flip(0)) / 2)
@@ -167,8 +167,8 @@ def beta_disk(radial: int, angular: int, alpha: float) -> Rule:
 
 def _circles(rings: int, angular: int) -> Tensor:
     """Return unit vectors [rings, angular, 2]."""
-    turn = torch.arange(rings, dtype=torch.float64, device="cpu")[:, None] % 2 / 2
-    angles = (torch.arange(_check_points(angular), dtype=torch.float64, device="cpu") + turn) * (2 * math.pi / angular)
+    shift = torch.arange(rings, dtype=torch.float64, device="cpu")[:, None] % 2 / 2
+    angles = (torch.arange(_check_points(angular), dtype=torch.float64, device="cpu") + shift) * (2 * math.pi / angular)
     return torch.stack([angles.cos(), angles.sin()], -1)
 
 
@@ -198,7 +198,7 @@ def laplace_line(points: int) -> Rule:
     6.0
     """
     x, weights = gauss_laguerre(points)
-    return _both_sides(x / math.sqrt(2), weights)
+    return _reflect(x / math.sqrt(2), weights)
 
 
 @constant
@@ -214,7 +214,7 @@ def laplace_narrow_line(points: int) -> Rule:
     x, weights = gauss_legendre(points)
     v = (x + 1) / 2
     weights = weights * v * torch.exp(-TAIL * v.square())
-    return _both_sides(TAIL * v.square() / math.sqrt(2), weights / weights.sum())
+    return _reflect(TAIL * v.square() / math.sqrt(2), weights / weights.sum())
 
 
 def split_line(points: int, reach: float, profile: Callable[[Tensor], Tensor]) -> Rule:
@@ -229,10 +229,10 @@ def split_line(points: int, reach: float, profile: Callable[[Tensor], Tensor]) -
     x, weights = gauss_legendre(points)
     u = (x + 1) * (reach / 2)
     weights = weights * profile(u)
-    return _both_sides(u, weights / weights.sum())
+    return _reflect(u, weights / weights.sum())
 
 
-def _both_sides(nodes: Tensor, weights: Tensor) -> Rule:
+def _reflect(nodes: Tensor, weights: Tensor) -> Rule:
     return Rule(torch.cat([-nodes.flip(0), nodes]), torch.cat([weights.flip(0), weights]) / 2)
 
 
@@ -268,7 +268,7 @@ def sine_line(points: int, alpha: Tensor) -> Rule:
     """
     alpha = alpha.unsqueeze(-1)
     x, weights = _crowd(gauss_legendre(points).to(alpha), alpha)
-    nodes, density = _sines(x, alpha, 1)
+    nodes, density = _sine_nodes(x, alpha, 1)
     weights = weights * density
     return Rule(nodes, weights / weights.sum(-1, keepdim=True))
 
@@ -285,7 +285,7 @@ def sine_disk(radial: int, angular: int, alpha: Tensor) -> Rule:
     """
     x, weights = gauss_legendre(radial).to(alpha)
     x, weights = _crowd(Rule((x + 1) / 2, weights), alpha.unsqueeze(-1))
-    radii, density = _sines(x, alpha.unsqueeze(-1), 2)
+    radii, density = _sine_nodes(x, alpha.unsqueeze(-1), 2)
     weights = weights * density * radii
     weights = weights / weights.sum(-1, keepdim=True)
     nodes = radii[..., None, None] * _circles(radial, angular).to(alpha)  # [..., radial, angular, 2]
@@ -294,12 +294,12 @@ def sine_disk(radial: int, angular: int, alpha: Tensor) -> Rule:
 
 def _crowd(rule: Rule, alpha: Tensor) -> Rule:
     """Move the nodes of a rule closer to 1 if alpha is above 2, because the weight then falls steeply at 1."""
-    steep, turn = alpha.detach() > 2, rule.nodes * (math.pi / 2)
-    slope = torch.where(steep, torch.cos(turn) * (math.pi / 2), 1)
-    return Rule(torch.where(steep, torch.sin(turn), rule.nodes), rule.weights * slope)
+    steep, angle = alpha.detach() > 2, rule.nodes * (math.pi / 2)
+    slope = torch.where(steep, torch.cos(angle) * (math.pi / 2), 1)
+    return Rule(torch.where(steep, torch.sin(angle), rule.nodes), rule.weights * slope)
 
 
-def _sines(x: Tensor, alpha: Tensor, dims: int) -> tuple[Tensor, Tensor]:
+def _sine_nodes(x: Tensor, alpha: Tensor, dims: int) -> tuple[Tensor, Tensor]:
     r"""Return `c sin f` and `cos(f)^(2/(alpha-1)+1)` at `f = x f_max`, without a singularity at alpha = 1.
 
     With h = (alpha-1)/(alpha+1) and s = f/sqrt(h), `c sin f` and the logarithm of the weight are smooth in h. If the
@@ -317,9 +317,9 @@ def _sines(x: Tensor, alpha: Tensor, dims: int) -> tuple[Tensor, Tensor]:
     return reach * s * sine_ratio(y), torch.exp(-s.square() / 2 * log_cosine_ratio(y))
 
 
-def _smooth(x: Tensor, small: float, series: tuple[float, ...], direct: Callable[[Tensor], Tensor]) -> Tensor:
+def _series_near_zero(x: Tensor, limit: float, series: tuple[float, ...], direct: Callable[[Tensor], Tensor]) -> Tensor:
     """Compute a function with a removable singularity at 0; use its Taylor series near 0."""
-    near = x.abs() < small
+    near = x.abs() < limit
     inner = torch.where(near, x, 0)
     value = torch.full_like(inner, series[-1])
     for coefficient in reversed(series[:-1]):
@@ -334,7 +334,7 @@ def sine_ratio(y: Tensor) -> Tensor:
     tensor([1.0000, 0.8415])
     """
     series = tuple((-1) ** i / math.factorial(2 * i + 1) for i in range(8))
-    return _smooth(y, 0.05, series, lambda y: torch.sin(y.sqrt()) / y.sqrt())
+    return _series_near_zero(y, 0.05, series, lambda y: torch.sin(y.sqrt()) / y.sqrt())
 
 
 def log_cosine_ratio(y: Tensor) -> Tensor:
@@ -344,7 +344,7 @@ def log_cosine_ratio(y: Tensor) -> Tensor:
     tensor([1.0000, 1.2313])
     """
     series = (1, 1 / 6, 2 / 45, 17 / 1260, 62 / 14175, 1382 / 935550, 21844 / 42567525, 929569 / 5108103000)
-    return _smooth(y, 0.01, series, lambda y: -2 * torch.log(torch.cos(y.sqrt())) / y)
+    return _series_near_zero(y, 0.01, series, lambda y: -2 * torch.log(torch.cos(y.sqrt())) / y)
 
 
 def log1p_ratio(x: Tensor) -> Tensor:
@@ -354,7 +354,7 @@ def log1p_ratio(x: Tensor) -> Tensor:
     tensor([1.0000, 0.6931])
     """
     series = tuple((-1) ** i / (i + 1) for i in range(9))
-    return _smooth(x, 0.01, series, lambda x: torch.log1p(x) / x)
+    return _series_near_zero(x, 0.01, series, lambda x: torch.log1p(x) / x)
 
 
 def expm1_ratio(x: Tensor) -> Tensor:
@@ -364,7 +364,7 @@ def expm1_ratio(x: Tensor) -> Tensor:
     tensor([1.0000, 1.7183])
     """
     series = tuple(1 / math.factorial(i + 1) for i in range(9))
-    return _smooth(x, 0.05, series, lambda x: torch.expm1(x) / x)
+    return _series_near_zero(x, 0.05, series, lambda x: torch.expm1(x) / x)
 
 
 def gaussian_overlap(mean: Tensor, cov: Tensor, centres: Tensor, covs: Tensor) -> Tensor:
@@ -386,14 +386,14 @@ def gaussian_overlap(mean: Tensor, cov: Tensor, centres: Tensor, covs: Tensor) -
         >>> gaussian_overlap(torch.zeros(1), one, torch.tensor([[0.0], [2.0]]), one.expand(2, 1, 1))
         tensor([0.2821, 0.1038])
     """
-    apart = mean.unsqueeze(-2) - centres  # [..., functions, n]
+    difference = mean.unsqueeze(-2) - centres  # [..., functions, n]
     total = cov.unsqueeze(-3) + covs  # [..., functions, n, n]
     n = mean.shape[-1]
     if n == 1:
         variance = total[..., 0, 0]
-        return torch.exp(-apart[..., 0].square() / (2 * variance)) / (2 * math.pi * variance).sqrt()
+        return torch.exp(-difference[..., 0].square() / (2 * variance)) / (2 * math.pi * variance).sqrt()
     factor = torch.linalg.cholesky(total) if n > 2 else tril_2x2(total)
-    z = torch.linalg.solve_triangular(factor, apart.unsqueeze(-1), upper=False).squeeze(-1)
+    z = torch.linalg.solve_triangular(factor, difference.unsqueeze(-1), upper=False).squeeze(-1)
     volume = (2 * math.pi) ** (n / 2) * factor.diagonal(dim1=-2, dim2=-1).prod(-1)
     overlap: Tensor = torch.exp(-z.square().sum(-1) / 2) / volume
     return overlap

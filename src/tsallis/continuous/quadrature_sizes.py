@@ -62,12 +62,12 @@ def _log_size(sharpness: float, y: float) -> float:
     return (sharpness * y) ** 2 / 2
 
 
-def _known(sharpness: float, span: float) -> float:
+def _finite_sharpness(sharpness: float, span: float) -> float:
     """Return the sharpness; if it is unknown, assume Gaussians a tenth as wide as the span."""
     return sharpness if math.isfinite(sharpness) else 10 / span
 
 
-def _least(log_size: list[float], order: int) -> float:
+def _smallest_bound(log_size: list[float], order: int) -> float:
     """Return the smallest log-bound over the ellipses, given the log of the largest value on each ellipse."""
     return min(
         size - order * eta + math.log(4 / -math.expm1(-2 * eta)) for size, eta in zip(log_size, ETAS, strict=False)
@@ -86,7 +86,7 @@ class WeightedRule(Error):
 
     def log_error(self, points: int, sharpness: float) -> float:
         sizes = [_log_size(sharpness, self.span * math.sinh(eta)) for eta in ETAS]
-        return _least(sizes, self.exact * points)
+        return _smallest_bound(sizes, self.exact * points)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Normal(Error):
     def log_error(self, points: int, sharpness: float) -> float:
         height = [SPAN * math.sinh(eta) for eta in ETAS]
         scale = math.log(2 * SPAN / math.sqrt(2 * math.pi))
-        return _least([scale + _log_size(sharpness, y) + y * y / 2 for y in height], 2 * points)
+        return _smallest_bound([scale + _log_size(sharpness, y) + y * y / 2 for y in height], 2 * points)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Hermite(Error):
     exact = 2
 
     def log_error(self, points: int, sharpness: float) -> float:
-        return math.lgamma(points + 1) + _cauchy(2 * points, sharpness)
+        return math.lgamma(points + 1) + _log_cauchy_bound(2 * points, sharpness)
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,10 @@ class Laguerre(Error):
     exact = 2
 
     def log_error(self, points: int, sharpness: float) -> float:
-        return 2 * math.lgamma(points + 1) + _cauchy(2 * points, sharpness / math.sqrt(2))
+        return 2 * math.lgamma(points + 1) + _log_cauchy_bound(2 * points, sharpness / math.sqrt(2))
 
 
-def _cauchy(order: int, sharpness: float) -> float:
+def _log_cauchy_bound(order: int, sharpness: float) -> float:
     """Return the logarithm of the minimum over r of exp((sharpness r)² / 2) / r^order."""
     if order <= 0:
         return math.inf
@@ -158,9 +158,9 @@ class Sines(Error):
             x = math.sinh(eta) * self.end / (1 + self.radial)  # the largest imaginary part of f
             if x > 50:
                 break
-            steep = (p + self.radial) * (x + math.log1p(math.exp(-2 * x)) - math.log(2))
-            sizes.append(scale + steep + _log_size(sharpness, self.reach * math.sinh(x)))
-        return _least(sizes, 2 * points)
+            log_weight = (p + self.radial) * (x + math.log1p(math.exp(-2 * x)) - math.log(2))
+            sizes.append(scale + log_weight + _log_size(sharpness, self.reach * math.sinh(x)))
+        return _smallest_bound(sizes, 2 * points)
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Halves(Error):
 
     def log_error(self, points: int, sharpness: float) -> float:
         sizes = [math.log(2) + _log_size(sharpness, self.span / 2 * math.sinh(eta)) for eta in ETAS]
-        return _least(sizes, 2 * points - self.weight)
+        return _smallest_bound(sizes, 2 * points - self.weight)
 
 
 @dataclass(frozen=True)
@@ -182,17 +182,17 @@ class Roots(Error):
     def log_error(self, points: int, sharpness: float) -> float:
         sizes = []
         for eta in ETAS:
-            wide, high = math.cosh(eta) / 2, math.sinh(eta) / 2
-            if high > 1e3:
+            half_width, half_height = math.cosh(eta) / 2, math.sinh(eta) / 2
+            if half_height > 1e3:
                 break
             size = -math.inf
             for step in range(1, 32):
                 angle = step * (math.pi / 32)
-                x, y = 0.5 + wide * math.cos(angle), high * math.sin(angle)
+                x, y = 0.5 + half_width * math.cos(angle), half_height * math.sin(angle)
                 weight = math.log(2 * TAIL * math.hypot(x, y)) - TAIL * (x * x - y * y)
                 size = max(size, weight + _log_size(sharpness, math.sqrt(2) * TAIL * abs(x * y)))
             sizes.append(size)
-        return _least(sizes, 2 * points)
+        return _smallest_bound(sizes, 2 * points)
 
 
 def _round_up(n: int) -> int:
@@ -201,7 +201,7 @@ def _round_up(n: int) -> int:
     return -(-n // step) * step
 
 
-def _in_steps(x: float) -> float:
+def _round_up_to_step(x: float) -> float:
     return 2.0 ** (math.ceil(math.log2(x) * STEPS) / STEPS) if x > 0 else 0.0
 
 
@@ -212,15 +212,15 @@ def least_points(error: Error, sharpness: float, dtype: torch.dtype) -> int:
     >>> least_points(rule, 10.0, torch.float32)
     31
     """
-    bound = _in_steps(_known(sharpness, error.span))
+    bound = _round_up_to_step(_finite_sharpness(sharpness, error.span))
     tolerance = TOLERANCE.get(dtype, SINGLE_TOLERANCE)
     if torch.compiler.is_compiling():
-        return _known_points(type(error).__name__, tuple(vars(error).values()), bound, tolerance)
+        return _untraced_points(type(error).__name__, tuple(vars(error).values()), bound, tolerance)
     return points_for(error, bound, tolerance)
 
 
 @constant
-def _known_points(kind: str, parameters: tuple[float, ...], sharpness: float, tolerance: float) -> int:
+def _untraced_points(kind: str, parameters: tuple[float, ...], sharpness: float, tolerance: float) -> int:
     """Call :func:`points_for` with plain numbers, so that a tracer does not trace into this function."""
     error: Error = globals()[kind](*parameters)
     return points_for(error, sharpness, tolerance)
@@ -234,14 +234,14 @@ def points_for(error: Error, sharpness: float, tolerance: float) -> int:
         if size == 0:
             return 1
         tolerance *= min(1.0, max(size, 1e-4)) ** 2
-    goal, low, high = math.log(tolerance), 0, 8
-    while error.log_error(high, sharpness) > goal:
+    log_tolerance, low, high = math.log(tolerance), 0, 8
+    while error.log_error(high, sharpness) > log_tolerance:
         low, high = high, 2 * high
         if high > 1 << 20:
             return high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if error.log_error(middle, sharpness) > goal else (low, middle)
+        low, high = (middle, high) if error.log_error(middle, sharpness) > log_tolerance else (low, middle)
     return high
 
 
@@ -249,7 +249,7 @@ def enough(error: Error, sharpness: float, dtype: torch.dtype, largest: int = LA
     """Return the number of points needed; if it exceeds `largest`, warn and return `largest`."""
     count = least_points(error, sharpness, dtype)
     if count > largest:
-        _warn(error.log_error(largest, _known(sharpness, error.span)), count, largest, what)
+        _warn(error.log_error(largest, _finite_sharpness(sharpness, error.span)), count, largest, what)
     return min(_round_up(count), largest)
 
 
@@ -271,13 +271,13 @@ def on_disk(radial: Error, span: float, sharpness: float, dtype: torch.dtype) ->
     )
 
 
-def _warn(log_error: float, count: int, largest: int, what: str) -> None:
+def _warn(log_error: float, count: int, largest: int, unit: str) -> None:
     """Warn about the remaining error, once per order of magnitude."""
     size = math.ceil(min(0.0, log_error / math.log(10)))
-    if (what, size) not in _warnings:
-        _warnings.add((what, size))
+    if (unit, size) not in _warnings:
+        _warnings.add((unit, size))
         warnings.warn(
-            f"the basis functions are much narrower than the density. With {largest} {what}, the default "
+            f"the basis functions are much narrower than the density. With {largest} {unit}, the default "
             f"maximum, the error can reach 1e{size:+03d} times the peak of a function; {count} would be enough. "
             "Pass points=, widen the functions, or reduce the variances.",
             stacklevel=2,

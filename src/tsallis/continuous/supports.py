@@ -110,8 +110,8 @@ class Ellipse(constraints.Constraint):
         return self.centre.unsqueeze(-2) + circle @ self.factor.mT
 
     def check(self, value: Tensor) -> Tensor:
-        apart = (value - self.centre).unsqueeze(-1)
-        u = torch.linalg.solve_triangular(self.factor.expand(*apart.shape[:-1], -1), apart, upper=False)
+        difference = (value - self.centre).unsqueeze(-1)
+        u = torch.linalg.solve_triangular(self.factor.expand(*difference.shape[:-1], -1), difference, upper=False)
         inside: Tensor = u.squeeze(-1).square().sum(-1) <= 1
         return inside
 

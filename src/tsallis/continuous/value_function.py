@@ -120,7 +120,7 @@ class Signal:
 
     def heads(self, count: int) -> Signal:
         """Split the values among `count` heads: coefficients [batch..., count, functions, d / count]."""
-        return Signal(self.basis, _parts(self.coefficients, count))
+        return Signal(self.basis, _split_heads(self.coefficients, count))
 
     def __call__(self, t: Tensor) -> Tensor:
         """Return values [batch..., points, d] at points [batch..., points] ([batch..., points, 2] in the plane)."""
@@ -141,7 +141,7 @@ class Signal:
             ValueError: If batch shapes don't fit.
         """
         expectations = density.expect(self.basis, points)  # [batch..., *any, functions]
-        batch = self._batch()
+        batch = self._batch_shape()
         inner = density.batch_shape[len(batch) :]
         if len(density.batch_shape) < len(batch):
             raise ValueError(
@@ -152,7 +152,7 @@ class Signal:
         context = self._combine(flat)  # [batch..., any, d]
         return context.reshape(*context.shape[:-2], *inner, context.shape[-1])
 
-    def _batch(self) -> torch.Size:
+    def _batch_shape(self) -> torch.Size:
         return self.coefficients.shape[:-2]
 
     def _combine(self, expectations: Tensor) -> Tensor:
@@ -171,30 +171,30 @@ class _RegressionSignal(Signal):
         self.basis, self.dtype = basis, dtype
         self.solver = solver  # [..., length, functions]
         self.observations = observations  # [batch..., length, d]
-        self._computed: Tensor | None = None
+        self._cached_coefficients: Tensor | None = None
 
     @property
     def coefficients(self) -> Tensor:
-        if self._computed is None:  # the compiler doesn't support `cached_property`
+        if self._cached_coefficients is None:  # the compiler doesn't support `cached_property`
             with without_autocast(self.observations.device.type):
-                self._computed = (self.solver.mT @ self.observations).to(self.dtype)
-        return self._computed
+                self._cached_coefficients = (self.solver.mT @ self.observations).to(self.dtype)
+        return self._cached_coefficients
 
     def heads(self, count: int) -> Signal:
         solver = self.solver.unsqueeze(-3) if self.solver.dim() > 2 else self.solver
-        return _RegressionSignal(self.basis, solver, _parts(self.observations, count), self.dtype)
+        return _RegressionSignal(self.basis, solver, _split_heads(self.observations, count), self.dtype)
 
-    def _batch(self) -> torch.Size:
+    def _batch_shape(self) -> torch.Size:
         return torch.Size(torch.broadcast_shapes(self.observations.shape[:-2], self.solver.shape[:-2]))
 
     def _combine(self, expectations: Tensor) -> Tensor:
         rows, (length, functions), d = expectations.shape[-2], self.solver.shape[-2:], self.observations.shape[-1]
-        few = rows * length * (functions + d) < functions * d * (length + rows)
-        if not few or self._computed is not None:
+        is_cheaper = rows * length * (functions + d) < functions * d * (length + rows)
+        if not is_cheaper or self._cached_coefficients is not None:
             return super()._combine(expectations)
         with without_autocast(expectations.device.type):
-            shares = expectations.to(self.solver.dtype) @ self.solver.mT  # [batch..., any, length]
-            context: Tensor = (shares @ self.observations).to(self.dtype)
+            weights = expectations.to(self.solver.dtype) @ self.solver.mT  # [batch..., any, length]
+            context: Tensor = (weights @ self.observations).to(self.dtype)
         return context
 
 
@@ -206,11 +206,11 @@ class _BasisState(NamedTuple):
 
     def is_same(self, other: _BasisState) -> bool:
         """Return whether the objects are identical and the values equal."""
-        objects = len(self.objects) == len(other.objects) and all(map(operator.is_, self.objects, other.objects))
-        return objects and self.values == other.values
+        same_objects = len(self.objects) == len(other.objects) and all(map(operator.is_, self.objects, other.objects))
+        return same_objects and self.values == other.values
 
 
-def _state(basis: Basis) -> _BasisState | None:
+def _basis_state(basis: Basis) -> _BasisState | None:
     """Return the state of a basis, or None if changes can't be detected or a cache would lose gradients."""
     objects: list[object] = []
     values: list[object] = []
@@ -228,7 +228,7 @@ def _state(basis: Basis) -> _BasisState | None:
     return _BasisState(objects, values)
 
 
-def _parts(x: Tensor, count: int) -> Tensor:
+def _split_heads(x: Tensor, count: int) -> Tensor:
     """Split [..., rows, d] among heads: return [..., count, rows, d / count]."""
     if count < 1 or x.shape[-1] % count:
         raise ValueError(
@@ -341,29 +341,29 @@ class ValueFunction(nn.Module):
     ) -> Tensor:
         size, dims = values.shape[-2], self.basis.dims
         if positions is not None:
-            return self._at_positions(values, positions, keep)
-        remember = not traced() and self._may_remember()
+            return self._solve_positions(values, positions, keep)
+        use_cache = not traced() and self._can_cache()
         if dims == 2:
             if grid is None or grid[0] * grid[1] != size or lengths is not None:
                 raise ValueError(
                     f"in 2 dimensions, pass positions, or pass a grid (height, width) of {size} cells without lengths, "
                     f"got {'lengths and ' * (lengths is not None)}grid {grid}"
                 )
-            solver = self._cell_solver(("grid", *grid), values, remember)
-            return solver if keep is None else self._at_positions(values, grid_centres(*grid), keep)
+            solver = self._cell_solver(("grid", *grid), values, use_cache)
+            return solver if keep is None else self._solve_positions(values, grid_centres(*grid), keep)
         if lengths is None:
-            return self._cell_solver(("line", size), values, remember)
-        each = torch.as_tensor(lengths)
-        if traced() or not each.numel():
-            return self._in_cells(each.to(values.device), size, keep)
-        distinct, index = each.unique(return_inverse=True)
-        solvers = (self._cell_solver(("line", length), values, remember) for length in distinct.tolist())
+            return self._cell_solver(("line", size), values, use_cache)
+        row_lengths = torch.as_tensor(lengths)
+        if traced() or not row_lengths.numel():
+            return self._solve_lengths(row_lengths.to(values.device), size, keep)
+        distinct, index = row_lengths.unique(return_inverse=True)
+        solvers = (self._cell_solver(("line", length), values, use_cache) for length in distinct.tolist())
         padded = [nn.functional.pad(solver, (0, 0, 0, size - len(solver))) for solver in solvers]
         return torch.stack(padded)[index.to(values.device)]
 
-    def _may_remember(self) -> bool:
+    def _can_cache(self) -> bool:
         """Return whether results can be cached; clear the cache if the basis has changed."""
-        state = _state(self.basis)
+        state = _basis_state(self.basis)
         if state is None:
             return False
         if not self._solved_for.is_same(state):
@@ -371,13 +371,13 @@ class ValueFunction(nn.Module):
             self._solved_for = state
         return True
 
-    def _cell_solver(self, layout: tuple[object, ...], like: Tensor, remember: bool) -> Tensor:
+    def _cell_solver(self, layout: tuple[object, ...], like: Tensor, use_cache: bool) -> Tensor:
         """Return the solver [length, functions] for equal cells, cached until the basis changes.
 
         Under a tracer, the system is solved within the graph, because a tracer can't detect changes of the basis.
         """
         dtype = upcast(like).dtype
-        if not remember:
+        if not use_cache:
             return self._solve(layout, like.device).to(dtype)
         key = (layout, like.device, dtype, self.ridge)
         if key in self._solvers:
@@ -396,13 +396,13 @@ class ValueFunction(nn.Module):
         t = cell_centres(*numbers) if kind == "line" else grid_centres(*numbers)  # type: ignore[arg-type]
         return ridge_regression(self.basis(t.to(device)), self.ridge)
 
-    def _in_cells(self, lengths: Tensor, size: int, keep: Tensor | None) -> Tensor:
+    def _solve_lengths(self, lengths: Tensor, size: int, keep: Tensor | None) -> Tensor:
         """Return the solvers [..., size, functions] for all lengths [...] at once, in float64, without the cache."""
         t = (torch.arange(size, dtype=torch.float64, device=lengths.device) + 0.5) / lengths.unsqueeze(-1)
         assert keep is not None
         return ridge_regression(self.basis(torch.where(keep, t, 0)), self.ridge, keep)
 
-    def _at_positions(self, values: Tensor, positions: Tensor, keep: Tensor | None) -> Tensor:
+    def _solve_positions(self, values: Tensor, positions: Tensor, keep: Tensor | None) -> Tensor:
         dims = self.basis.dims
         event = (2,) if dims == 2 else ()
         length = positions.shape[: -1 if event else None][-1:]

@@ -58,7 +58,7 @@ def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) ->
     tau = _threshold(tau)
     if isinstance(tau, Tensor):
         sizes = zip(reversed(tau.shape), reversed(scores.shape), strict=False)
-        if tau.dim() > scores.dim() or any(size not in (1, other) for size, other in sizes):
+        if tau.dim() > scores.dim() or any(size not in (1, score_size) for size, score_size in sizes):
             raise ValueError(
                 f"tau must be broadcastable to the scores of shape {tuple(scores.shape)}, got {tuple(tau.shape)}"
             )
@@ -176,8 +176,8 @@ def estimate_tau(d_model: int, d_vocab: int) -> float:
         mean = (normal.pdf(q) - normal.pdf(q_eps)) / width
         square = (p + normal.pdf(q) * q - (eps + normal.pdf(q_eps) * q_eps)) / width
         variance = square - mean * mean
-        inside = (4 / sigma**2) * (eps / p) - variance
-        return q - mean + math.sqrt(inside) if inside > 0 else -1.0
+        radicand = (4 / sigma**2) * (eps / p) - variance
+        return q - mean + math.sqrt(radicand) if radicand > 0 else -1.0
 
     low, high = eps * (1 + 1e-9), 1 - 1e-12
     # The excess is positive near eps, where the variance is small, and changes sign once between eps and 1.

@@ -37,7 +37,7 @@ from tsallis.ops.transforms import (
     without_numbers,
 )
 
-_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
+_AUTOCAST_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class AttentionOutput(NamedTuple):
@@ -144,10 +144,10 @@ def entmax_attention(
     options: Any = (attn_mask, key_lengths, is_causal, scale, dropout_p, enable_gqa, return_weights)
     positions: Any = {"slopes": slopes, "query_offset": query_offset, "key_norms": key_norms}
     result = attend(query, key, value, alpha, *options, **positions)
-    more: tuple[Tensor, ...] = () if result.weights is None else (result.weights,)
+    extra_outputs: tuple[Tensor, ...] = () if result.weights is None else (result.weights,)
     if return_support:
-        more += (count_support(result.support).long().reshape(query.shape[:-1]),)
-    return (result.output, *more) if more else result.output
+        extra_outputs += (count_support(result.support).long().reshape(query.shape[:-1]),)
+    return (result.output, *extra_outputs) if extra_outputs else result.output
 
 
 def count_support(record: Tensor) -> Tensor:
@@ -176,9 +176,9 @@ def attend(
     if store is None:
         query, key, value = _one_dtype(query, key, value)  # type: ignore[arg-type]
     else:
-        query, key, value = _open(store, query, value, alpha, attn_mask, slopes)
+        query, key, value = _read_store(store, query, value, alpha, attn_mask, slopes)
     _check(query, key, value, enable_gqa)
-    dropout_p, query_offset = _numbers(dropout_p, query_offset)
+    dropout_p, query_offset = _check_numbers(dropout_p, query_offset)
     outer, queries, keys = query.shape[:-2], query.shape[-2], key.shape[-2]
     q, k, v = (_four_dimensions(x.resolve_neg()) for x in (query, key, value))
     alpha = _alphas(alpha, q, outer)
@@ -210,18 +210,18 @@ def attend(
         offset=query_offset,
         threads=0 if traced() else torch.get_num_threads(),
     )
-    rows = None if store is None or only_dense else _rows(store, args, backend, limits)
+    rows = None if store is None or only_dense else _screened_rows(store, args, backend, limits)
     output, weights, support = _compute(args, backend, dense, rows, need_weights)
-    held = _restore(weights, query) if need_weights and weights is not None else None
+    returned_weights = _restore(weights, query) if need_weights and weights is not None else None
     output = _restore(output, query)
-    return AttentionOutput(_convert(output, dtype), held, support)
+    return AttentionOutput(_convert(output, dtype), returned_weights, support)
 
 
-def _open(store: KeyStore, query: Tensor, value: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _read_store(store: KeyStore, query: Tensor, value: Tensor | None, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return the query in the dtype of the computation, and the keys and values of a store."""
     if value is not None:
         raise TypeError(f"value must be None with stored keys, which contain the values, got {type(value).__name__}")
-    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (query, *others)):
+    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (query, *inputs)):
         raise ValueError("stored keys support no gradients: call the attention inside torch.no_grad()")
     keys_and_values = store.read()
     if query.dtype != store.dtype:
@@ -229,7 +229,7 @@ def _open(store: KeyStore, query: Tensor, value: Tensor | None, *others: Any) ->
     return upcast(query), *keys_and_values
 
 
-def _rows(store: KeyStore, args: AttentionArgs, backend: str, limits: tuple[float, float] | None) -> Any:
+def _screened_rows(store: KeyStore, args: AttentionArgs, backend: str, limits: tuple[float, float] | None) -> Any:
     """Return the keys of a store in 8 bits if a scan of them may be faster than the dense kernel; otherwise None."""
     if limits is None or limits[1] <= 1 or args.dropout or tracing_active():
         return None
@@ -251,7 +251,7 @@ def _compute(
             output, support = rows.attend(args)
             return output, weights, support
     if not (math.prod(args.query.shape[:-1]) and args.key.shape[2]):
-        return _empty(args)
+        return _empty_outputs(args)
     with without_autocast(args.query.device.type):  # autocast must not change the dtypes of `args`
         return attention.compute(args, backend, dense)
 
@@ -264,12 +264,12 @@ def _seed(dense: bool) -> Tensor | None:
     return None if traced() and dense else torch.randint(1 << 62, (), device="cpu")
 
 
-def _empty(args: AttentionArgs) -> tuple[Tensor, Tensor, Tensor]:
+def _empty_outputs(args: AttentionArgs) -> tuple[Tensor, Tensor, Tensor]:
     """Return zeros for empty inputs; all inputs get zero gradients."""
     inputs = [x for x in args.differentiable if isinstance(x, Tensor) and x.is_floating_point()]
-    nothing = sum(x.reshape(-1)[:0].sum() for x in inputs)
+    zero = sum(x.reshape(-1)[:0].sum() for x in inputs)
     query, key, value = args[:3]
-    output = query.new_zeros(*query.shape[:-1], value.shape[-1]) + nothing
+    output = query.new_zeros(*query.shape[:-1], value.shape[-1]) + zero
     return output, query.new_zeros(*query.shape[:-1], key.shape[2]), query.new_zeros(query.shape[:-1])
 
 
@@ -281,7 +281,7 @@ def _one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
     if not autocast_enabled(query.device.type):
         return inputs
     dtype = torch.get_autocast_dtype(query.device.type)
-    return tuple(x.to(dtype) if x.dtype in _AUTOCAST else x for x in inputs)
+    return tuple(x.to(dtype) if x.dtype in _AUTOCAST_DTYPES else x for x in inputs)
 
 
 def _four_dimensions(x: Tensor) -> Tensor:
@@ -301,7 +301,7 @@ def _convert(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     return x if dtype is None or x.dtype == dtype else x.to(dtype)
 
 
-def _numbers(dropout_p: float, query_offset: int) -> tuple[float, int]:
+def _check_numbers(dropout_p: float, query_offset: int) -> tuple[float, int]:
     dropout_p = number("dropout_p", dropout_p)
     query_offset = integer("query_offset", query_offset)
     if not 0 <= dropout_p <= 1:
@@ -332,14 +332,14 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
             f"query and key must have the same batch shape, got {tuple(query.shape)} and {tuple(key.shape)}"
         )
     if query.dim() > 2 and key.shape[-3] != query.shape[-3]:
-        heads, of_keys = query.shape[-3], key.shape[-3]
+        heads, key_heads = query.shape[-3], key.shape[-3]
         if not enable_gqa:
             raise ValueError(
-                f"query and key must have the same number of heads unless enable_gqa=True, got {heads} and {of_keys}"
+                f"query and key must have the same number of heads unless enable_gqa=True, got {heads} and {key_heads}"
             )
-        if of_keys == 0 or heads % of_keys:
+        if key_heads == 0 or heads % key_heads:
             raise ValueError(
-                f"the number of query heads must be a multiple of the number of key heads, got {heads} and {of_keys}"
+                f"the number of query heads must be a multiple of the number of key heads, got {heads} and {key_heads}"
             )
 
 
@@ -371,7 +371,7 @@ def _integers(numbers: Sequence[int]) -> Tensor:
     return tensor if tensor.numel() else tensor.long()
 
 
-def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int]) -> Tensor | None:
+def _mask(mask: Tensor | None, q: Tensor, full_shape: Sequence[int]) -> Tensor | None:
     """Return a mask of four dimensions: boolean, or numbers in the queries' dtype or the compute dtype."""
     if mask is None:
         return None
@@ -383,18 +383,18 @@ def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int]) -> Tensor | None:
             f"attn_mask must be boolean (True keeps a key) or floating point (added to the scores), got {mask.dtype}"
         )
     sizes = list(mask.shape)
-    missing = len(full) - len(sizes)
-    if missing < 0 or any(sizes[i] not in (full[missing + i], 1) for i in range(len(sizes))):
-        raise ValueError(f"attn_mask of shape {tuple(mask.shape)} can't be broadcast to {tuple(full)}")
+    missing = len(full_shape) - len(sizes)
+    if missing < 0 or any(sizes[i] not in (full_shape[missing + i], 1) for i in range(len(sizes))):
+        raise ValueError(f"attn_mask of shape {tuple(mask.shape)} can't be broadcast to {tuple(full_shape)}")
     mask = mask.resolve_neg().reshape(*(1,) * missing, *sizes)
     leading = mask.shape[:-3]
     if len(leading) == 1:
         pass  # keep the size: a tracer with batch 1 would fix it
     elif any(n != 1 for n in leading):  # the mask differs between batch elements
-        mask = mask.expand(*full[:-3], *mask.shape[-3:])
+        mask = mask.expand(*full_shape[:-3], *mask.shape[-3:])
         mask = mask.reshape(q.shape[0], *mask.shape[-3:])
     else:
-        mask = mask.reshape(1, *(mask.shape[-3:] if len(full) > 2 else (1, *mask.shape)))
+        mask = mask.reshape(1, *(mask.shape[-3:] if len(full_shape) > 2 else (1, *mask.shape)))
     return mask if mask.dtype in (torch.bool, q.dtype, compute_dtype(q.dtype)) else mask.to(compute_dtype(q.dtype))
 
 

@@ -79,16 +79,16 @@ def entmax_loss(
     """
     _check(scores, target, alpha, weight, reduction, label_smoothing)
     if isinstance(target, SparseRows):
-        return _sparse(scores, target, alpha, reduction)
+        return _sparse_loss(scores, target, alpha, reduction)
     plain = weight is None and label_smoothing == 0 and not target.is_floating_point()
     rows = as_rows(scores, alpha, operation="losses" if plain else None, positive=True)
     z = rows.scores.reshape(-1, scores.shape[-1])  # [rows, classes]
     weight = None if weight is None else weight.to(device=scores.device, dtype=z.dtype)
     if target.is_floating_point():
-        loss, total = _soft(z, scores.shape, target, rows.alpha, weight, label_smoothing)
+        loss, total = _dense_loss(z, scores.shape, target, rows.alpha, weight, label_smoothing)
     else:
         classes = class_rows(scores.shape, scores.device, target, ignore_index)
-        loss, total = _hard(z, classes, rows.alpha, weight, label_smoothing, rows.backend)
+        loss, total = _class_loss(z, classes, rows.alpha, weight, label_smoothing, rows.backend)
     return reduce(loss.reshape(scores.shape[:-1]), total, reduction).to(rows.dtype)
 
 
@@ -99,8 +99,8 @@ def reduce(loss: Tensor, total: Tensor | int, reduction: str) -> Tensor:
     if reduction == "sum" or not isinstance(total, Tensor):
         return loss.sum() if reduction == "sum" else loss.sum() / total
     # Do not divide by zero: gradients would be zero times infinity, which is NaN.
-    nothing = total == 0
-    return torch.where(nothing, torch.nan, loss.sum() / torch.where(nothing, 1, total))
+    no_targets = total == 0
+    return torch.where(no_targets, torch.nan, loss.sum() / torch.where(no_targets, 1, total))
 
 
 def check_reduction(name: str) -> str:
@@ -170,28 +170,28 @@ def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignor
     return torch.where(has_loss, torch.where(target < 0, classes, target), -1)
 
 
-def _hard(
+def _class_loss(
     scores: Tensor, classes: Tensor, alpha: Alpha, weight: Tensor | None, smoothing: float, backend: Backend | None
 ) -> tuple[Tensor, Tensor]:
     has_loss = classes >= 0
-    each = autograd.entmax_loss(scores, classes, alpha, backend)  # [rows]
+    losses = autograd.entmax_loss(scores, classes, alpha, backend)  # [rows]
     index = classes.clamp(min=0)
-    share = has_loss.to(each.dtype) if weight is None else torch.where(has_loss, weight[index], 0)
-    loss = each if weight is None else each * share
+    row_weights = has_loss.to(losses.dtype) if weight is None else torch.where(has_loss, weight[index], 0)
+    loss = losses if weight is None else losses * row_weights
     if smoothing > 0:
         # The loss of class c is the loss of the target plus z_y - z_c, so one loss suffices for the mean over classes.
         active = scores > -torch.inf
         lead = torch.where(active, scores.gather(-1, index.unsqueeze(-1)) - torch.where(active, scores, 0), 0)
         if weight is None:
-            spread = each + lead.sum(-1) / active.sum(-1).clamp(min=1)
+            mean = losses + lead.sum(-1) / active.sum(-1).clamp(min=1)
         else:
-            spread = (torch.where(active, each.unsqueeze(-1) + lead, 0) * weight).sum(-1) / active.sum(-1).clamp(min=1)
-        spread = torch.where(each == torch.inf, each, spread)  # infinite if the target's score is -inf
-        loss = (1 - smoothing) * loss + smoothing * torch.where(has_loss, spread, 0)
-    return loss, share.sum()
+            mean = (torch.where(active, losses.unsqueeze(-1) + lead, 0) * weight).sum(-1) / active.sum(-1).clamp(min=1)
+        mean = torch.where(losses == torch.inf, losses, mean)  # infinite if the target's score is -inf
+        loss = (1 - smoothing) * loss + smoothing * torch.where(has_loss, mean, 0)
+    return loss, row_weights.sum()
 
 
-def _sparse(scores: Tensor, target: SparseRows, alpha: Alpha, reduction: str) -> Tensor:
+def _sparse_loss(scores: Tensor, target: SparseRows, alpha: Alpha, reduction: str) -> Tensor:
     rows = as_rows(upcast(scores), alpha, operation="losses", positive=True)
     z = rows.scores.reshape(-1, scores.shape[-1])
     anchor, soft = anchors(target, z.shape, rows.alpha, z)
@@ -218,7 +218,7 @@ def not_negative(loss: Tensor) -> Tensor:
     return torch.where(loss < 0, loss - loss.detach(), loss)
 
 
-def _soft(
+def _dense_loss(
     scores: Tensor, shape: torch.Size, target: Tensor, alpha: Alpha, weight: Tensor | None, smoothing: float
 ) -> tuple[Tensor, Tensor | int]:
     if target.shape != shape:
@@ -237,6 +237,6 @@ def _soft(
     best = scores.detach().argmax(-1)
     gaps = torch.where(y > 0, scores.gather(-1, best.unsqueeze(-1)) - scores, 0)  # 0 * inf would be NaN
     loss = autograd.entmax_loss(scores, best, alpha) * mass.squeeze(-1) + (y * gaps).sum(-1)
-    share = y / torch.where(mass > 0, mass, 1)
-    loss = loss - mass.squeeze(-1) * entropy(share, alpha).squeeze(-1)
+    normalized = y / torch.where(mass > 0, mass, 1)
+    loss = loss - mass.squeeze(-1) * entropy(normalized, alpha).squeeze(-1)
     return not_negative(loss).masked_fill(empty, 0), loss.numel()

@@ -285,13 +285,13 @@ def escort(probs: Tensor, beta: float, dim: int = -1) -> Tensor:
     outside = wide == 0  # not `> 0`: a NaN must stay NaN
     dim = dim if wide.dim() else 0
     # Scale the largest power to 1 first: a power of a tiny probability could underflow or overflow.
-    scale, whole = torch.where(outside, 1, wide.detach()), wide.numel() and wide.dim()
+    scale, has_entries = torch.where(outside, 1, wide.detach()), wide.numel() and wide.dim()
     if beta >= 0:
-        scale = wide.detach().amax(dim, keepdim=True) if whole else scale
+        scale = wide.detach().amax(dim, keepdim=True) if has_entries else scale
         ratio = torch.where(outside, 1, wide / torch.where(scale == 0, 1, scale))
         power = torch.where(outside, 0, ratio ** (as_input(beta, wide) if varies(beta) else beta))
     else:  # use logarithms: the ratio to the smallest probability could overflow
-        scale = scale.amin(dim, keepdim=True) if whole else scale
+        scale = scale.amin(dim, keepdim=True) if has_entries else scale
         power = torch.where(outside, 0, torch.exp(beta * (torch.where(outside, 1, wide).log() - scale.log())))
     total = power.sum(dim, keepdim=True) if wide.dim() else power
     return (power / torch.where(total == 0, 1, total)).to(result_dtype(probs))

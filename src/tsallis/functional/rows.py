@@ -25,12 +25,12 @@ from tsallis.ops.transforms import (
     without_numbers,
 )
 
-_NUMBERS = (Real, torch.SymFloat, torch.SymInt)  # includes the numbers of numpy and of tracers
-_INTEGERS = (Integral, torch.SymInt)
+_NUMBER_TYPES = (Real, torch.SymFloat, torch.SymInt)  # includes the numbers of numpy and of tracers
+_INTEGER_TYPES = (Integral, torch.SymInt)
 
 _STRIDED = torch.strided
 
-_WIDE = (torch.float32, torch.float64)
+_COMPUTE_DTYPES = (torch.float32, torch.float64)
 
 
 class Rows(NamedTuple):
@@ -79,7 +79,7 @@ def as_rows(
     if mask is not None:
         scores = masked(scores, mask)
     dtype = scores.dtype
-    if dtype not in _WIDE:
+    if dtype not in _COMPUTE_DTYPES:
         dtype = result_dtype(scores)
     last = scores.dim() - 1
     if type(dim) is not int:
@@ -193,7 +193,7 @@ def integer(name: str, value: Any) -> int:
     if isinstance(value, Tensor) and jit_tracing() and value.dim() == 0:  # torch.jit.trace represents sizes as tensors
         check_integers(value, name)
         return cast(int, value)
-    if isinstance(value, bool) or not isinstance(value, _INTEGERS):
+    if isinstance(value, bool) or not isinstance(value, _INTEGER_TYPES):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     return cast(int, value)
 
@@ -227,13 +227,13 @@ def number(name: str, value: Any) -> float:
                 f"got a tensor of shape {tuple(value.shape)}"
             )
         value = value.item()
-    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
+    if isinstance(value, bool) or not isinstance(value, _NUMBER_TYPES):
         raise TypeError(f"{name} must be a number, got {value!r}")
     try:
         return float(value)
     except OverflowError:
-        whole: Any = value
-        return math.inf if whole > 0 else -math.inf
+        large_integer: Any = value
+        return math.inf if large_integer > 0 else -math.inf
 
 
 def finite_number(name: str, value: Any) -> float:

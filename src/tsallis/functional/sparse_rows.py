@@ -111,9 +111,9 @@ class SparseRows:
             mass = rows.float().sum(-1)
             rows, columns = rows.topk(min(top_k, rows.shape[-1]))
             tail = (mass - rows.float().sum(-1)).clamp(min=0)
-        row, place = rows.nonzero(as_tuple=True)
+        row, column = rows.nonzero(as_tuple=True)
         offsets = torch.nn.functional.pad(torch.bincount(row, minlength=len(rows)).cumsum(0), (1, 0))
-        return cls(place if columns is None else columns[row, place], rows[row, place], offsets, tail)
+        return cls(column if columns is None else columns[row, column], rows[row, column], offsets, tail)
 
     def dense(self, classes: int) -> Tensor:
         """Return the probabilities [rows, classes] in float32.
@@ -136,7 +136,7 @@ class SparseRows:
         if isinstance(device, torch.dtype):
             raise TypeError(f"device must be a device, got {device}; probabilities are always in float32")
         parts = (self.indices, self.probs, self.offsets, self.tail)
-        return self._with(*(x if x is None else x.to(device, non_blocking=non_blocking) for x in parts))  # type: ignore
+        return self._from_entries(*(x if x is None else x.to(device, non_blocking=non_blocking) for x in parts))  # type: ignore
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -163,9 +163,9 @@ class SparseRows:
         entries = (self.offsets[:-1][rows] - offsets[:-1]).repeat_interleave(counts)
         entries += torch.arange(len(entries), device=entries.device)
         tail = None if self.tail is None else self.tail[rows].masked_fill(empty, 0)
-        return self._with(self.indices[entries], self.probs[entries], offsets, tail)
+        return self._from_entries(self.indices[entries], self.probs[entries], offsets, tail)
 
-    def _with(self, indices: Tensor, probs: Tensor, offsets: Tensor, tail: Tensor | None) -> SparseRows:
+    def _from_entries(self, indices: Tensor, probs: Tensor, offsets: Tensor, tail: Tensor | None) -> SparseRows:
         """Return rows made from entries of these rows, without checks."""
         rows = object.__new__(SparseRows)
         rows.indices, rows.probs, rows.offsets, rows.tail, rows.largest = indices, probs, offsets, tail, self.largest
@@ -200,9 +200,9 @@ def _check(indices: Tensor, probs: Tensor, offsets: Tensor, tail: Tensor | None,
         if not ((tail >= 0) & (tail < 1)).all():
             raise ValueError(f"tail must be at least 0 and below 1, got {float(tail[~((tail >= 0) & (tail < 1))][0])}")
         sums += tail
-    off = (counts > 0) & ~((sums - 1).abs() <= tolerance)
-    if off.any():
-        first = int(off.nonzero()[0])
+    invalid = (counts > 0) & ~((sums - 1).abs() <= tolerance)
+    if invalid.any():
+        first = int(invalid.nonzero()[0])
         raise ValueError(
             f"probs must sum to 1 within {tolerance:.1g} in each row, got {float(sums[first]):.4g} in row {first}"
             + ("; if entries were cut, pass their mass as tail" if tail is None else " with its tail")

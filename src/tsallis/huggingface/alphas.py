@@ -96,11 +96,11 @@ class FixedAlpha(AttentionAlpha):
     def extra_repr(self) -> str:
         return "on the device meta" if self.value.is_meta else ", ".join(f"{x:g}" for x in self.value.reshape(-1))
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
         for name, buffer in self._buffers.items():
             if f"{prefix}{name}" not in state_dict and buffer is not None:
                 state_dict[f"{prefix}{name}"] = buffer.clone()
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
 class ScaledAlpha(FixedAlpha):

@@ -108,15 +108,15 @@ class TransformersDecoder(nn.Module):
         vocabulary = getattr(base.config.get_text_config(), "vocab_size", 0)
         self._size = count_ids(base.get_output_embeddings(), vocabulary)
         self._source_size = count_ids(base.get_input_embeddings(), vocabulary)
-        ends = _ids(_setting(base, "eos_token_id") if end is None else end)
+        ends = _to_ids(_setting(base, "eos_token_id") if end is None else end)
         if not ends:
             raise ValueError(
                 f"{name} has no eos_token_id: pass end" if end is None else "end must have an id, got none"
             )
-        self.start_ids = (_start(base) if start is None else list(start)) if self.is_encoder_decoder else []
+        self.start_ids = (_start_ids(base) if start is None else list(start)) if self.is_encoder_decoder else []
         if self.is_encoder_decoder and not self.start_ids:
             raise ValueError(f"{name} has no decoder_start_token_id: pass start")
-        self.suppress = sorted(set(_suppressed(base, ends) if suppress is None else suppress))
+        self.suppress = sorted(set(_suppressed_ids(base, ends) if suppress is None else suppress))
         for what, ids in (("end", ends), ("start", self.start_ids), ("suppress", self.suppress)):
             self._check(what, ids)
         self.output = TransformersOutput(alpha_number(alpha), ends)
@@ -228,10 +228,10 @@ class TransformersDecoder(nn.Module):
             ValueError: A source is longer than the model's limit.
         """
         lengths = src_lengths.tolist()
-        longest, most = max(lengths, default=0), self._reading.num_source_positions
-        if self.is_encoder_decoder and most is not None and longest > most:
+        longest, max_length = max(lengths, default=0), self._reading.num_source_positions
+        if self.is_encoder_decoder and max_length is not None and longest > max_length:
             raise ValueError(
-                f"a source must have at most {most} tokens for {type(unwrap(self.model)).__name__}, got {longest}"
+                f"a source must have at most {max_length} tokens for {type(unwrap(self.model)).__name__}, got {longest}"
             )
         groups = [list(range(len(lengths)))]
         if not self._reading.skips_padding:
@@ -252,13 +252,13 @@ class TransformersDecoder(nn.Module):
 
     def start(self, memory: list[tuple[list[int], _Memory]]) -> _State:
         """Return the state after the start or the prompt."""
-        read: dict[int, tuple[_Block, int]] = {}
+        block_rows: dict[int, tuple[_Block, int]] = {}
         for numbers, part in memory:
             rows = torch.arange(len(part.mask), device=part.mask.device)
             start = rows.new_tensor(self.start_ids).expand(len(rows), -1)  # shape [batch, 0] for a causal model
             block, step = self._run(part, rows, start, None)
-            read.update({number: (replace(block, step=step), row) for row, number in enumerate(numbers)})
-        return _State([read[number] for number in range(len(read))])
+            block_rows.update({number: (replace(block, step=step), row) for row, number in enumerate(numbers)})
+        return _State([block_rows[number] for number in range(len(block_rows))])
 
     def step(self, state: _State, token: Tensor) -> Step:
         """Read one token per row [rows], and return the scores of the next token."""
@@ -268,7 +268,7 @@ class TransformersDecoder(nn.Module):
             groups.setdefault(key, []).append(i)
         scores: list[Tensor] = []
         attention: list[Tensor] = []
-        after: list[tuple[_Block, int]] = list(state.rows)
+        next_rows: list[tuple[_Block, int]] = list(state.rows)
         for members in groups.values():
             index = torch.tensor(members, device=token.device)
             block = _gather([state.rows[i] for i in members], token.device)
@@ -280,10 +280,10 @@ class TransformersDecoder(nn.Module):
             scores.append(step[0])
             attention.append(step[1])
             for row, i in enumerate(members):
-                after[i] = (block, row)
+                next_rows[i] = (block, row)
         order = torch.tensor([i for members in groups.values() for i in members], device=token.device)
         logits, weights = (_reorder(parts, order.argsort()) for parts in (scores, attention))
-        return Step(self.output.scores(logits), weights, _State(after))
+        return Step(self.output.scores(logits), weights, _State(next_rows))
 
     def _run(
         self, memory: _Memory, sources: Tensor, ids: Tensor, pairs: Pairs | None
@@ -298,25 +298,25 @@ class TransformersDecoder(nn.Module):
         length = ids.shape[1]
         if not self.is_encoder_decoder:
             length += int(memory.mask.sum(-1).max()) if len(memory.mask) else 0
-        most = self._reading.num_positions
-        if most is not None and length > most:
+        num_positions = self._reading.num_positions
+        if num_positions is not None and length > num_positions:
             raise ValueError(
-                f"{type(unwrap(self.model)).__name__} has {most} positions, but an output needs {length}: "
+                f"{type(unwrap(self.model)).__name__} has {num_positions} positions, but an output needs {length}: "
                 "pass a smaller max_length"
             )
-        read = ids if self.is_encoder_decoder else torch.cat([memory.ids[sources], ids], 1)
-        caches = self._reading.caches(read, length)
+        read_ids = ids if self.is_encoder_decoder else torch.cat([memory.ids[sources], ids], 1)
+        caches = self._reading.caches(read_ids, length)
         inputs = self._inputs(memory, sources, ids, pairs if caches else None)
         outputs = self.model(**inputs, use_cache=caches, return_dict=True, **self._options)
         logits = outputs.logits[:, -1]
         if self.suppress:
             logits = logits.index_fill(-1, logits.new_tensor(self.suppress, dtype=torch.long), -torch.inf)
-        own, cross = _plain_pairs(outputs.get("past_key_values"))
+        self_pairs, cross_pairs = _cached_pairs(outputs.get("past_key_values"))
         if self.is_encoder_decoder:
             if ids.shape[1] == len(self.start_ids):  # at the start, there is one row per source
-                memory.cross = cross
-            own = None if memory.cross is None else own
-        return _Block(memory, sources, ids, own), (logits, self._weights(outputs, memory, sources, ids))
+                memory.cross = cross_pairs
+            self_pairs = None if memory.cross is None else self_pairs
+        return _Block(memory, sources, ids, self_pairs), (logits, self._weights(outputs, memory, sources, ids))
 
     def _weights(self, outputs: Any, memory: _Memory, sources: Tensor, ids: Tensor) -> Tensor:
         """Return the last token's attention weights to the source [rows, src], or [rows, 0] if not requested.
@@ -353,14 +353,16 @@ class TransformersDecoder(nn.Module):
             if self._reading.reads_whole:  # FSMT needs the ids to mask later tokens
                 inputs["input_ids"] = memory.ids[sources]
             if pairs is not None:
-                inputs["past_key_values"] = EncoderDecoderCache(_cache(pairs), _cache(memory.cross_of(sources)))
+                inputs["past_key_values"] = EncoderDecoderCache(
+                    _make_cache(pairs), _make_cache(memory.cross_of(sources))
+                )
             return inputs
         mask = torch.cat([mask, mask.new_ones(ids.shape)], 1)
         inputs = {"attention_mask": mask.long()} if self._reading.accepts_mask else {}
         if pairs is None:
             inputs["input_ids"] = torch.cat([memory.ids[sources], ids], 1)
         else:
-            inputs["input_ids"], inputs["past_key_values"] = ids[:, -1:], _cache(pairs)
+            inputs["input_ids"], inputs["past_key_values"] = ids[:, -1:], _make_cache(pairs)
         if self._reading.skips_padding:
             positions = (mask.cumsum(-1) - 1).clamp(min=0)
             inputs["position_ids"] = positions if pairs is None else positions[:, -1:]
@@ -398,13 +400,13 @@ class TransformersOutput:
 
     def log_probs(self, scores: Tensor) -> Tensor:
         """Return log-probabilities [rows, d_vocab + 3] of scores in float64; -inf for impossible symbols."""
-        each = log_entmax(scores, self.alpha)
+        log_probs = log_entmax(scores, self.alpha)
         if len(self.ends) > 1:
-            ends = torch.tensor(self.ends, device=each.device) + RESERVED
-            together = each[:, ends].logsumexp(-1).clamp(max=0)
-            each = each.index_fill(-1, ends, -torch.inf)
-            each[:, EOS] = together
-        return each
+            ends = torch.tensor(self.ends, device=log_probs.device) + RESERVED
+            end_log_prob = log_probs[:, ends].logsumexp(-1).clamp(max=0)
+            log_probs = log_probs.index_fill(-1, ends, -torch.inf)
+            log_probs[:, EOS] = end_log_prob
+        return log_probs
 
     def best_symbols(self, scores: Tensor, count: int, end: int, only: Tensor | None = None) -> BestSymbols:
         """Return the most probable symbols of rows of scores, see :meth:`tsallis.nn.OutputLayer.best_symbols`."""
@@ -470,11 +472,11 @@ class _State:
 def _gather(rows: list[tuple[_Block, int]], device: torch.device) -> _Block:
     """Copy rows of blocks with the same memory and length to one block."""
     blocks = list({id(block): block for block, _ in rows}.values())
-    first, offset = {}, 0
+    offsets, offset = {}, 0
     for block in blocks:
-        first[id(block)] = offset
+        offsets[id(block)] = offset
         offset += len(block.ids)
-    index = torch.tensor([first[id(block)] + row for block, row in rows], device=device)
+    index = torch.tensor([offsets[id(block)] + row for block, row in rows], device=device)
 
     def pick(parts: Sequence[Tensor]) -> Tensor:
         return (parts[0] if len(parts) == 1 else torch.cat(list(parts)))[index]
@@ -503,22 +505,22 @@ def _reorder(parts: Sequence[Tensor], index: Tensor) -> Tensor:
     return torch.cat([nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])[index]
 
 
-def _cache(pairs: Pairs) -> DynamicCache:
+def _make_cache(pairs: Pairs) -> DynamicCache:
     cache = DynamicCache()
     for layer, (key, value) in enumerate(pairs):
         cache.update(key, value, layer)
     return cache
 
 
-def _plain_pairs(cache: Any) -> tuple[Pairs | None, Pairs | None]:
+def _cached_pairs(cache: Any) -> tuple[Pairs | None, Pairs | None]:
     """Return the keys and values of self-attention and cross-attention in a cache; None if unsupported."""
     if isinstance(cache, EncoderDecoderCache):
-        own, cross = _layers(cache.self_attention_cache), _layers(cache.cross_attention_cache)
-        return (own, cross) if own is not None and cross is not None else (None, None)
-    return _layers(cache), None
+        self_pairs, cross_pairs = _layer_pairs(cache.self_attention_cache), _layer_pairs(cache.cross_attention_cache)
+        return (self_pairs, cross_pairs) if self_pairs is not None and cross_pairs is not None else (None, None)
+    return _layer_pairs(cache), None
 
 
-def _layers(cache: Any) -> Pairs | None:
+def _layer_pairs(cache: Any) -> Pairs | None:
     if type(cache) is not DynamicCache:
         return None
     layers = cache.layers
@@ -532,20 +534,20 @@ def _setting(model: Any, name: str) -> Any:
     return first_setting(name, getattr(model, "generation_config", None), model.config)
 
 
-def _ids(value: Any) -> list[int]:
+def _to_ids(value: Any) -> list[int]:
     if value is None:
         return []
     return [value] if isinstance(value, int) else [int(number) for number in value]
 
 
-def _start(model: Any) -> list[int]:
+def _start_ids(model: Any) -> list[int]:
     start = _setting(model, "decoder_start_token_id")
     if start is not None and not isinstance(start, int):
         raise ValueError(f"decoder_start_token_id must be a single id, got {start}: pass start")
-    return [] if start is None else [start, *_ids(_setting(model, "forced_bos_token_id"))]
+    return [] if start is None else [start, *_to_ids(_setting(model, "forced_bos_token_id"))]
 
 
-def _suppressed(model: Any, ends: Sequence[int]) -> list[int]:
+def _suppressed_ids(model: Any, ends: Sequence[int]) -> list[int]:
     # `generate` never excludes an end by `bad_words_ids`.
     words = [word[0] for word in _setting(model, "bad_words_ids") or [] if len(word) == 1]
-    return _ids(_setting(model, "suppress_tokens")) + [word for word in words if word not in ends]
+    return _to_ids(_setting(model, "suppress_tokens")) + [word for word in words if word not in ends]

@@ -50,7 +50,9 @@ class DensityMeter:
         self._decoder = base.get_decoder() if base.config.is_encoder_decoder else None
         decoder_names = {name for name, module in model.named_modules() if module is self._decoder}
         self._counts = {
-            name: _Counts(attention_kind(name), any(name.startswith(f"{other}.") for other in decoder_names))
+            name: _Counts(
+                attention_kind(name), any(name.startswith(f"{decoder_name}.") for decoder_name in decoder_names)
+            )
             for name in self._modules
         }
         self._padding = first_setting("pad_token_id", base.config)
@@ -123,8 +125,8 @@ class _Counts:
         support = count_support(record)
         visible = VisibleKeys(mask, None, causal, queries, keys).count_keys(support.device)
         active = None
-        if (mine := self.decoder_queries) is not None and mine.shape == support[:, 0].shape:
-            active = mine.unsqueeze(1) > 0
+        if (decoder_queries := self.decoder_queries) is not None and decoder_queries.shape == support[:, 0].shape:
+            active = decoder_queries.unsqueeze(1) > 0
         elif self.kind == "self" and mask is not None and queries == keys and queries > 1:
             allowed = mask if mask.dtype == torch.bool else mask > -torch.inf
             # Ignore queries at positions that no query can see: they are padding.

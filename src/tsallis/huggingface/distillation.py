@@ -173,8 +173,8 @@ def _read_labels(dataset: Any) -> tuple[str, Tensor]:
         row = dataset[i]
         if "labels" not in row and "label" not in row:
             raise InputError(f"dataset must have labels in each row, found {', '.join(row)} in row {i}")
-        found = torch.as_tensor(row["labels"] if "labels" in row else row["label"]).flatten()
+        row_labels = torch.as_tensor(row["labels"] if "labels" in row else row["label"]).flatten()
         inputs = torch.as_tensor(row.get("input_ids", ())).tolist()
-        digest.update(f"{inputs} {found.tolist()}".encode())
-        labels.append(found[found != IGNORE_INDEX])
+        digest.update(f"{inputs} {row_labels.tolist()}".encode())
+        labels.append(row_labels[row_labels != IGNORE_INDEX])
     return digest.hexdigest(), torch.cat(labels)

@@ -76,16 +76,16 @@ class EntmaxLogitsProcessor(LogitsProcessor):
         Raises:
             ValueError: A setting of `generate` would change the probabilities.
         """
-        frame, later = inspect.currentframe(), 1.0
+        frame, later_temperature = inspect.currentframe(), 1.0
         if frame is not None and frame.f_back is not None:
-            later = self._check_followers(frame.f_back.f_locals.get("self"), scores.shape[-1])
+            later_temperature = self._check_followers(frame.f_back.f_locals.get("self"), scores.shape[-1])
         if not self._continues(input_ids):  # a new call of `generate`
             self._start = input_ids.shape[1]
         del self._sizes[input_ids.shape[1] - self._start :]  # assisted generation replaces the steps of drafts
         self._ids = input_ids
         log_probs = log_entmax(scores.double() / self.temperature, self.alpha)
         self._sizes.append((log_probs > -torch.inf).sum(-1))
-        return (log_probs * later).to(scores.dtype)
+        return (log_probs * later_temperature).to(scores.dtype)
 
     def _check_followers(self, processors: Any, classes: int) -> float:
         """Return the temperature that the calling list of processors applies after this processor.
@@ -93,9 +93,9 @@ class EntmaxLogitsProcessor(LogitsProcessor):
         Raises:
             ValueError: The list changes the probabilities in another way.
         """
-        later = 1.0
+        temperature = 1.0
         if not isinstance(processors, LogitsProcessorList) or self not in processors:
-            return later
+            return temperature
         for processor in processors[processors.index(self) + 1 :]:
             setting = NEUTRAL.get(type(processor).__name__)
             keeps_all = getattr(processor, "top_k", 0) >= classes or getattr(processor, "min_p", None) == 0
@@ -105,27 +105,29 @@ class EntmaxLogitsProcessor(LogitsProcessor):
                     f"generate would apply {name} after entmax. To turn it off, pass {setting} to generate."
                 )
             if isinstance(processor, TemperatureLogitsWarper):
-                later *= processor.temperature
-        if later != 1:
+                temperature *= processor.temperature
+        if temperature != 1:
             warnings.warn(
-                f"temperature {later:g} of generate has no effect: pass it to EntmaxLogitsProcessor instead",
+                f"temperature {temperature:g} of generate has no effect: pass it to EntmaxLogitsProcessor instead",
                 stacklevel=3,
             )
-        return later
+        return temperature
 
     def _continues(self, input_ids: Tensor) -> bool:
         """Return whether every sentence extends a sentence of the last step by one token, in any order.
 
         Assisted generation may also return to the beginning of a sentence, to extend it by another token.
         """
-        last, rest = self._ids, input_ids[:, :-1]
-        if last is None or len(last) != len(rest) or last.device != rest.device:
+        last_ids, prefixes = self._ids, input_ids[:, :-1]
+        if last_ids is None or len(last_ids) != len(prefixes) or last_ids.device != prefixes.device:
             return False
-        if self._start < input_ids.shape[1] <= last.shape[1]:
-            return torch.equal(last[:, : rest.shape[1]], rest)
-        if last.shape != rest.shape:
+        if self._start < input_ids.shape[1] <= last_ids.shape[1]:
+            return torch.equal(last_ids[:, : prefixes.shape[1]], prefixes)
+        if last_ids.shape != prefixes.shape:
             return False
-        return torch.equal(last, rest) or len(torch.cat([last, rest]).unique(dim=0)) == len(last.unique(dim=0))
+        return torch.equal(last_ids, prefixes) or len(torch.cat([last_ids, prefixes]).unique(dim=0)) == len(
+            last_ids.unique(dim=0)
+        )
 
     @property
     def support_sizes(self) -> Tensor:
@@ -161,7 +163,7 @@ class _ScreenedLayer(DynamicLayer):
     keys: Tensor
     values: Tensor
     store: ScreenedKeys | None = None
-    given: KeyValueCache  # the store, or in half precision the keys and values as they were given
+    original: KeyValueCache  # the store, or in half precision the keys and values as they were given
     last: Tensor | None = None  # the keys after the last update
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -173,7 +175,7 @@ class _ScreenedLayer(DynamicLayer):
             self.lazy_initialization(key_states, value_states)
         if self.store is None or self.keys is not self.last:  # new, cropped or reordered
             self.store = ScreenedKeys()
-            self.given = self.store if self.keys.dtype.itemsize >= 4 else KeyValueCache()
+            self.original = self.store if self.keys.dtype.itemsize >= 4 else KeyValueCache()
             if self.keys.numel():
                 self._append(self.store, self.keys, self.values)
         self._append(self.store, key_states, value_states)
@@ -183,9 +185,9 @@ class _ScreenedLayer(DynamicLayer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the keys and values without their store, which the next update makes again."""
-        state = {name: x for name, x in self.__dict__.items() if name not in ("store", "given", "last")}
+        state = {name: x for name, x in self.__dict__.items() if name not in ("store", "original", "last")}
         return state | ({"keys": self.keys.detach()} if self.is_initialized else {})  # without the attribute
 
     def _append(self, store: ScreenedKeys, keys: Tensor, values: Tensor) -> None:
         read = store.append(keys, values)
-        self.keys, self.values = read if self.given is store else self.given.append(keys, values)
+        self.keys, self.values = read if self.original is store else self.original.append(keys, values)

@@ -72,16 +72,16 @@ def switch_attention(model: Any, owner: nn.Module, attentions: Mapping[str, nn.M
     if hasattr(model, DENSE) and all(calls_ours(attention, model) for attention in attentions.values()):
         return
     configs = configurations(model)
-    before = [(config, _dense_implementation(model, config)) for config in configs]
+    dense_names = [(config, _dense_implementation(model, config)) for config in configs]
     copies = _copy_configurations(owner, configs)
     _replace_configurations(owner, {key: new for key, (_, new) in copies.items()})
     try:
         model.set_attn_implementation(implementation_name(model))
-        others = [name for name, attention in attentions.items() if not calls_ours(attention, model)]
-        if others:
-            reason = _function_obstacle(model, attentions[others[0]])
+        unsupported = [name for name, attention in attentions.items() if not calls_ours(attention, model)]
+        if unsupported:
+            reason = _function_obstacle(model, attentions[unsupported[0]])
             raise ValueError(
-                f"Transformers does not support replacing the attention function of {', '.join(others)}"
+                f"Transformers does not support replacing the attention function of {', '.join(unsupported)}"
                 f"{f', which {reason}' if reason else ''}"
             )
     except Exception:
@@ -89,7 +89,7 @@ def switch_attention(model: Any, owner: nn.Module, attentions: Mapping[str, nn.M
         raise
     for part in model_parts(model):
         vars(part).pop(DENSE, None)
-    setattr(model, DENSE, [(copies[id(config)][1], name) for config, name in before])
+    setattr(model, DENSE, [(copies[id(config)][1], name) for config, name in dense_names])
 
 
 def restore_attention(model: nn.Module) -> None:
@@ -118,15 +118,17 @@ def _dense_implementation(model: nn.Module, config: Any) -> str | None:
     name: str | None = config._attn_implementation
     if name not in DEFAULTS:
         return name
-    earlier = {id(x): before for part in model_parts(model) for x, before in getattr(part, DENSE, ())}
-    return earlier.get(id(config), DEFAULTS[name])
+    original_names = {
+        id(x): original_name for part in model_parts(model) for x, original_name in getattr(part, DENSE, ())
+    }
+    return original_names.get(id(config), DEFAULTS[name])
 
 
 def _copy_configurations(owner: nn.Module, configs: Iterable[Any]) -> dict[int, tuple[Any, Any]]:
     """Copy the configurations of a model and its modules. Return each original and its copy, by the original's id."""
-    of_modules = [x for module in owner.modules() for x in vars(module).values() if isinstance(x, PreTrainedConfig)]
+    module_configs = [x for module in owner.modules() for x in vars(module).values() if isinstance(x, PreTrainedConfig)]
     memo: dict[int, Any] = {}
-    return {id(config): (config, copy.deepcopy(config, memo)) for config in (*configs, *of_modules)}
+    return {id(config): (config, copy.deepcopy(config, memo)) for config in (*configs, *module_configs)}
 
 
 def _replace_configurations(owner: nn.Module, copies: Mapping[int, Any]) -> None:
@@ -158,18 +160,18 @@ def find_obstacles(model: nn.Module) -> dict[str, str]:
         {'encoder.layer.0.attention.self': ''}
     """
     base = base_model(model)
-    own = {name for name, _ in attention_modules(base)}
-    others = set(other_attentions(base))
+    replaceable = {name for name, _ in attention_modules(base)}
+    other_names = set(other_attentions(base))
     obstacles = {}
     for name, attention in base.named_modules():
-        if name in own:
+        if name in replaceable:
             obstacles[name] = score_obstacle(attention) or _function_obstacle(base, attention)
-        elif name in others:
-            obstacles[name] = _own_way(attention)
+        elif name in other_names:
+            obstacles[name] = _interface_obstacle(attention)
     return obstacles
 
 
-def _own_way(attention: nn.Module) -> str:
+def _interface_obstacle(attention: nn.Module) -> str:
     if isinstance(attention, nn.MultiheadAttention):
         return "is a torch.nn.MultiheadAttention: replace it with tsallis.nn.sparsify_module"
     return "does not use Transformers' AttentionInterface"

@@ -128,9 +128,9 @@ def lm_loss(
         raise ValueError(f"inputs must have labels, got {', '.join(inputs)}")
     outer, lm, head = _language_model(model)
     shift = shifts(lm) if shift is None else shift
-    rest = {name: x for name, x in inputs.items() if name != "labels"}
+    model_inputs = {name: x for name, x in inputs.items() if name != "labels"}
     labels: Tensor = inputs["labels"]
-    add_decoder_inputs(lm, rest, labels)
+    add_decoder_inputs(lm, model_inputs, labels)
     prompt = getattr(getattr(outer, "active_peft_config", None), "num_virtual_tokens", None) or 0
 
     def loss(hidden: Tensor, routers: Tensor | None) -> Tensor:
@@ -142,7 +142,7 @@ def lm_loss(
         value = value if num_items_in_batch is None else value / num_items_in_batch
         return value if routers is None else value + lm.router_aux_loss_coef * routers.to(value.device)
 
-    return _loss_at_head(outer, lm, head, rest, loss)
+    return _loss_at_head(outer, lm, head, model_inputs, loss)
 
 
 def _labels_of_positions(labels: Tensor, shape: torch.Size, prompt: int, name: str) -> Tensor:
@@ -231,7 +231,7 @@ def _loss_at_head(
         return loss(states[0], getattr(outputs, "aux_loss", None))
 
     hooks = [head.register_forward_pre_hook(shorten), head.register_forward_hook(replace)]
-    replaced = vars(lm).get("forward")  # for example by accelerate
+    instance_forward = vars(lm).get("forward")  # for example by accelerate
     lm.forward = forward_to_loss  # not a hook: PEFT calls `forward` itself
     is_compiled = getattr(outer, "_compiled_call_impl", None) is not None
     try:
@@ -239,8 +239,8 @@ def _loss_at_head(
     finally:
         for hook in hooks:
             hook.remove()
-        if replaced is None:
+        if instance_forward is None:
             del lm.forward
         else:
-            lm.forward = replaced
+            lm.forward = instance_forward
     return result

@@ -33,13 +33,13 @@ def other_attentions(model: nn.Module) -> Iterator[str]:
     Attentions are recognized by their class names; if attentions are nested, only the innermost attention is returned.
     Attentions that `nn.sparsify_module` has replaced are skipped.
     """
-    own = [name for name, _ in attention_modules(model)]
-    own += [name for name, x in model.named_modules() if isinstance(x, MultiheadAttention)]
+    replaceable = [name for name, _ in attention_modules(model)]
+    replaceable += [name for name, x in model.named_modules() if isinstance(x, MultiheadAttention)]
     candidates = [name for name, x in model.named_modules() if name and "Attention" in type(x).__name__]
     for name in candidates:
-        around = any(other.startswith(f"{name}.") for other in (*own, *candidates))
-        inside = any(name == other or name.startswith(f"{other}.") for other in own)
-        if not around and not inside:
+        is_outer = any(other.startswith(f"{name}.") for other in (*replaceable, *candidates))
+        is_inner = any(name == other or name.startswith(f"{other}.") for other in replaceable)
+        if not is_outer and not is_inner:
             yield name
 
 
@@ -49,7 +49,8 @@ def warn_of_others(model: nn.Module, layers: Layer | Iterable[Layer] | None, kin
     names = [
         name
         for name in other_attentions(model)
-        if (requests is None or any(_matches(name, one) for one in requests)) and kind in (None, attention_kind(name))
+        if (requests is None or any(_matches(name, request) for request in requests))
+        and kind in (None, attention_kind(name))
     ]
     if names:
         warnings.warn(
@@ -91,7 +92,7 @@ def choose_attentions(
         for request in requests:
             if not any(_matches(name, request) for name in attentions):
                 raise ValueError(f"layers must match one of {', '.join(attentions)}, got {request!r}")
-        attentions = {name: x for name, x in attentions.items() if any(_matches(name, one) for one in requests)}
+        attentions = {name: x for name, x in attentions.items() if any(_matches(name, request) for request in requests)}
     selection = {name: x for name, x in attentions.items() if kind is None or attention_kind(name) == kind}
     if not selection:
         raise ValueError(f"kind {kind!r} matches none of the attentions {', '.join(attentions)}")

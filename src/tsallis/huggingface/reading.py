@@ -100,8 +100,8 @@ class Reading:
             and self._rope_switch is None
         )
         names = ("max_decoder_position_embeddings", "max_target_positions")
-        self.num_positions: int | None = count_positions(model) or _first(config, *names)
-        self.num_source_positions = _first(config, "max_encoder_position_embeddings") or count_positions(model)
+        self.num_positions: int | None = count_positions(model) or _first_value(config, *names)
+        self.num_source_positions = _first_value(config, "max_encoder_position_embeddings") or count_positions(model)
         # Beyond this length BigBird attends to random blocks, which depend on the padded length.
         if is_encoder_decoder and getattr(config, "attention_type", None) == "block_sparse":
             self.num_source_positions = (5 + 2 * config.num_random_blocks) * config.block_size
@@ -111,8 +111,8 @@ class Reading:
         if key == "token_type_ids":  # tokenizers return zeros for models that do not need them
             return bool(torch.as_tensor(value).any())
         known = ("input_ids", "attention_mask", "labels", "use_cache", "return_dict")
-        own = key in self._accepted and key not in known and not key.startswith("decoder_")
-        return own and isinstance(value, Tensor)
+        is_accepted = key in self._accepted and key not in known and not key.startswith("decoder_")
+        return is_accepted and isinstance(value, Tensor)
 
     def caches(self, ids: Tensor, length: int) -> bool:
         """Return whether reading ids with a cache gives the same result as reading them without a cache.
@@ -129,7 +129,7 @@ class Reading:
         )
 
 
-def _first(config: Any, *names: str) -> int | None:
+def _first_value(config: Any, *names: str) -> int | None:
     return next((number for name in names if (number := getattr(config, name, None)) is not None), None)
 
 

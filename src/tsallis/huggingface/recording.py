@@ -117,14 +117,14 @@ class TransformersReader:
         """
         if "input_ids" not in batch:
             raise ValueError(f"a batch must have input_ids, got {', '.join(batch)}")
-        own = self._pieces(batch["input_ids"], batch.get("attention_mask"))
-        nothing: list[tuple[str, ...]] = [()] * len(own)
-        sources, targets = own, nothing
+        pieces = self._pieces(batch["input_ids"], batch.get("attention_mask"))
+        empty: list[tuple[str, ...]] = [()] * len(pieces)
+        sources, targets = pieces, empty
         if self.seq2seq:
             targets = self._pieces(batch["decoder_input_ids"], batch.get("decoder_attention_mask"))
         elif all(layer.kind == "decoder" for layer in self.layers):
-            sources, targets = nothing, own
-        index = [int(number) for number in batch.get("index", range(len(own)))]
+            sources, targets = empty, pieces
+        index = [int(number) for number in batch.get("index", range(len(pieces)))]
         return [Text(*row) for row in zip(index, sources, targets, strict=True)]
 
     def _pieces(self, ids: Tensor, mask: Tensor | None) -> list[tuple[str, ...]]:

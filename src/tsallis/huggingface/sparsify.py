@@ -75,9 +75,9 @@ def sparsify(
         torch.Size([1, 2, 3, 3])
     """
     base = base_model(model)
-    _check_whole(base, "sparsify with the argument layers")
+    _check_not_part(base, "sparsify with the argument layers")
     layers = layers if layers is None or isinstance(layers, int | str) else list(layers)
-    alpha = _without_wrappers(alpha, model, base) if isinstance(alpha, Mapping) else alpha
+    alpha = _remove_wrapper_names(alpha, model, base) if isinstance(alpha, Mapping) else alpha
     modules = {
         name: (attention, _alpha_module(value, name, attention, initial, low, high))
         for value, chosen in _alphas_of_layers(alpha, layers)
@@ -88,7 +88,7 @@ def sparsify(
     return model
 
 
-def _without_wrappers(alphas: Mapping[Layer, Alpha], model: nn.Module, base: nn.Module) -> dict[Layer, Alpha]:
+def _remove_wrapper_names(alphas: Mapping[Layer, Alpha], model: nn.Module, base: nn.Module) -> dict[Layer, Alpha]:
     """Remove the names of wrappers, with which the names start that :func:`~tsallis.huggingface.alphas` returns."""
     wrapper = next(f"{name}." if name else "" for name, part in model.named_modules() if part is base)
     return {x.removeprefix(wrapper) if isinstance(x, str) else x: alpha for x, alpha in alphas.items()}
@@ -104,7 +104,7 @@ def _alphas_of_layers(alpha: Alpha | Mapping[Layer, Alpha], layers: Layers) -> l
     return [(value, layer) for layer, value in alpha.items()]
 
 
-def _check_whole(base: nn.Module, call: str) -> None:
+def _check_not_part(base: nn.Module, call: str) -> None:
     """Raise if a model is part of a sparsified model."""
     if any(alpha_modules(base)) and not any(hasattr(part, DENSE) for part in model_parts(base)):
         raise ValueError(f"{type(base).__name__} is part of a sparsified model: call {call} on the whole model")
@@ -129,7 +129,7 @@ def densify(model: Model) -> Model:
         'sdpa'
     """
     base: Any = unwrap(model)
-    _check_whole(base, "densify")
+    _check_not_part(base, "densify")
     parts = model_parts(base)
     if not any(hasattr(part, DENSE) for part in parts):
         raise ValueError(f"{type(base).__name__} has no sparse attention to restore")

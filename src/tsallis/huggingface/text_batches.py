@@ -39,8 +39,8 @@ def text_batches(
         raise InputError(
             f"{type(base).__name__} must read input_ids, got {base.main_input_name}: pass batches instead of texts"
         )
-    most = _longest(base, tokenizer)
-    truncation = {} if most is None else {"truncation": True, "max_length": most}
+    max_length = _max_length(base, tokenizer)
+    truncation = {} if max_length is None else {"truncation": True, "max_length": max_length}
     # Tokenizers return inputs that some models don't accept.
     accepts = inspect.signature(base.forward).parameters
     names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in accepts]
@@ -69,7 +69,7 @@ def pad_rows(rows: Sequence[Sequence[int]], number: int) -> Tensor:
     return nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=number).long()
 
 
-def _longest(model: Any, tokenizer: Any) -> int | None:
+def _max_length(model: Any, tokenizer: Any) -> int | None:
     """Return the maximum number of tokens of a model, or None if unknown."""
     lengths = [length for length in (getattr(tokenizer, "model_max_length", ENDLESS),) if length < ENDLESS]
     positions = count_positions(model)

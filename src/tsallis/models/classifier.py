@@ -65,11 +65,11 @@ class BidirectionalLayer(nn.Module):
         last = lengths.unsqueeze(1) - 1  # [batch, 1]
         # Reverse the valid positions of each row; reversing twice is the identity.
         reverse = torch.where(position <= last, last - position, position)  # [batch, src]
-        ahead, _ = run_layers(self.forwards, x)
-        back, _ = run_layers(self.backwards, _gather_rows(x, reverse))
-        back = _gather_rows(back, reverse)
-        states = torch.cat([ahead, back], -1)
-        return states, torch.cat([_gather_rows(ahead, last).squeeze(1), back[:, 0]], -1)
+        forward_states, _ = run_layers(self.forwards, x)
+        backward_states, _ = run_layers(self.backwards, _gather_rows(x, reverse))
+        backward_states = _gather_rows(backward_states, reverse)
+        states = torch.cat([forward_states, backward_states], -1)
+        return states, torch.cat([_gather_rows(forward_states, last).squeeze(1), backward_states[:, 0]], -1)
 
 
 def _gather_rows(x: Tensor, index: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class BiLSTMClassifier(nn.Module):
             self.keys = nn.Linear(d_model, d_model)
             self.query = nn.Linear(d_model, d_model, bias=False)
             self.score = nn.Linear(d_model, 1, bias=False)
-        self._start()  # call this before creating modules with their own initialization
+        self._initialise()  # call this before creating modules with their own initialization
         self.continuous = None
         if attention != "discrete":
             self.continuous = ContinuousAttention1d(
@@ -164,7 +164,7 @@ class BiLSTMClassifier(nn.Module):
         self.output = OutputLayer(d_model, classes, output, output_alpha)
 
     @torch.no_grad()
-    def _start(self) -> None:
+    def _initialise(self) -> None:
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -INITIAL, INITIAL)
         self.embedding.weight[0] = 0

@@ -148,21 +148,21 @@ class _ModelSnapshot:
             modules += [part for part in module._modules.values() if part is not None]
         self.modules = modules[1:]  # without the model itself, which is a weak key of `_packs`
         self.tensors = [x for m in modules for x in (*m._parameters.values(), *m._buffers.values())]
-        found = [x for x in self.tensors if x is not None]
+        tensors = [x for x in self.tensors if x is not None]
         self.state = (
             [(m.training, not m._forward_hooks, not m._forward_pre_hooks) for m in modules],
             [getattr(m, name) for m in modules for name in SETTINGS.get(type(m), ())],
-            [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in found],
+            [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in tensors],
         )
 
     def matches(self, model: nn.Module) -> bool:
         """Return whether the model is unchanged since the snapshot."""
-        now = _ModelSnapshot(model)
+        current = _ModelSnapshot(model)
         return (
-            now.modules == self.modules
-            and len(now.tensors) == len(self.tensors)
-            and all(map(is_, now.tensors, self.tensors))
-            and now.state == self.state
+            current.modules == self.modules
+            and len(current.tensors) == len(self.tensors)
+            and all(map(is_, current.tensors, self.tensors))
+            and current.state == self.state
         )
 
 

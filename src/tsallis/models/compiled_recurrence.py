@@ -47,12 +47,12 @@ def _decoder_weights(model: Any) -> RecurrentWeights | None:
     """Return the weights of a decoder, or None if a part is not supported by the kernels."""
     decoder, attention, embedding = model.decoder, model.attention, model.tgt_embedding
     cell = next((name for name, kind in CELLS.items() if is_plain(decoder, kind)), None)
-    parts = (
+    modules_are_plain = (
         is_plain(attention, GlobalAttention)
         and is_plain(embedding, nn.Embedding)
         and is_plain(model.combine, nn.Linear)
     )
-    if cell is None or model.training or model.features is not None or not parts:
+    if cell is None or model.training or model.features is not None or not modules_are_plain:
         return None
     layers = tuple(tuple(getattr(decoder, f"{name}_l{i}") for name in PARAMETERS) for i in range(decoder.num_layers))
     query = None

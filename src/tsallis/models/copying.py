@@ -118,32 +118,32 @@ class CopyOutput(MixtureOutput):
 
     def scores(self, hidden: Tensor) -> Tensor:
         """Return the logarithms of the mixture [..., d_vocab] in float64; -inf exactly where the mixture is zero."""
-        scores, gate, copied, rest = self._split(hidden)
-        log_gate, log_other = logsigmoid(gate.double()), logsigmoid(-gate.double())
-        log_other = torch.logaddexp(log_other, log_gate + safe_log(rest.double()))
+        scores, gate, copied, uncopied = self._split(hidden)
+        log_gate, log_generation = logsigmoid(gate.double()), logsigmoid(-gate.double())
+        log_generation = torch.logaddexp(log_generation, log_gate + safe_log(uncopied.double()))
         generated = pad(OutputLayer.log_probs(self, scores), (0, copied.shape[-1] - scores.shape[-1]), value=-torch.inf)
-        parts = log_other + generated, log_gate + safe_log(copied.double())
-        nothing = (parts[0] == -torch.inf) & (parts[1] == -torch.inf)  # the gradient of logaddexp is NaN there
-        return torch.logaddexp(*(part.masked_fill(nothing, 0) for part in parts)).masked_fill(nothing, -torch.inf)
+        parts = log_generation + generated, log_gate + safe_log(copied.double())
+        impossible = (parts[0] == -torch.inf) & (parts[1] == -torch.inf)  # the gradient of logaddexp is NaN there
+        return torch.logaddexp(*(part.masked_fill(impossible, 0) for part in parts)).masked_fill(impossible, -torch.inf)
 
     def _losses(self, hidden: Tensor, target: Tensor, active: Tensor) -> Tensor:
-        scores, gate, copied, rest = self._split(hidden)
+        scores, gate, copied, uncopied = self._split(hidden)
         known = active & (target < scores.shape[-1])  # the map has no scores for unknown symbols
-        own = self.loss_of_scores(scores, torch.where(known, target, -100).squeeze(-1), reduction="none")
+        map_loss = self.loss_of_scores(scores, torch.where(known, target, -100).squeeze(-1), reduction="none")
         target, scores, gate = torch.where(active, target, 0), upcast(scores), upcast(gate).sigmoid()
-        other, share = 1 - gate * (1 - rest), gate * copied.gather(-1, target)
+        generation_weight, copy_prob = 1 - gate * (1 - uncopied), gate * copied.gather(-1, target)
         if self.alpha == 1:
             score = scores.gather(-1, torch.where(known, target, 0))
             generated = torch.where(known, score - scores.logsumexp(-1, keepdim=True), -torch.inf)
-            log_parts = other.log() + generated, safe_log(share)
-            nothing = ~active | ((log_parts[0] == -torch.inf) & (log_parts[1] == -torch.inf))
-            loss = -torch.logaddexp(*(part.masked_fill(nothing, 0) for part in log_parts))
-            loss = loss.masked_fill(nothing, torch.inf)
+            log_parts = generation_weight.log() + generated, safe_log(copy_prob)
+            impossible = ~active | ((log_parts[0] == -torch.inf) & (log_parts[1] == -torch.inf))
+            loss = -torch.logaddexp(*(part.masked_fill(impossible, 0) for part in log_parts))
+            loss = loss.masked_fill(impossible, torch.inf)
         else:
-            generated = other * OutputLayer.probs(self, scores)
+            generated = generation_weight * OutputLayer.probs(self, scores)
             probs = pad(generated, (0, copied.shape[-1] - scores.shape[-1])) + gate * copied
             loss = self.divergence(probs, target)
-        return (own + loss.squeeze(-1)).masked_fill(~active.squeeze(-1), 0) / 2
+        return (map_loss + loss.squeeze(-1)).masked_fill(~active.squeeze(-1), 0) / 2
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, copies={int((self.targets >= 0).sum())}"
@@ -197,7 +197,7 @@ def with_unknown(model: Any, targets: Sequence[int]) -> Any:
         raise ValueError("the model does not copy symbols: create it with the argument copy")
     if targets and min(targets) < FIRST:
         raise ValueError(f"targets must be symbols of at least {FIRST}, got {describe(min(targets))}")
-    same, output = copy.copy(model), copy.copy(model.output)
+    extended, output = copy.copy(model), copy.copy(model.output)
     output.unknown = tuple(targets)
-    same._modules = {**model._modules, "output": output}
-    return same
+    extended._modules = {**model._modules, "output": output}
+    return extended

@@ -123,9 +123,9 @@ class GatedAttention(Features):
         masks = mask & ~features, mask & features
         first_context, first_weights = attention(states, memory, masks[0], keys)
         context, weights = self.attention(states, memory, masks[1], keys)
-        given = torch.stack([part.any(1) for part in masks], -1)  # [batch, 2]
+        available = torch.stack([part.any(1) for part in masks], -1)  # [batch, 2]
         scores = self.gate(torch.cat([first_context, context, states], -1))
-        gates = entmax(scores, self.attention.alpha, mask=given if states.dim() == 2 else given.unsqueeze(1))
+        gates = entmax(scores, self.attention.alpha, mask=available if states.dim() == 2 else available.unsqueeze(1))
         first, second = gates.unsqueeze(-2).unbind(-1)  # [..., 1] each
-        own = torch.tanh(self.combine(torch.cat([context, states], -1)))
-        return first * mix(states, first_context) + second * own, first * first_weights + second * weights
+        feature_states = torch.tanh(self.combine(torch.cat([context, states], -1)))
+        return first * mix(states, first_context) + second * feature_states, first * first_weights + second * weights

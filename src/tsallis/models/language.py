@@ -67,14 +67,14 @@ class LanguageLayer(nn.Module):
 
         For rows with several texts, pass a mask or `texts`, so that attention reads each text separately.
         """
-        own = self.norm1(x)
+        normalized = self.norm1(x)
         if texts is not None:
-            own, key_lengths = texts.split(own), texts.lengths
+            normalized, key_lengths = texts.split(normalized), texts.lengths
         options = {"need_weights": need_weights, "cache": cache, "key_lengths": key_lengths, "attn_mask": mask}
-        context, weights = self.self_attn(own, own, own, is_causal=True, **options)
+        context, weights = self.self_attn(normalized, normalized, normalized, is_causal=True, **options)
         x = x + self.dropout(context if texts is None else texts.join(context))
-        own = self.norm2(x)
-        return x + self.dropout(self.shrink(F.silu(self.gate(own)) * self.expand(own))), weights
+        normalized = self.norm2(x)
+        return x + self.dropout(self.shrink(F.silu(self.gate(normalized)) * self.expand(normalized))), weights
 
 
 @dataclass(frozen=True)
@@ -249,8 +249,8 @@ class LanguageModel(AttentionModel):
     def _keys_and_values(self, tokens: Tensor) -> tuple[Tensor, ...]:
         """Return keys and values of tokens [batch, length]: two tensors per layer, in the order of the layers."""
         if tokens.shape[1] == 0:
-            first = self.attentions()["decoder"][0]
-            shape = len(tokens), first.num_kv_heads, 0, first.head_dim
+            attention = self.attentions()["decoder"][0]
+            shape = len(tokens), attention.num_kv_heads, 0, attention.head_dim
             return (self.embedding.weight.new_zeros(shape),) * (2 * len(self.layers))
         caches = [KeyValueCache() for _ in self.layers]
         self._read(tokens, caches)
@@ -268,8 +268,10 @@ class LanguageModel(AttentionModel):
         columns = torch.arange(state.width, device=token.device)
         attention = F.pad(weights.squeeze(1)[:, 1 : state.width + 1], (0, max(0, state.width - state.steps)))
         attention = attention.masked_fill(columns >= state.prompts.unsqueeze(1), 0)
-        after = LanguageState(cache.next_buffers(), state.steps + 1, cache.lengths, state.prompts, state.width, None)
-        return Step(self.output.scores(hidden.squeeze(1)), attention, after)
+        next_state = LanguageState(
+            cache.next_buffers(), state.steps + 1, cache.lengths, state.prompts, state.width, None
+        )
+        return Step(self.output.scores(hidden.squeeze(1)), attention, next_state)
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> DecoderOutput:
         """Run the model on prompts [batch, src] of given lengths [batch]; continuations [batch, tgt] start with BOS.
@@ -363,15 +365,15 @@ def split_rows(tokens: Tensor, d_model: int) -> RowTexts | None:
     if traced() or not starts[:, 1:].any():
         return None
     starts[:, 0] = True  # a row may begin in the middle of a text
-    begins = starts.flatten().nonzero().flatten()
-    lengths = begins.diff(append=begins.new_tensor([tokens.numel()]))
+    start_indices = starts.flatten().nonzero().flatten()
+    lengths = start_indices.diff(append=start_indices.new_tensor([tokens.numel()]))
     longest = int(lengths.max())
-    padded = len(begins) * longest
+    padded = len(start_indices) * longest
     # Cost per token: projections 4 d_model; scores and sums twice the number of keys. Causal attention within a text
     # uses half of the text's keys on average; attention with a mask uses all keys of the row.
     if padded * (4 * d_model + longest) > tokens.numel() * (4 * d_model + 2 * length):
         return None
-    index = begins.unsqueeze(1) + torch.arange(longest, device=tokens.device)
+    index = start_indices.unsqueeze(1) + torch.arange(longest, device=tokens.device)
     return RowTexts(index.clamp(max=tokens.numel() - 1), lengths, (batch, length))
 
 
@@ -387,5 +389,5 @@ def other_texts(tokens: Tensor) -> Tensor | None:
     starts = tokens == BOS
     if not traced() and not starts[:, 1:].any():
         return None
-    number = starts.cumsum(1)
-    return (number.unsqueeze(1) != number.unsqueeze(2)).unsqueeze(1)
+    text_numbers = starts.cumsum(1)
+    return (text_numbers.unsqueeze(1) != text_numbers.unsqueeze(2)).unsqueeze(1)

@@ -238,21 +238,23 @@ class RNNSeq2Seq(CompiledSteps, SharingModel):
             encoder, embedded.gather(1, order.expand_as(embedded)), lengths.cpu(), source_mask(lengths, part)
         )
         states = torch.zeros_like(states).scatter(1, order.expand_as(states), states)
-        some = (counts > 0).unsqueeze(-1)
-        return torch.where(part.unsqueeze(-1), states, 0), tuple(torch.where(some, x, 0) for x in summary)
+        has_symbols = (counts > 0).unsqueeze(-1)
+        return torch.where(part.unsqueeze(-1), states, 0), tuple(torch.where(has_symbols, x, 0) for x in summary)
 
     def _read(self, encoder: Any, x: Tensor, counts: Tensor, mask: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the states [batch, src, d_model] of an encoder and its last states, each [batch, d_model]."""
         if isinstance(encoder, nn.LSTM) and _can_fuse(x, encoder):
             states, last = read_rows(encoder, x, counts, self.dropout if self.training else 0.0)
-            return torch.where(mask.unsqueeze(-1), states, 0), tuple(p for y in last for p in self._both_directions(y))
+            return torch.where(mask.unsqueeze(-1), states, 0), tuple(
+                p for y in last for p in self._concatenate_directions(y)
+            )
         packed = pack_padded_sequence(x, counts, batch_first=True, enforce_sorted=False)
         packed_states, last = encoder(packed)
         states, _ = pad_packed_sequence(packed_states, batch_first=True, total_length=x.shape[1])
         summary = last if isinstance(last, tuple) else (last,)  # hidden states and, for an LSTM, cells
-        return states, tuple(part for y in summary for part in self._both_directions(y))
+        return states, tuple(part for y in summary for part in self._concatenate_directions(y))
 
-    def _both_directions(self, x: Tensor) -> tuple[Tensor, ...]:
+    def _concatenate_directions(self, x: Tensor) -> tuple[Tensor, ...]:
         # Convert [layers * 2, batch, d_model / 2] to one tensor [batch, d_model] per layer.
         return tuple(torch.cat([x[2 * i], x[2 * i + 1]], -1) for i in range(self.layers))
 
@@ -305,9 +307,9 @@ class RNNSeq2Seq(CompiledSteps, SharingModel):
         """Return attentional states [batch, tgt, d_model] and attention weights [batch, tgt, src]."""
         if not self.input_feeding:
             embedded = self._drop(embed_known(self.tgt_embedding, tgt_in, self.output))  # [batch, tgt, d_embedding]
-            start = torch.stack(state.hidden)
-            start_of_all = (start, torch.stack(state.cell)) if state.cell else start
-            states, _ = run_layers(self.decoder, embedded, start_of_all)
+            initial_hidden = torch.stack(state.hidden)
+            initial_state = (initial_hidden, torch.stack(state.cell)) if state.cell else initial_hidden
+            states, _ = run_layers(self.decoder, embedded, initial_state)
             if isinstance(self.output, MonotonicOutput):
                 return self.output.align(self._align(states, state), tgt_in)
             return self._attend(states, state, self._dropout_mask(*states.shape))
@@ -320,8 +322,8 @@ class RNNSeq2Seq(CompiledSteps, SharingModel):
             return fused_steps(steps)
         hidden, weights = [], []
         for t, gates in enumerate(token_gates.unbind(0)):
-            drop = (None, None) if between is None or out is None else (between[t], out[t])
-            state, attention = self._advance(state, gates, layers, *drop)
+            dropout_masks = (None, None) if between is None or out is None else (between[t], out[t])
+            state, attention = self._advance(state, gates, layers, *dropout_masks)
             hidden.append(state.feed)
             weights.append(attention)
         return torch.stack(hidden, 1), torch.stack(weights, 1)

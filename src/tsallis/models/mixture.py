@@ -75,14 +75,14 @@ class MixtureOutput(OutputLayer):
         if len(rows) != len(target):
             raise ValueError(f"target must have {len(rows)} rows, one per hidden state, got {len(target)}")
         target.check_classes(self.d_vocab)
-        row, nothing = row_numbers(target.offsets, len(target.indices)), target.probs.new_zeros(len(target))
-        probs = (target.probs / nothing.index_add(0, row, target.probs)[row]).double()
+        row, zeros = row_numbers(target.offsets, len(target.indices)), target.probs.new_zeros(len(target))
+        probs = (target.probs / zeros.index_add(0, row, target.probs)[row]).double()
         symbols = target.indices.long().unsqueeze(-1)
         losses = self._losses(rows[row], symbols, torch.ones_like(symbols, dtype=torch.bool))
         entropy = tsallis_entropy(probs.unsqueeze(-1), self.alpha)  # each symbol's part
         # A symbol that the teacher excludes may have an infinite loss.
-        each = torch.where(probs > 0, probs * losses, 0) - entropy
-        total = torch.zeros_like(nothing, dtype=each.dtype).index_add(0, row, each).to(losses.dtype)
+        symbol_losses = torch.where(probs > 0, probs * losses, 0) - entropy
+        total = torch.zeros_like(zeros, dtype=symbol_losses.dtype).index_add(0, row, symbol_losses).to(losses.dtype)
         return reduce(total.view(hidden.shape[:-1]), (target.offsets.diff() > 0).sum(), reduction)
 
     def _losses(self, hidden: Tensor, target: Tensor, active: Tensor) -> Tensor:
@@ -92,8 +92,8 @@ class MixtureOutput(OutputLayer):
     def divergence(self, probs: Tensor, target: Tensor) -> Tensor:
         """Return the Bregman divergence of the Tsallis entropy from targets [..., 1], for an alpha above 1."""
         power = self.alpha - 1
-        lost = -torch.expm1(power * safe_log(probs.gather(-1, target))) / power
-        return lost - (1 - (probs**self.alpha).sum(-1, keepdim=True)) / self.alpha
+        surprisal = -torch.expm1(power * safe_log(probs.gather(-1, target))) / power
+        return surprisal - (1 - (probs**self.alpha).sum(-1, keepdim=True)) / self.alpha
 
 
 def safe_log(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 
-def _parts(model: Any) -> list[nn.Module]:
+def _all_modules(model: Any) -> list[nn.Module]:
     """Return all modules of a model; shared modules may occur twice. Direct access to dictionaries saves time."""
     modules = [model] if isinstance(model, nn.Module) else []
     for module in modules:
@@ -20,7 +20,7 @@ def _parts(model: Any) -> list[nn.Module]:
 @contextlib.contextmanager
 def eval_mode(model: Any) -> Iterator[None]:
     """Switch all parts of a model to eval mode inside the context, and restore their modes."""
-    training = [m for m in _parts(model) if m.training]
+    training = [m for m in _all_modules(model) if m.training]
     if training:
         model.eval()
     try:

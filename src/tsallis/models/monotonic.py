@@ -93,8 +93,8 @@ class MonotonicOutput(MixtureOutput):
             attention: Scores of the positions [batch, tgt, src].
             mask: Mask of the source [batch, src].
         """
-        place = torch.arange(mask.shape[1], device=mask.device)
-        distance = place - place.unsqueeze(1)  # [src, src]: from the last position to the next
+        position = torch.arange(mask.shape[1], device=mask.device)
+        distance = position - position.unsqueeze(1)  # [src, src]: from the last position to the next
         attention = attention.unsqueeze(-2)
         if self.jump is not None:
             jumps = self.jump(states)  # [batch, tgt, src, JUMPS + 1]
@@ -123,12 +123,12 @@ class MonotonicOutput(MixtureOutput):
             tokens: Start symbol and target symbols [batch, tgt].
         """
         positions, log_probs = self.start(steps.states[:, 0, :, 0])
-        each = []
+        step_positions = []
         for i, token in enumerate(tokens.unbind(1)):
-            positions = self._next(positions, log_probs, token, steps.transitions[:, i])
+            positions = self._next_positions(positions, log_probs, token, steps.transitions[:, i])
             log_probs = steps.log_probs[:, i]
-            each.append(positions)
-        positions = torch.stack(each, 1)  # [batch, tgt, src]
+            step_positions.append(positions)
+        positions = torch.stack(step_positions, 1)  # [batch, tgt, src]
         weights = positions.exp()
         states = (weights.to(steps.states.dtype).unsqueeze(2) @ steps.states).squeeze(2)
         constant = (weights * self._loss_constants(steps.scores)).sum(-1, keepdim=True)
@@ -144,7 +144,10 @@ class MonotonicOutput(MixtureOutput):
             step: Result of :meth:`prepare` for one step.
         """
         positions, log_probs = state.alignment
-        positions, log_probs = self._next(positions, log_probs, token, step.transitions[:, 0]), step.log_probs[:, 0]
+        positions, log_probs = (
+            self._next_positions(positions, log_probs, token, step.transitions[:, 0]),
+            step.log_probs[:, 0],
+        )
         weights = positions.exp().to(step.states.dtype)
         result = DerivedStep(_mix(positions, log_probs), weights, replace(state, alignment=(positions, log_probs)))
         result.unclear = (indistinct(step.scores[:, 0]) & state.memory.mask).any(1)
@@ -158,7 +161,7 @@ class MonotonicOutput(MixtureOutput):
         return hidden.double().split([self.projection.in_features, self.d_vocab, 1], -1)
 
     @staticmethod
-    def _next(positions: Tensor, log_probs: Tensor, token: Tensor, transitions: Tensor) -> Tensor:
+    def _next_positions(positions: Tensor, log_probs: Tensor, token: Tensor, transitions: Tensor) -> Tensor:
         """Return the log-probabilities of the next position [batch, src] after a token [batch]."""
         joint = positions + log_probs.gather(-1, token[:, None, None].expand(-1, positions.shape[1], 1)).squeeze(-1)
         total = _logsumexp(joint, -1).unsqueeze(-1)
@@ -179,8 +182,8 @@ class MonotonicOutput(MixtureOutput):
         if self.alpha == 1:
             losses = -log_probs.gather(-1, target)
         else:
-            own = constant - super().scores(states.to(self.weight.dtype)).gather(-1, target)
-            losses = (own + self.divergence(log_probs.exp(), target)) / 2
+            map_loss = constant - super().scores(states.to(self.weight.dtype)).gather(-1, target)
+            losses = (map_loss + self.divergence(log_probs.exp(), target)) / 2
         return losses.masked_fill(~active, 0).squeeze(-1)
 
 

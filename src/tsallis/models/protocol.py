@@ -45,8 +45,8 @@ class Memory:
 
     def select(self, index: Tensor) -> Memory:
         """Select rows by index: reorder, repeat or drop them."""
-        more = (None if x is None else x[index] for x in (self.copies, self.features))
-        return Memory(self.states[index], self.mask[index], tuple(x[index] for x in self.summary), *more)
+        optional_tensors = (None if x is None else x[index] for x in (self.copies, self.features))
+        return Memory(self.states[index], self.mask[index], tuple(x[index] for x in self.summary), *optional_tensors)
 
 
 def source_mask(lengths: Tensor, sources: Tensor) -> Tensor:
@@ -192,21 +192,21 @@ def best_of_step(output: Any, step: Step, count: int, end: int, only: Tensor | N
     """Return the results of a step for beam search; use the output layer's `best_symbols` if possible."""
     if only is not None:
         check_symbols(only, step.scores.shape[1])
-    if _ranks_its_own(output) and not isinstance(step, DerivedStep):
+    if _uses_best_symbols(output) and not isinstance(step, DerivedStep):
         best = output.best_symbols(step.scores, count, end, only)
     else:
         best = best_of_log_probs(output.log_probs(step.scores).double(), count, end, only, unclear_rows(step))
     return BestStep(best, count_attended(step.attention, step.scores), step.attention, step.state)
 
 
-def _ranks_its_own(output: Any) -> bool:
+def _uses_best_symbols(output: Any) -> bool:
     """Return whether an output has `best_symbols`, and neither a subclass nor the object replaces `log_probs`."""
     kind: Any = type(output)
-    return "log_probs" not in getattr(output, "__dict__", ()) and _class_ranks(kind)
+    return "log_probs" not in getattr(output, "__dict__", ()) and _class_uses_best_symbols(kind)
 
 
 @cache
-def _class_ranks(kind: Any) -> bool:
+def _class_uses_best_symbols(kind: Any) -> bool:
     names = (name for base in kind.__mro__ for name in ("best_symbols", "log_probs") if name in vars(base))
     return next(names, "") == "best_symbols"
 

@@ -52,16 +52,16 @@ def read_layers(module: nn.LSTM | nn.GRU, d_first: int) -> tuple[Tensor, list[Ce
     layers = []
     first = None
     for i in range(module.num_layers):
-        weight, recurrent, bias, more = (getattr(module, f"{name}_l{i}") for name in PARAMETERS)
+        weight, recurrent, bias, recurrent_bias = (getattr(module, f"{name}_l{i}") for name in PARAMETERS)
         below = weight
         if i == 0:
-            first, rest = weight.split([d_first, weight.shape[1] - d_first], 1)
-            below = rest if rest.shape[1] else None
+            first, remaining_weight = weight.split([d_first, weight.shape[1] - d_first], 1)
+            below = remaining_weight if remaining_weight.shape[1] else None
         by_input = None if below is None else below.t()
         if isinstance(module, nn.LSTM):
-            layers.append(CellWeights(by_input, recurrent.t(), bias + more))
+            layers.append(CellWeights(by_input, recurrent.t(), bias + recurrent_bias))
         else:
-            layers.append(CellWeights(by_input, recurrent.t(), bias, more))
+            layers.append(CellWeights(by_input, recurrent.t(), bias, recurrent_bias))
     assert first is not None
     return first, layers
 
@@ -76,18 +76,20 @@ def run_layers(module: nn.LSTM | nn.GRU, x: Tensor, state: Any = None) -> Any:
     if x.device.type != "cpu" or dtype is None or _has_dtype(dtype):
         return module(x, state)
     with without_autocast("cpu"):
-        own: torch.dtype = module.all_weights[0][0].dtype
+        module_dtype: torch.dtype = module.all_weights[0][0].dtype
         if state is not None:
-            state = tuple(part.to(own) for part in state) if isinstance(state, tuple) else state.to(own)
-        return module(x.to(own), state)
+            state = (
+                tuple(part.to(module_dtype) for part in state) if isinstance(state, tuple) else state.to(module_dtype)
+            )
+        return module(x.to(module_dtype), state)
 
 
 def _has_dtype(dtype: torch.dtype) -> bool:
     """Return whether oneDNN supports a half-precision dtype on this processor, with gradients if these are enabled."""
     if dtype == torch.float16 and torch.is_grad_enabled():
         return False
-    ask = "_is_mkldnn_bf16_supported" if dtype == torch.bfloat16 else "_is_mkldnn_fp16_supported"
-    return bool(getattr(torch.ops.mkldnn, ask)())
+    query_name = "_is_mkldnn_bf16_supported" if dtype == torch.bfloat16 else "_is_mkldnn_fp16_supported"
+    return bool(getattr(torch.ops.mkldnn, query_name)())
 
 
 def read_rows(module: nn.LSTM, x: Tensor, lengths: Tensor, dropout: float) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -101,28 +103,28 @@ def read_rows(module: nn.LSTM, x: Tensor, lengths: Tensor, dropout: float) -> tu
     position = torch.arange(x.shape[1], device=last.device).unsqueeze(1)  # [src, 1]
     row = torch.arange(len(last), device=last.device)
     # Reverse the valid positions of each row for the backward direction; reversing twice is the identity.
-    turn = torch.where(position <= last, last - position, position) * len(last) + row  # [src, batch]
+    reverse = torch.where(position <= last, last - position, position) * len(last) + row  # [src, batch]
     steps = x.transpose(0, 1)  # [src, batch, size]
     hidden, cells = [], []
     for i in range(module.num_layers):
         if i and dropout:
             steps = steps * dropout_mask(steps.shape, dropout, steps)
-        directions = [[getattr(module, f"{name}_l{i}{end}") for name in PARAMETERS] for end in ("", "_reverse")]
+        directions = [[getattr(module, f"{name}_l{i}{suffix}") for name in PARAMETERS] for suffix in ("", "_reverse")]
         # Add the biases before stacking: adding two stacks would give both biases one gradient in the same memory.
-        parts = [(weight, recurrent, bias + more) for weight, recurrent, bias, more in directions]
-        weight, recurrent, bias = (torch.stack(both) for both in zip(*parts, strict=True))
-        both = torch.stack([steps, _turn(steps, turn)]).flatten(1, 2)  # [2, src * batch, size]
-        gates = torch.baddbmm(bias.unsqueeze(1), both, weight.mT)
-        states, ends = fused_layer(gates.unflatten(1, (len(position), -1)), recurrent, last)
+        parts = [(weight, recurrent, bias + recurrent_bias) for weight, recurrent, bias, recurrent_bias in directions]
+        weight, recurrent, bias = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
+        inputs = torch.stack([steps, _permute(steps, reverse)]).flatten(1, 2)  # [2, src * batch, size]
+        gates = torch.baddbmm(bias.unsqueeze(1), inputs, weight.mT)
+        states, last_cells = fused_layer(gates.unflatten(1, (len(position), -1)), recurrent, last)
         hidden.append(states[:, last, row])
-        cells.append(ends)
-        steps = torch.cat([states[0], _turn(states[1], turn)], -1)
+        cells.append(last_cells)
+        steps = torch.cat([states[0], _permute(states[1], reverse)], -1)
     return steps.transpose(0, 1), (torch.cat(hidden), torch.cat(cells))
 
 
-def _turn(steps: Tensor, turn: Tensor) -> Tensor:
+def _permute(steps: Tensor, order: Tensor) -> Tensor:
     """Permute the rows of steps [src, batch, size]."""
-    return steps.flatten(0, 1)[turn]
+    return steps.flatten(0, 1)[order]
 
 
 def open_forget_gates(module: nn.LSTM | nn.GRU) -> None:

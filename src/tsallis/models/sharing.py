@@ -57,7 +57,7 @@ class SharingModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._shared: dict[str, str] = {}  # set only while the model is moved or loads weights
-        self.register_load_state_dict_post_hook(_share_again)
+        self.register_load_state_dict_post_hook(_restore_shared_parameters)
 
     def shared_parameters(self) -> dict[str, str]:
         """Return a dictionary from each duplicate name of a parameter to the parameter's first name.
@@ -75,7 +75,7 @@ class SharingModel(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SharingModel:
         self._shared = self.shared_parameters()
         super()._apply(fn, recurse)
-        _share_again(self)
+        _restore_shared_parameters(self)
         return self
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
@@ -133,7 +133,7 @@ class AttentionModel(SharingModel):
         return torch.stack([attention.support() for attention in attentions])
 
 
-def _share_again(model: SharingModel, _: Any = None) -> None:
+def _restore_shared_parameters(model: SharingModel, _: Any = None) -> None:
     """Restore shared parameters: PyTorch creates one parameter per name for a parameter on the device "meta"."""
     for alias, original in model._shared.items():
         parent, _, name = alias.rpartition(".")

@@ -82,9 +82,9 @@ class Spellings:
 
     def crossing(self, text: bytes, place: Place) -> Iterator[int]:
         """Yield the symbols that spell the non-empty rest of the text and continue after its end."""
-        rest = text[place.position :]
+        suffix = text[place.position :]
         for number, spelling in (self._later if place.begun else self._first).items():
-            if len(spelling) > len(rest) and spelling.startswith(rest):
+            if len(spelling) > len(suffix) and spelling.startswith(suffix):
                 yield number
 
     def reached(self, number: int, begun: bool) -> tuple[bytes, bool]:

@@ -238,7 +238,7 @@ class VisualAnswerer(nn.Module):
             return GridAttention(weights, None)
         assert isinstance(density, Elliptical)
         mean, factor = density.mean.detach().flatten(0, -2), density.factor.detach().flatten(0, -3)
-        flat = type(density).from_factor(mean, factor, **_one(self.continuous.kind.shape(1)))
+        flat = type(density).from_factor(mean, factor, **_flatten_shape(self.continuous.kind.shape(1)))
         return GridAttention(weights, flat)
 
     def _hidden(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> Tensor:
@@ -290,7 +290,7 @@ def _basis(num_basis: int, basis: str) -> tuple[int, float]:
     return side, VARIANCES[basis]
 
 
-def _one(shape: dict[str, Any]) -> dict[str, Any]:
+def _flatten_shape(shape: dict[str, Any]) -> dict[str, Any]:
     """Flatten the shape parameters of a density from batch shape [batch, 1, 1] to [batch]."""
     return {name: x.reshape(-1) if isinstance(x, Tensor) else x for name, x in shape.items()}
 
@@ -338,7 +338,7 @@ class ImageGrid(nn.Module):
             self.layers: nn.Module = nn.Linear(d_image, d_model)
         else:
             widths = [d_image, *(max(1, d_model >> (stages - 1 - i)) for i in range(stages))]
-            self.layers = nn.Sequential(*(_stage(before, after) for before, after in pairwise(widths)))
+            self.layers = nn.Sequential(*(_stage(d_in, d_out) for d_in, d_out in pairwise(widths)))
 
     def forward(self, images: Tensor) -> Tensor:
         """Encode [batch, height, width, d_image] to [batch, rows, columns, d_model].
@@ -356,7 +356,7 @@ class ImageGrid(nn.Module):
         else:
             x = images.to(dtype) / 255 if images.dtype == torch.uint8 else images.to(dtype)
             grid = self.layers((2 * x - 1).movedim(-1, 1)).movedim(1, -1)  # [batch, rows, columns, d_model]
-        return grid if self.positions is None else grid + self._places(grid)
+        return grid if self.positions is None else grid + self._position_encodings(grid)
 
     def check(self, images: Tensor) -> None:
         """Raise unless images have a shape and a dtype that :meth:`forward` encodes."""
@@ -373,14 +373,16 @@ class ImageGrid(nn.Module):
                 f"pictures must have at least {self.halved} pixels per side, got {list(images.shape[1:3])}"
             )
 
-    def _places(self, grid: Tensor) -> Tensor:
+    def _position_encodings(self, grid: Tensor) -> Tensor:
         """Return encodings [rows, columns, d_model]: the first half encodes the row, the second half the column."""
         assert self.positions is not None
         rows, columns = grid.shape[1:3]
-        down, across = self.positions(grid, 0, rows), self.positions(grid, 0, columns)
-        return torch.cat([down.unsqueeze(1).expand(-1, columns, -1), across.expand(rows, -1, -1)], -1)
+        row_encodings, column_encodings = self.positions(grid, 0, rows), self.positions(grid, 0, columns)
+        return torch.cat(
+            [row_encodings.unsqueeze(1).expand(-1, columns, -1), column_encodings.expand(rows, -1, -1)], -1
+        )
 
 
-def _stage(before: int, after: int) -> nn.Sequential:
-    convolution = nn.Conv2d(before, after, 3, stride=2, padding=1)
-    return nn.Sequential(convolution, nn.GroupNorm(math.gcd(GROUPS, after), after), nn.ReLU())
+def _stage(d_in: int, d_out: int) -> nn.Sequential:
+    convolution = nn.Conv2d(d_in, d_out, 3, stride=2, padding=1)
+    return nn.Sequential(convolution, nn.GroupNorm(math.gcd(GROUPS, d_out), d_out), nn.ReLU())

@@ -83,10 +83,10 @@ class PerHeadAlpha(nn.Module):
         super()._apply(keep_precision(fn, self.bias), recurse)
         return self
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         if f"{prefix}bias" not in state_dict:
             state_dict[f"{prefix}bias"] = self.bias.detach().clone()
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def keep_precision(fn: Callable[[Tensor], Tensor], alpha: Any) -> Callable[[Tensor], Tensor]:
@@ -94,11 +94,11 @@ def keep_precision(fn: Callable[[Tensor], Tensor], alpha: Any) -> Callable[[Tens
 
     Half precision would round 1.001 to 1, and cancel small steps of an optimizer.
     """
-    kept = (alpha, alpha.grad) if isinstance(alpha, Tensor) else ()
+    alpha_tensors = (alpha, alpha.grad) if isinstance(alpha, Tensor) else ()
 
     def convert(x: Tensor) -> Tensor:
         moved = fn(x)
-        half = moved.dtype.itemsize < 4 <= x.dtype.itemsize and any(x is tensor for tensor in kept)
+        half = moved.dtype.itemsize < 4 <= x.dtype.itemsize and any(x is tensor for tensor in alpha_tensors)
         return x.to(moved.device, torch.float32) if half else moved
 
     return convert

@@ -21,7 +21,7 @@ def convert_mask(mask: Tensor | None, batch: int, heads: int, queries: int, keys
         raise TypeError(f"attn_mask must be boolean or floating point, got {mask.dtype}")
     shape = tuple(mask.shape)
     if mask.dim() == 4:
-        if any(size not in (whole, 1) for size, whole in zip(shape, (batch, heads, queries, keys), strict=True)):
+        if any(size not in (full, 1) for size, full in zip(shape, (batch, heads, queries, keys), strict=True)):
             raise ValueError(
                 f"attn_mask must have shape ({batch} or 1, {heads} or 1, {queries} or 1, {keys} or 1), got {shape}"
             )

@@ -29,8 +29,8 @@ class Dropout(nn.Dropout):
         if 0 < self.p < 1 and (backend := seeded_backend(x)) is not None:
             output: Tensor = SeededDropout.apply(x, backend, 1 - self.p, _seed())
             return output
-        plain: Tensor = super().forward(x)
-        return plain
+        dropped: Tensor = super().forward(x)
+        return dropped
 
 
 def dropout_mask(shape: Sequence[int], p: float, like: Tensor) -> Tensor:

@@ -49,8 +49,8 @@ class ScoredAttention(nn.Module):
         """Return the scores [batch, tgt, src] for states [batch, tgt, d_query] and the result of :meth:`keys`."""
         if self.scorer == "bilinear":
             return query @ keys.transpose(-2, -1)
-        mixed = torch.tanh(keys.unsqueeze(1) + self.by_query(query).unsqueeze(2))  # [batch, tgt, src, d_query]
-        scores: Tensor = self.score(mixed).squeeze(-1)
+        hidden = torch.tanh(keys.unsqueeze(1) + self.by_query(query).unsqueeze(2))  # [batch, tgt, src, d_query]
+        scores: Tensor = self.score(hidden).squeeze(-1)
         return scores
 
     def forward(self, query: Tensor, memory: Tensor, mask: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:

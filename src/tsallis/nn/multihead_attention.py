@@ -137,14 +137,14 @@ class MultiheadAttention(ConstantBuffers):
         embed_dim, num_heads = check_whole("embed_dim", embed_dim, 1), check_whole("num_heads", num_heads, 1)
         if embed_dim % num_heads:
             raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
-        of_keys = num_heads if num_kv_heads is None else check_whole("num_kv_heads", num_kv_heads, 1)
-        if num_heads % of_keys:
-            raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {of_keys}")
+        kv_heads = num_heads if num_kv_heads is None else check_whole("num_kv_heads", num_kv_heads, 1)
+        if num_heads % kv_heads:
+            raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {kv_heads}")
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads
-        self.num_kv_heads, kv_dim = of_keys, of_keys * self.head_dim
+        self.num_kv_heads, kv_dim = kv_heads, kv_heads * self.head_dim
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         self.dropout = check_real("dropout", dropout, 0, 1)
         self.batch_first, self.add_zero_attn = batch_first, add_zero_attn
@@ -153,9 +153,9 @@ class MultiheadAttention(ConstantBuffers):
         packed = self.kdim == self.vdim == embed_dim
         weight = nn.Parameter(torch.empty(sum(self._sizes), embed_dim, **factory_kwargs)) if packed else None
         self.register_parameter("in_proj_weight", weight)
-        for (name, size), projected in zip(inputs.items(), self._sizes, strict=True):
-            own = None if packed else nn.Parameter(torch.empty(projected, size, **factory_kwargs))
-            self.register_parameter(name, own)
+        for (name, size), projected_size in zip(inputs.items(), self._sizes, strict=True):
+            projection_weight = None if packed else nn.Parameter(torch.empty(projected_size, size, **factory_kwargs))
+            self.register_parameter(name, projection_weight)
         self.register_parameter(
             "in_proj_bias", nn.Parameter(torch.empty(sum(self._sizes), **factory_kwargs)) if bias else None
         )
@@ -206,8 +206,8 @@ class MultiheadAttention(ConstantBuffers):
             if isinstance(alpha, Tensor) and alpha.requires_grad and not isinstance(alpha, nn.Parameter):
                 raise ValueError("alpha must be an nn.Parameter to be learned, got a tensor that requires a gradient")
             alpha = stored_alpha(alpha)
-        for names in (self.__dict__, self._parameters, self._buffers, self._modules):
-            names.pop("alpha", None)
+        for registry in (self.__dict__, self._parameters, self._buffers, self._modules):
+            registry.pop("alpha", None)
         if isinstance(alpha, Tensor) and not isinstance(alpha, nn.Parameter):
             self.register_buffer("alpha", alpha.to(device=device))
         else:
@@ -297,10 +297,10 @@ class MultiheadAttention(ConstantBuffers):
         self._check_inputs(query, key, value, cache, key_lengths, key_padding_mask, is_causal)
         q, k, v = self._queries_keys_values(query, key, value, cache)
         visible = self._visible_keys(q, k, attn_mask, key_padding_mask, key_lengths, is_causal, cache is not None)
-        if not self._plain:
+        if not self._has_no_extra_keys:
             k, v, visible = self._append_extra_keys(k, v, visible)
         alpha = self._alpha()
-        keys: Tensor | KeyStore = cache if isinstance(cache, KeyStore) and self._plain else k
+        keys: Tensor | KeyStore = cache if isinstance(cache, KeyStore) and self._has_no_extra_keys else k
         result = attend(
             self._scale(q, query, visible),
             keys,
@@ -316,9 +316,9 @@ class MultiheadAttention(ConstantBuffers):
             query_offset=visible.offset,
             key_norms=None if cache is None or self.slopes is None else cache.key_norms,
         )
-        of_queries = (key_lengths, key_padding_mask) if key is query and cache is None else (None, None)
-        self._keep_record(result.support, visible, alpha, *of_queries)
-        return self._as_output(query, result.output, result.weights, average_attn_weights)
+        query_masks = (key_lengths, key_padding_mask) if key is query and cache is None else (None, None)
+        self._keep_record(result.support, visible, alpha, *query_masks)
+        return self._project_output(query, result.output, result.weights, average_attn_weights)
 
     def _keep_record(
         self,
@@ -338,7 +338,7 @@ class MultiheadAttention(ConstantBuffers):
         elif self._last is not None:
             self._last = None
 
-    def _as_output(
+    def _project_output(
         self, query: Tensor, context: Tensor, weights: Tensor | None, average: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Project contexts [batch, heads, queries, size]; return output and weights in the query's layout."""
@@ -363,10 +363,10 @@ class MultiheadAttention(ConstantBuffers):
         if query.dim() not in (2, 3):
             raise ValueError(f"query must have 2 or 3 dimensions, got shape {tuple(query.shape)}")
         if (key is None) != (value is None) or (key is None and cache is None):
-            given = " and ".join(
+            arguments = " and ".join(
                 f"{name} {'None' if x is None else 'given'}" for name, x in (("key", key), ("value", value))
             )
-            raise ValueError(f"key and value must both be given, or both be None with a cache, got {given}")
+            raise ValueError(f"key and value must both be given, or both be None with a cache, got {arguments}")
         if key is not None and value is not None and not query.dim() == key.dim() == value.dim():
             raise ValueError(
                 "query, key and value must all have a batch, or none of them, got shapes "
@@ -387,7 +387,7 @@ class MultiheadAttention(ConstantBuffers):
         check_flag("is_causal", is_causal)
 
     @property
-    def _plain(self) -> bool:
+    def _has_no_extra_keys(self) -> bool:
         """Return whether this module adds no extra keys. Extra keys are visible regardless of lengths and order."""
         return self.bias_k is None and not self.add_zero_attn
 
@@ -417,7 +417,7 @@ class MultiheadAttention(ConstantBuffers):
         cached: bool,
     ) -> VisibleKeys:
         """Convert PyTorch's masks, padding and causal order to the form that kernels read."""
-        queries, keys, plain = q.shape[2], k.shape[2], self._plain
+        queries, keys, plain = q.shape[2], k.shape[2], self._has_no_extra_keys
         past = keys - queries if cached else 0  # negative if queries and keys are different sequences
         if key_lengths is not None:
             padding, lengths = split_lengths(key_lengths, q, keys, plain)
@@ -437,8 +437,8 @@ class MultiheadAttention(ConstantBuffers):
         Raises:
             RuntimeError: There was no forward pass yet, or it was compiled.
         """
-        attended, seen, queries = self.count_attended()
-        density, mean = (attended / seen.clamp(min=1)).float(), (attended / queries.clamp(min=1)).float()
+        attended, visible, queries = self.count_attended()
+        density, mean = (attended / visible.clamp(min=1)).float(), (attended / queries.clamp(min=1)).float()
         return AttentionStats(density, mean, self._expand_alpha(self._last_pass().alpha))
 
     def count_attended(self, active: Tensor | None = None) -> Tensor:
@@ -453,10 +453,10 @@ class MultiheadAttention(ConstantBuffers):
         last = self._last_pass()
         support = last.support
         visible = last.visible.count_keys(support.device)
-        known = active_queries(last.query_lengths, last.query_padding, last.visible.queries, support.device)
+        valid = active_queries(last.query_lengths, last.query_padding, last.visible.queries, support.device)
         if active is not None:
-            known = active.unsqueeze(1) if known is None else active.unsqueeze(1) & known
-        return sum_support(support, visible, known)
+            valid = active.unsqueeze(1) if valid is None else active.unsqueeze(1) & valid
+        return sum_support(support, visible, valid)
 
     @torch.no_grad()
     def scale_scores(self, factor: float) -> None:
@@ -520,15 +520,19 @@ class MultiheadAttention(ConstantBuffers):
         """Project the inputs to heads [batch, heads or key heads, length, head size]."""
         if self.in_proj_weight is not None and key is query and value is query:
             q, k, v = F.linear(query, self.in_proj_weight, self.in_proj_bias).split(self._sizes, -1)
-            return self._heads(q), self._heads(k, self.num_kv_heads), self._heads(v, self.num_kv_heads)
+            return (
+                self._split_heads(q),
+                self._split_heads(k, self.num_kv_heads),
+                self._split_heads(v, self.num_kv_heads),
+            )
         weights, biases = self._weights(), self._biases()
-        q = self._heads(F.linear(query, weights[0], biases[0]))
+        q = self._split_heads(F.linear(query, weights[0], biases[0]))
         if key is None or value is None:
             return q, None, None
         k, v = F.linear(key, weights[1], biases[1]), F.linear(value, weights[2], biases[2])
-        return q, self._heads(k, self.num_kv_heads), self._heads(v, self.num_kv_heads)
+        return q, self._split_heads(k, self.num_kv_heads), self._split_heads(v, self.num_kv_heads)
 
-    def _heads(self, x: Tensor, count: int | None = None) -> Tensor:
+    def _split_heads(self, x: Tensor, count: int | None = None) -> Tensor:
         x = self._batch_first(x)
         # Do not use `unflatten`: the tracing ONNX exporter would lose the dynamic batch size.
         return x.reshape(x.shape[0], x.shape[1], count or self.num_heads, self.head_dim).transpose(1, 2)
@@ -550,18 +554,18 @@ class MultiheadAttention(ConstantBuffers):
 
     def _append_extra_keys(self, k: Tensor, v: Tensor, visible: VisibleKeys) -> tuple[Tensor, Tensor, VisibleKeys]:
         """Append the learned key and the zero key, if this module has them."""
-        batch, extra, mask = k.shape[0], 0, visible.mask
+        batch, num_extra, mask = k.shape[0], 0, visible.mask
         if self.bias_k is not None and self.bias_v is not None:
-            own = [x.view(1, self.num_kv_heads, 1, -1).expand(batch, -1, -1, -1) for x in (self.bias_k, self.bias_v)]
-            k, v = (torch.cat([x, more.to(x.dtype)], 2) for x, more in zip((k, v), own, strict=True))
-            extra += 1
+            biases = [x.view(1, self.num_kv_heads, 1, -1).expand(batch, -1, -1, -1) for x in (self.bias_k, self.bias_v)]
+            k, v = (torch.cat([x, bias.to(x.dtype)], 2) for x, bias in zip((k, v), biases, strict=True))
+            num_extra += 1
         if self.add_zero_attn:
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
-            extra += 1
+            num_extra += 1
         if mask is not None:
             if mask.shape[-1] == 1:
-                mask = mask.expand(*mask.shape[:-1], k.shape[2] - extra)
-            mask = F.pad(mask, (0, extra), value=mask.dtype == torch.bool)
+                mask = mask.expand(*mask.shape[:-1], k.shape[2] - num_extra)
+            mask = F.pad(mask, (0, num_extra), value=mask.dtype == torch.bool)
         return k, v, visible._replace(mask=mask, keys=k.shape[2])
 
     def extra_repr(self) -> str:

@@ -204,8 +204,8 @@ class OutputLayer(ConstantBuffers):
             parts = [self._supports(part, screened) for part in rows.split(ROWS)] if screened else []
             if not parts:
                 return SparseRows.from_dense(self.probs(upcast(self.scores(rows))))
-            index, probs = (torch.cat(some) for some in zip(*[row for part in parts for row in part], strict=True))
-            counts = torch.tensor([len(one) for part in parts for one, _ in part])
+            index, probs = (torch.cat(values) for values in zip(*[row for part in parts for row in part], strict=True))
+            counts = torch.tensor([len(symbols) for part in parts for symbols, _ in part])
             return SparseRows(index, probs, torch.nn.functional.pad(counts.cumsum(0), (1, 0)))
 
     def _supports(self, rows: Tensor, screened: Any) -> list[tuple[Tensor, Tensor]]:
@@ -218,15 +218,15 @@ class OutputLayer(ConstantBuffers):
         count, index, probs = screened.lists(
             AttentionArgs(*tensors, None, mask, None, None, None, None, self.alpha, 1.0, False, 0.0)
         )
-        found = []
+        supports = []
         for row, n in enumerate(count.tolist()):
             if n < 0:
                 dense = self.probs(self.scores(rows[row]))
                 symbols = dense.nonzero().flatten()
-                found.append((symbols.int(), dense[symbols]))
+                supports.append((symbols.int(), dense[symbols]))
             else:
-                found.append((index[row, :n], probs[row, :n]))
-        return found
+                supports.append((index[row, :n], probs[row, :n]))
+        return supports
 
     def _screened_weight(self, rows: Tensor) -> Any:
         """Return the weight in 8 bits, or None if it can't be scanned or few scores are needed."""
@@ -234,8 +234,8 @@ class OutputLayer(ConstantBuffers):
         if not isinstance(weight, Tensor) or tracing_active() or not len(rows):
             return None
         kernels = choose_screening(rows.device.type)
-        plain = all(x.dtype == torch.float32 and x.device.type == "cpu" for x in (rows, weight))
-        if kernels is None or not plain or self.d_vocab < kernels.LEAST_KEYS or not 1 < self.alpha <= 2:
+        is_supported = all(x.dtype == torch.float32 and x.device.type == "cpu" for x in (rows, weight))
+        if kernels is None or not is_supported or self.d_vocab < kernels.LEAST_KEYS or not 1 < self.alpha <= 2:
             return None
         if weight.is_inference():  # such a tensor does not count its changes
             return None
@@ -321,10 +321,10 @@ class OutputLayer(ConstantBuffers):
             return self._loss(_without_ignored(hidden, counted), target, ignore_index, reduction)
         check_integers(target, "class targets")
         hidden = _without_ignored(hidden, target != ignore_index)
-        plain = self._loss(hidden, target, ignore_index, reduction)
+        unsmoothed = self._loss(hidden, target, ignore_index, reduction)
         if label_smoothing == 0:
-            return plain
-        return plain + label_smoothing * self._lead(hidden, target, ignore_index, reduction)
+            return unsmoothed
+        return unsmoothed + label_smoothing * self._lead(hidden, target, ignore_index, reduction)
 
     def _lead(self, hidden: Tensor, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
         """Compute the difference between the target's score and the mean score.
@@ -332,13 +332,13 @@ class OutputLayer(ConstantBuffers):
         Label smoothing adds a share of this difference, because the loss without the entropy is linear in the target.
         """
         active = target != ignore_index
-        may = ~self.never
+        allowed = ~self.never
         index = torch.where(active, target, 0).long()
         weight = self.weight
-        mean = (weight * may.unsqueeze(-1)).sum(0) / may.sum()  # [d_model]
+        mean = (weight * allowed.unsqueeze(-1)).sum(0) / allowed.sum()  # [d_model]
         lead = (hidden * (embedding(index, weight) - mean)).sum(-1)  # [...]
         if self.bias is not None:
-            lead = lead + self.bias[index] - (self.bias * may).sum() / may.sum()
+            lead = lead + self.bias[index] - (self.bias * allowed).sum() / allowed.sum()
         lead = torch.where(active, lead, 0)
         return reduce(lead, active.sum(), reduction)
 

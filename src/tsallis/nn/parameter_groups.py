@@ -41,19 +41,19 @@ def parameter_groups(
     """
     if not 0 <= alpha_lr_scale < float("inf"):
         raise ValueError(f"alpha_lr_scale must be finite and at least 0, got {alpha_lr_scale}")
-    learned = {id(p) for part in module.modules() for p in _learned(part)}
+    alpha_ids = {id(p) for part in module.modules() for p in _learned_alphas(part)}
     trained = [p for p in module.parameters() if p.requires_grad]
-    alphas = [p for p in trained if id(p) in learned]
-    others = [p for p in trained if id(p) not in learned]
+    alphas = [p for p in trained if id(p) in alpha_ids]
+    non_alphas = [p for p in trained if id(p) not in alpha_ids]
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in others if p.dim() > 1], "lr": lr, "weight_decay": weight_decay},
-        {"params": [p for p in others if p.dim() < 2], "lr": lr, "weight_decay": 0.0},
+        {"params": [p for p in non_alphas if p.dim() > 1], "lr": lr, "weight_decay": weight_decay},
+        {"params": [p for p in non_alphas if p.dim() < 2], "lr": lr, "weight_decay": 0.0},
         {"params": alphas, "lr": lr * alpha_lr_scale, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
 
 
-def _learned(part: nn.Module) -> Iterable[nn.Parameter]:
+def _learned_alphas(part: nn.Module) -> Iterable[nn.Parameter]:
     """Return the learned alphas of one module."""
     alpha = part if isinstance(part, PerHeadAlpha) else getattr(part, "alpha", None)
     if isinstance(alpha, nn.Module) and isinstance(part, PerHeadAlpha | MultiheadAttention):

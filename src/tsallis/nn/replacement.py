@@ -74,15 +74,15 @@ def sparsify_module(
     patterns = _patterns(names)
     attentions = dict(_attentions(module, patterns))
     if not attentions:
-        raise ValueError(f"{type(module).__name__} has no torch.nn.MultiheadAttention{_among(patterns)}")
+        raise ValueError(f"{type(module).__name__} has no torch.nn.MultiheadAttention{_describe_patterns(patterns)}")
     replacements: dict[nn.Module, nn.Module] = {
-        old: _sparse(old, _alpha(alpha, initial, old), name)
+        old: _to_sparse(old, _new_alpha(alpha, initial, old), name)
         for name, old in attentions.items()
         if isinstance(old, nn.MultiheadAttention)
     }
     for old in attentions.values():
         if isinstance(old, MultiheadAttention):
-            old.set_alpha(_alpha(alpha, initial, old))
+            old.set_alpha(_new_alpha(alpha, initial, old))
     return cast(Module | MultiheadAttention, _swap(module, replacements))
 
 
@@ -109,16 +109,20 @@ def densify_module(module: Module, *, names: str | Iterable[str] | None = None) 
         >>> type(densify_module(model).self_attn)
         <class 'torch.nn.modules.activation.MultiheadAttention'>
     """
-    own = {part for layer in module.modules() if isinstance(layer, LAYERS) for part in layer.children()}
+    layer_children = {part for layer in module.modules() if isinstance(layer, LAYERS) for part in layer.children()}
     patterns = _patterns(names)
     attentions = {
         name: part
         for name, part in module.named_modules()
-        if type(part) is MultiheadAttention and part not in own and _matches(name, patterns)
+        if type(part) is MultiheadAttention and part not in layer_children and _matches(name, patterns)
     }
     if not attentions:
-        raise ValueError(f"{type(module).__name__} has no replaceable tsallis.nn.MultiheadAttention{_among(patterns)}")
-    return cast(Module | nn.MultiheadAttention, _swap(module, {old: _dense(old, n) for n, old in attentions.items()}))
+        raise ValueError(
+            f"{type(module).__name__} has no replaceable tsallis.nn.MultiheadAttention{_describe_patterns(patterns)}"
+        )
+    return cast(
+        Module | nn.MultiheadAttention, _swap(module, {old: _to_dense(old, n) for n, old in attentions.items()})
+    )
 
 
 def _patterns(names: str | Iterable[str] | None) -> list[str] | None:
@@ -129,7 +133,7 @@ def _matches(name: str, patterns: list[str] | None) -> bool:
     return patterns is None or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _among(patterns: list[str] | None) -> str:
+def _describe_patterns(patterns: list[str] | None) -> str:
     return "" if patterns is None else f" whose name matches {', '.join(patterns)}"
 
 
@@ -182,7 +186,7 @@ def _attentions(module: nn.Module, patterns: list[str] | None) -> Iterator[tuple
         yield name, part
 
 
-def _alpha(alpha: float | str, initial: float | None, attention: Attention) -> float | PerHeadAlpha:
+def _new_alpha(alpha: float | str, initial: float | None, attention: Attention) -> float | PerHeadAlpha:
     """Return the alpha of a new attention: a number or a module with an alpha per head."""
     if not isinstance(alpha, str):
         return alpha_number(alpha)
@@ -190,22 +194,22 @@ def _alpha(alpha: float | str, initial: float | None, attention: Attention) -> f
     return PerHeadAlpha(attention.num_heads, initial=initial, device=device, dtype=torch.float32)
 
 
-def _sparse(old: nn.MultiheadAttention, alpha: float | PerHeadAlpha, name: str) -> MultiheadAttention:
+def _to_sparse(old: nn.MultiheadAttention, alpha: float | PerHeadAlpha, name: str) -> MultiheadAttention:
     """Return a sparse attention with the same parameters."""
-    return _with_parts(MultiheadAttention(**_arguments(old), alpha=alpha), old, name)
+    return _move_parts(MultiheadAttention(**_arguments(old), alpha=alpha), old, name)
 
 
-def _dense(old: MultiheadAttention, name: str) -> nn.MultiheadAttention:
+def _to_dense(old: MultiheadAttention, name: str) -> nn.MultiheadAttention:
     """Return an attention of PyTorch with the same parameters."""
     settings = {
         f"positions {old.positions!r}": old.positions != "none",
         "a length scale": old.length_scale is not None,
         f"{old.num_kv_heads} key heads for {old.num_heads} query heads": old.num_kv_heads != old.num_heads,
     }
-    for setting, lost in settings.items():
-        if lost:
+    for setting, is_set in settings.items():
+        if is_set:
             raise TypeError(f"{name or 'module'} has {setting}, which torch.nn.MultiheadAttention does not support")
-    return _with_parts(nn.MultiheadAttention(**_arguments(old)), old, name)
+    return _move_parts(nn.MultiheadAttention(**_arguments(old)), old, name)
 
 
 def _arguments(old: Attention) -> dict[str, Any]:
@@ -223,7 +227,7 @@ def _arguments(old: Attention) -> dict[str, Any]:
     }
 
 
-def _with_parts(new: NewAttention, old: Attention, path: str) -> NewAttention:
+def _move_parts(new: NewAttention, old: Attention, path: str) -> NewAttention:
     """Move parameters, hooks and added attributes from an old attention to a new one."""
     path = path or "module"
     for name in (*PARAMETERS, "out_proj"):
@@ -246,13 +250,13 @@ def _with_parts(new: NewAttention, old: Attention, path: str) -> NewAttention:
 
 def _add_extras(new: NewAttention, old: Attention, path: str) -> None:
     """Add the attributes, parameters, buffers and modules that were added to the old attention."""
-    own = _names(type(old)(**_arguments(old)))
-    existing = _names(new)
+    default_names = _attribute_names(type(old)(**_arguments(old)))
+    existing_names = _attribute_names(new)
     for kind in ("_parameters", "_buffers", "_modules", "__dict__"):
         for name, value in getattr(old, kind).items():
-            if name in own:
+            if name in default_names:
                 continue
-            if name in existing:
+            if name in existing_names:
                 raise TypeError(
                     f"{path}.{name} was added to a {type(old).__name__}, but {type(new).__name__} already has a {name}"
                 )
@@ -261,5 +265,5 @@ def _add_extras(new: NewAttention, old: Attention, path: str) -> None:
                 new._non_persistent_buffers_set.add(name)
 
 
-def _names(module: nn.Module) -> set[str]:
+def _attribute_names(module: nn.Module) -> set[str]:
     return {*vars(module), *dir(type(module)), *module._parameters, *module._buffers, *module._modules}

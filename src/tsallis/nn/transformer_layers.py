@@ -117,9 +117,9 @@ class TransformerEncoderLayer(_Layer):
         super().__init__()
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         dropout_p = dropout if attention_dropout is None else attention_dropout
-        heads: dict[str, Any] = {"dropout": dropout_p, "bias": bias, "batch_first": batch_first, **factory_kwargs}
-        own: dict[str, Any] = {"positions": positions, "length_scale": length_scale, "num_kv_heads": num_kv_heads}
-        self.self_attn = MultiheadAttention(d_model, nhead, alpha=alpha, **own, **heads)
+        shared: dict[str, Any] = {"dropout": dropout_p, "bias": bias, "batch_first": batch_first, **factory_kwargs}
+        options: dict[str, Any] = {"positions": positions, "length_scale": length_scale, "num_kv_heads": num_kv_heads}
+        self.self_attn = MultiheadAttention(d_model, nhead, alpha=alpha, **options, **shared)
         self._build(2, d_model, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias, factory_kwargs)
 
     def forward(
@@ -199,11 +199,11 @@ class TransformerDecoderLayer(_Layer):
         super().__init__()
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         dropout_p = dropout if attention_dropout is None else attention_dropout
-        heads: dict[str, Any] = {"dropout": dropout_p, "bias": bias, "batch_first": batch_first, **factory_kwargs}
+        shared: dict[str, Any] = {"dropout": dropout_p, "bias": bias, "batch_first": batch_first, **factory_kwargs}
         cross_attention_alpha = alpha if cross_attention_alpha is None else cross_attention_alpha
-        own: dict[str, Any] = {"positions": positions, "length_scale": length_scale, "num_kv_heads": num_kv_heads}
-        self.self_attn = MultiheadAttention(d_model, nhead, alpha=alpha, **own, **heads)
-        self.multihead_attn = MultiheadAttention(d_model, nhead, alpha=cross_attention_alpha, **heads)
+        options: dict[str, Any] = {"positions": positions, "length_scale": length_scale, "num_kv_heads": num_kv_heads}
+        self.self_attn = MultiheadAttention(d_model, nhead, alpha=alpha, **options, **shared)
+        self.multihead_attn = MultiheadAttention(d_model, nhead, alpha=cross_attention_alpha, **shared)
         self._build(3, d_model, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias, factory_kwargs)
 
     def forward(
@@ -227,8 +227,9 @@ class TransformerDecoderLayer(_Layer):
         only the new steps, and the memory is projected only in the first call. With `need_weights`, the result is a
         pair: the output, and the weights of the attention to the memory, averaged over the heads.
         """
-        own, other = caches if caches is not None else (None, None)
-        key = None if other is not None and len(other) > 0 else memory  # None: the cache holds the projected memory
+        self_cache, memory_cache = caches if caches is not None else (None, None)
+        # None: the cache holds the projected memory
+        key = None if memory_cache is not None and len(memory_cache) > 0 else memory
         weights: list[Tensor] = []
         masks = {"key_padding_mask": tgt_key_padding_mask, "attn_mask": tgt_mask, "is_causal": tgt_is_causal}
         memory_masks = {
@@ -240,12 +241,12 @@ class TransformerDecoderLayer(_Layer):
 
         def attend(x: Tensor) -> Tensor:
             context: Tensor
-            context, _ = self.self_attn(x, x, x, need_weights=False, cache=own, **masks)
+            context, _ = self.self_attn(x, x, x, need_weights=False, cache=self_cache, **masks)
             return context
 
         def attend_memory(x: Tensor) -> Tensor:
             context: Tensor
-            options = {"need_weights": need_weights, "cache": other, **memory_masks}
+            options = {"need_weights": need_weights, "cache": memory_cache, **memory_masks}
             context, memory_weights = self.multihead_attn(x, key, key, **options)
             if memory_weights is not None:
                 weights.append(memory_weights)

@@ -12,8 +12,8 @@ Alpha = float | Tensor
 
 def extremes(alpha: Tensor) -> tuple[float, float]:
     """Return the smallest and the largest alpha, or NaN if an alpha is NaN, with one transfer from a GPU."""
-    both = alpha.detach().aminmax()
-    least, most = torch.stack(both).tolist() if alpha.is_cuda else (x.item() for x in both)
+    limits = alpha.detach().aminmax()
+    least, most = torch.stack(limits).tolist() if alpha.is_cuda else (x.item() for x in limits)
     return least, most
 
 

@@ -21,7 +21,7 @@ from tsallis.ops.tracing import constant
 from tsallis.ops.transforms import operators_only, recording, without_numbers
 
 VARIABLE = "TSALLIS_BACKEND"
-_PLAIN = (Tensor, torch.nn.Parameter)
+_TENSOR_TYPES = (Tensor, torch.nn.Parameter)
 LARGEST_BEAMS = 1 << 20  # maximum number of prefixes for compiled beams, which allocate their memory at the start
 
 
@@ -68,11 +68,11 @@ class backend:
         _request.reset(self._tokens.pop())
 
 
-def _check(name: str, what: str) -> str:
+def _check(name: str, label: str) -> str:
     if name != "auto" and name not in BACKENDS:
-        raise ValueError(f"{what} must be one of {', '.join(('auto', *BACKENDS))}, got {name!r}")
+        raise ValueError(f"{label} must be one of {', '.join(('auto', *BACKENDS))}, got {name!r}")
     if name != "auto" and not load(name).status().available:
-        raise RuntimeError(f"{what} {name!r} can't be used: {load(name).status().reason}")
+        raise RuntimeError(f"{label} {name!r} can't be used: {load(name).status().reason}")
     return name
 
 
@@ -150,7 +150,7 @@ def _suits(backend: Backend, operation: str, alpha: Alpha, tensors: tuple[Tensor
     if operation not in can.operations:
         return False
     for x in tensors:
-        if type(x) not in _PLAIN or x.dtype not in can.dtypes or x.numel() == 0:
+        if type(x) not in _TENSOR_TYPES or x.dtype not in can.dtypes or x.numel() == 0:
             return False
     if len(tensors) > 1 and any(x.device != tensors[0].device for x in tensors):
         return False
@@ -175,7 +175,7 @@ def choose_direct(operation: str, alpha: Alpha, *tensors: Tensor) -> Backend | N
         torch._C._get_tracing_state()
         or torch._C._len_torch_dispatch_stack()
         or x.is_meta
-        or (type(x) not in _PLAIN and without_numbers(x))
+        or (type(x) not in _TENSOR_TYPES and without_numbers(x))
     ):
         return None
     return choose(operation, alpha, *tensors)
@@ -208,7 +208,7 @@ def choose_attention(query: Tensor, key: Tensor, value: Tensor, bounds: tuple[fl
 
 def _readable(*tensors: Tensor) -> bool:
     """Return whether kernels can compute these tensors, directly or through an operator."""
-    if all(type(x) in _PLAIN for x in tensors):
+    if all(type(x) in _TENSOR_TYPES for x in tensors):
         return True
     return recording() or operators_only(tensors[0])
 

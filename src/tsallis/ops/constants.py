@@ -18,7 +18,7 @@ class ConstantBuffers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._constants: dict[str, Tensor] = {}
-        self.register_load_state_dict_post_hook(_leave_meta)
+        self.register_load_state_dict_post_hook(_materialise_constants)
 
     def register_constant(self, name: str, value: Tensor | None, device: Any = None) -> None:
         """Register a buffer outside the state dict.
@@ -40,19 +40,19 @@ class ConstantBuffers(nn.Module):
         self.register_buffer(name, value if value is None or device is None else value.to(device), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ConstantBuffers:
-        before = {name: self._buffers[name] for name in self._constants}
+        old_buffers = {name: self._buffers[name] for name in self._constants}
         super()._apply(fn, recurse)
-        for name, old in before.items():
+        for name, old in old_buffers.items():
             new = self._buffers[name]
             if new is not None and new is not old and not new.is_meta:
                 self._buffers[name] = self._constants[name].to(new.device, new.dtype)
         return self
 
 
-def _leave_meta(module: ConstantBuffers, _: Any) -> None:
+def _materialise_constants(module: ConstantBuffers, _: Any) -> None:
     """Copy constants from the device "meta" to the device of the loaded weights."""
-    places = {x.device for x in module.parameters() if not x.is_meta}
+    devices = {x.device for x in module.parameters() if not x.is_meta}
     for name, value in module._constants.items():
         buffer = module._buffers[name]
-        if buffer is not None and buffer.is_meta and places:
-            module._buffers[name] = value.to(next(iter(places)), buffer.dtype)
+        if buffer is not None and buffer.is_meta and devices:
+            module._buffers[name] = value.to(next(iter(devices)), buffer.dtype)

@@ -14,7 +14,7 @@ from torch import Tensor
 BISECTIONS = 200
 
 
-def _columns(scores: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
+def _to_float64(scores: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
     scores = scores.double()
     alpha = torch.as_tensor(alpha, dtype=torch.float64, device=scores.device)
     if alpha.dim() > 0 and alpha.shape[-1] != 1:
@@ -43,7 +43,7 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
 
     Scores of -inf get probability 0; a row with only -inf returns zeros.
     """
-    scores, alpha = _columns(scores, alpha)
+    scores, alpha = _to_float64(scores, alpha)
     active = scores > -torch.inf
     empty = ~active.any(-1, keepdim=True)
     z = torch.where(active, scores, torch.zeros_like(scores))
@@ -54,19 +54,19 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
     steep = eps > 1
     # Above alpha 2, use the smallest score of the support instead of the threshold. The difference between them is a
     # power of this score's probability, often too small for float64.
-    least = _least_of_support(z, active, torch.where(steep, eps, torch.ones_like(eps)))
+    least = _smallest_support_index(z, active, torch.where(steep, eps, torch.ones_like(eps)))
     base = z.gather(-1, least)
 
     # Solve for y = -log p. Here p is the largest probability, or above alpha 2 the smallest one in the support.
     def probabilities(y: Tensor) -> Tensor:
-        e = torch.where(steep, eps, torch.ones_like(eps))
-        x = (e * (z - base)).scatter(-1, least, 0.0)
+        steep_eps = torch.where(steep, eps, torch.ones_like(eps))
+        x = (steep_eps * (z - base)).scatter(-1, least, 0.0)
         inside = active & (x >= 0)
-        u = torch.exp(-e * y) + torch.where(inside, x, torch.zeros_like(x))
-        power = torch.where(inside, u ** (1 / e), torch.zeros_like(z))
-        small = torch.where(steep, torch.ones_like(eps), eps)
-        ratio = -torch.expm1(-small * y) / torch.where(small == 0, torch.ones_like(small), small)
-        c = torch.where(small.abs() < 1e-9, y, ratio)
+        u = torch.exp(-steep_eps * y) + torch.where(inside, x, torch.zeros_like(x))
+        power = torch.where(inside, u ** (1 / steep_eps), torch.zeros_like(z))
+        small_eps = torch.where(steep, torch.ones_like(eps), eps)
+        ratio = -torch.expm1(-small_eps * y) / torch.where(small_eps == 0, torch.ones_like(small_eps), small_eps)
+        c = torch.where(small_eps.abs() < 1e-9, y, ratio)
         return torch.where(steep, power, torch.where(active, exp_alpha(z - c, alpha), torch.zeros_like(z)))
 
     with torch.no_grad():
@@ -89,7 +89,7 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
 
 
 @torch.no_grad()
-def _least_of_support(z: Tensor, active: Tensor, eps: Tensor) -> Tensor:
+def _smallest_support_index(z: Tensor, active: Tensor, eps: Tensor) -> Tensor:
     """Return the index of the smallest score of the support [..., 1], for alphas of at least 2.
 
     A score is in the support if the probabilities sum to less than 1 when the threshold equals that score.
@@ -107,20 +107,20 @@ def _least_of_support(z: Tensor, active: Tensor, eps: Tensor) -> Tensor:
 
 def tsallis_entropy(probs: Tensor, alpha: float | Tensor) -> Tensor:
     r"""Return `(1 - sum p^alpha) / (alpha (alpha-1))`; at alpha = 1, return Shannon's `-sum p log p`."""
-    probs, alpha = _columns(probs, alpha)
+    probs, alpha = _to_float64(probs, alpha)
     inside = probs > 0
     log_p = torch.where(inside, torch.where(inside, probs, torch.ones_like(probs)).log(), torch.zeros_like(probs))
     at_one = alpha == 1
     a = torch.where(at_one, torch.full_like(alpha, 2.0), alpha)
     # Use sum p - sum p^alpha, not 1 - sum p^alpha: dividing by alpha - 1 would magnify the rounding of sum p.
-    lost = -(probs * torch.expm1((a - 1) * log_p)).sum(-1, keepdim=True)
+    difference = -(probs * torch.expm1((a - 1) * log_p)).sum(-1, keepdim=True)
     shannon = -(probs * log_p).sum(-1, keepdim=True)
-    return torch.where(at_one, shannon, lost / (a * (a - 1))).squeeze(-1)
+    return torch.where(at_one, shannon, difference / (a * (a - 1))).squeeze(-1)
 
 
 def entmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
     r"""Return the Fenchel-Young loss `(p - y).z + H(p) - H(y)` of each row; `target` holds classes or probabilities."""
-    scores, alpha = _columns(scores, alpha)
+    scores, alpha = _to_float64(scores, alpha)
     if not target.is_floating_point():
         target = torch.nn.functional.one_hot(target, scores.shape[-1])
     y = target.double()
@@ -177,7 +177,7 @@ def normmax(scores: Tensor, alpha: float = 2.0) -> Tensor:
 
 def budgeted_entmax(scores: Tensor, alpha: float | Tensor = 1.5, budget: float = 2) -> Tensor:
     r"""Return `argmax p.z + H_alpha(p)` over `0 <= p <= 1, sum p = budget`."""
-    z, alpha = _columns(scores, alpha)
+    z, alpha = _to_float64(scores, alpha)
     eps = (alpha - 1).clamp(min=1e-12)
     z = z - z.amax(-1, keepdim=True).detach()
     low, high = z.amin(-1, keepdim=True).detach() - 1 / eps * 0 - 1, torch.full_like(alpha, 0.0) + 1 / eps
@@ -197,7 +197,7 @@ def budgeted_entmax(scores: Tensor, alpha: float | Tensor = 1.5, budget: float =
         inside = (p > 0) & (p < 1)
         weight = torch.where(inside, torch.where(inside, p, torch.ones_like(p)) ** (2 - alpha), torch.zeros_like(p))
         total = weight.sum(-1, keepdim=True)
-        some = total > 0
-        step = (p.sum(-1, keepdim=True) - budget) / torch.where(some, total, torch.ones_like(total))
-        c = c + torch.where(some, step, torch.zeros_like(step))
+        nonzero = total > 0
+        step = (p.sum(-1, keepdim=True) - budget) / torch.where(nonzero, total, torch.ones_like(total))
+        c = c + torch.where(nonzero, step, torch.zeros_like(step))
     return clip(c)

@@ -51,7 +51,7 @@ def load(name: str) -> Backend:
     if "output layer" in operations and not {"losses", "alpha-ReLU"} <= set(operations):
         raise TypeError(f"backend {name!r}: 'output layer' needs 'losses' and 'alpha-ReLU', got {operations}")
     for operation in operations:
-        if missing := [each for each in OPERATIONS[operation] if not hasattr(backend, each)]:
+        if missing := [required for required in OPERATIONS[operation] if not hasattr(backend, required)]:
             raise TypeError(f"backend {name!r}: operation {operation!r} needs a function {missing[0]}")
     for function, default in DEFAULTS.items():
         if not hasattr(backend, function):

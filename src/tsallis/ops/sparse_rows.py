@@ -28,10 +28,10 @@ def concatenate_rows(first: CsrRows, second: CsrRows) -> CsrRows:
     offsets = F.pad((counts[0] + counts[1]).cumsum(0), (1, 0))
     column = first.column.new_empty(len(first.column) + len(second.column))
     value = first.value.new_empty(len(column))
-    before = (second.offsets, first.offsets)  # entries of a row: those of `first`, then those of `second`
+    other_offsets = (second.offsets, first.offsets)  # entries of a row: those of `first`, then those of `second`
     for number, part in enumerate((first, second)):
         row = row_numbers(part.offsets, len(part.column))
-        start = before[number][:-1] + (counts[0] if number else 0)
-        place = torch.arange(len(row), device=row.device) + start[row]
-        column[place], value[place] = part.column, part.value.to(value.dtype)
+        start = other_offsets[number][:-1] + (counts[0] if number else 0)
+        position = torch.arange(len(row), device=row.device) + start[row]
+        column[position], value[position] = part.column, part.value.to(value.dtype)
     return CsrRows(offsets, column, value)

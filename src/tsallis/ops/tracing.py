@@ -38,19 +38,19 @@ def constant(function: Callable[P, T]) -> Callable[P, T]:
 def untraced(function: Callable[P, T]) -> Callable[P, T]:
     """Exclude a function from traced graphs, by `torch.compiler.disable` at the first trace."""
 
-    hidden: list[Callable[P, T]] = []
+    disabled: list[Callable[P, T]] = []
 
     @constant
-    def hide() -> None:
-        if not hidden:
-            hidden.append(torch.compiler.disable(function))
+    def disable() -> None:
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         if not torch.compiler.is_compiling():
             return function(*args, **kwargs)
-        hide()
-        return hidden[0](*args, **kwargs)
+        disable()
+        return disabled[0](*args, **kwargs)
 
     return call
 
@@ -67,8 +67,8 @@ class Operation(Function):
         if torch._C._are_functorch_transforms_active():
             return super().apply(*inputs)
         # Unwrap tensors of finished transforms, as `Function.apply` does.
-        plain = [unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in inputs]
-        return super(Function, cls).apply(*plain)  # type: ignore[misc]
+        unwrapped = [unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in inputs]
+        return super(Function, cls).apply(*unwrapped)  # type: ignore[misc]
 
 
 def save(ctx: Any, *values: Any) -> None:

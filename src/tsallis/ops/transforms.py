@@ -48,10 +48,10 @@ def check_recordable() -> None:
         NotImplementedError: torch.jit.trace is active together with a transform or forward mode.
     """
     if torch._C._get_tracing_state() is not None and (transforms_active() or forward_mode()):
-        raise _not_recordable("torch.jit.trace", "torch.func (grad, jvp, vmap and others)")
+        raise _recording_error("torch.jit.trace", "torch.func (grad, jvp, vmap and others)")
 
 
-def _not_recordable(recorder: str, transforms: str) -> NotImplementedError:
+def _recording_error(recorder: str, transforms: str) -> NotImplementedError:
     return NotImplementedError(
         f"{recorder} can't record tsallis inside {transforms} or forward-mode AD. "
         "Record with torch.fx.experimental.proxy_tensor.make_fx, or record the function without the transform."
@@ -214,7 +214,7 @@ def compiling() -> bool:
     if not (forward_mode() or _differentiated()):
         return True
     if torch.compiler.is_exporting():
-        raise _not_recordable("torch.export", "derivatives by torch.func")
+        raise _recording_error("torch.export", "derivatives by torch.func")
     torch._dynamo.graph_break("tsallis inside torch.func or forward mode is not compiled")
     return False
 

@@ -196,14 +196,14 @@ def encode_weights(weights: Sequence[SparseWeights]) -> str:
     starts = firsts[support > 0]
     gaps[starts] = columns[starts]
     units = np.maximum(np.rint(values.astype(np.float64) * UNITS), 1)
-    blob = b"".join(_planes(array) for array in (support, gaps, units))
+    blob = b"".join(_byte_planes(array) for array in (support, gaps, units))
     deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     return base64.b64encode(deflate.compress(blob) + deflate.flush()).decode("ascii")
 
 
-def _planes(numbers: NDArray[Any]) -> bytes:
-    whole = numbers.astype("<u2")
-    return (whole & 255).astype(np.uint8).tobytes() + (whole >> 8).astype(np.uint8).tobytes()
+def _byte_planes(numbers: NDArray[Any]) -> bytes:
+    unsigned = numbers.astype("<u2")
+    return (unsigned & 255).astype(np.uint8).tobytes() + (unsigned >> 8).astype(np.uint8).tobytes()
 
 
 def embed_json(value: Any) -> str:

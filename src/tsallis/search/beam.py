@@ -102,16 +102,18 @@ def beam_search(
         competing_ends=end_rule == "competing",
     )
     beams = choose_beams(beam_size * len(lengths)).Beams(
-        [BeamLimits(own.steps, own.free_from, own.prefix) for own in limits], options, BOS
+        [BeamLimits(source_limits.steps, source_limits.free_from, source_limits.prefix) for source_limits in limits],
+        options,
+        BOS,
     )
     with eval_mode(model):
         attention = _search(model, model.start(model.encode(src, src_lengths)), beams, keep_attention, src.device)
     outcome = beams.outcome()
     results = []
-    for source, (length, own) in enumerate(zip(lengths, limits, strict=True)):
+    for source, (length, source_limits) in enumerate(zip(lengths, limits, strict=True)):
         ends = _best_ends(outcome.ends[source], None if text is not None else n_best, length_penalty)
         finished = [_hypothesis(outcome, end, attention, length) for end in ends]
-        search = Search(src_length=length, limits=own, finished=finished, restricted=is_restricted(model))
+        search = Search(src_length=length, limits=source_limits, finished=finished, restricted=is_restricted(model))
         search.bound, search.gave_up = outcome.bounds[source], outcome.gave_up[source]
         search.unclear = outcome.unclear[source]
         results.append(search.result(model.output.normalized, n_best, text))
@@ -136,7 +138,7 @@ def _search(model: Decoder, state: Any, beams: Any, keep_attention: bool, device
             step = _advance(model, state, tokens.to(device), beams.size + 1, only, keep_attention)
             if keep_attention and step.attention is not None:
                 weights.append(step.attention)
-            searching = beams.follow(*_checked(step, len(tokens)))
+            searching = beams.follow(*_check_results(step, len(tokens)))
             state = step.state.select(beams.parents().to(device)) if searching else state
     if beams.nan_source is not None:
         refuse_nan(beams.nan_source)
@@ -162,7 +164,7 @@ def _advance(model: Decoder, state: Any, token: Tensor, count: int, only: Tensor
     return best_of_step(model.output, model.step(state, token), count, EOS, only)
 
 
-def _checked(step: BestStep, rows: int) -> tuple[BestSymbols, Tensor]:
+def _check_results(step: BestStep, rows: int) -> tuple[BestSymbols, Tensor]:
     """Return the results of a step on the CPU, in the dtypes of the kernels.
 
     Raises:
@@ -184,8 +186,8 @@ def copy_to_cpu(best: BestSymbols, num_attended: Tensor) -> tuple[BestSymbols, T
     count = best.log_probs.shape[1]
     columns = [best.log_probs, best.symbols, *(x.unsqueeze(1) for x in (best.ends, best.support, best.mass))]
     numbers = torch.cat([x.double() for x in (*columns, num_attended.unsqueeze(1))], 1).cpu()
-    log_probs, symbols, rest = numbers.split([count, count, 4], 1)
-    ends, support, mass, attended = rest.unbind(1)
+    log_probs, symbols, statistics = numbers.split([count, count, 4], 1)
+    ends, support, mass, attended = statistics.unbind(1)
     return BestSymbols(log_probs, symbols.long(), ends, support.long(), mass), attended.long()
 
 
@@ -193,8 +195,8 @@ def _best_ends(ends: list[tuple[float, int]], n_best: int | None, length_penalty
     """Return the `n_best` best outputs, then the next output and its ties, which bound all remaining outputs."""
     if n_best is None or length_penalty or len(ends) <= n_best + 1:
         return ends
-    least = heapq.nlargest(n_best + 1, (log_prob for log_prob, _ in ends))[-1]
-    return [end for end in ends if end[0] >= least]
+    threshold = heapq.nlargest(n_best + 1, (log_prob for log_prob, _ in ends))[-1]
+    return [end for end in ends if end[0] >= threshold]
 
 
 def _hypothesis(outcome: BeamOutcome, end: tuple[float, int], attention: Tensor | None, src_length: int) -> Hypothesis:

@@ -80,17 +80,17 @@ class _Queue(Search):
     deadline: float = math.inf  # time of the monotonic clock at which the search ends
 
     def result(self, normalized: bool, n_best: int | None, text: Text | None = None) -> Result:
-        spent = self.goal.budget - self.budget
+        expanded = self.goal.budget - self.budget
         if self.heap:
             self.give_up(-self.heap[0].cost)
         result = super().result(normalized, n_best, text)
         # If texts can't be proved, proving the sequences is enough.
-        judged = result if text is None or self.proves_texts else super().result(normalized, n_best)
-        proven = len(judged.proven) if n_best else 0
-        is_complete = judged.certificate.kind == "complete" or (n_best is not None and proven == n_best)
+        provable = result if text is None or self.proves_texts else super().result(normalized, n_best)
+        proven = len(provable.proven) if n_best else 0
+        is_complete = provable.certificate.kind == "complete" or (n_best is not None and proven == n_best)
         # If nothing can be proved, a search without open prefixes has finished.
         ended = is_complete or (self.unclear and not self.heap)
-        return replace(result, stopped_by=None if ended else self.reason, expanded=spent)
+        return replace(result, stopped_by=None if ended else self.reason, expanded=expanded)
 
     @property
     def proves_texts(self) -> bool:
@@ -120,9 +120,9 @@ class _Queue(Search):
         if self.goal.text is not None:
             missing = missing_probability(self.mass)
             return math.fsum(prob for prob in self.sums.values() if prob >= missing) >= self.goal.mass
-        least = min(self.limits.score_bound(-self.heap[0].cost), self.known_bound) - ROUNDING
-        ahead = [h.prob for h in self.finished if h.score(self.limits.length_penalty) >= least]
-        return math.fsum(ahead) >= self.goal.mass
+        min_score = min(self.limits.score_bound(-self.heap[0].cost), self.known_bound) - ROUNDING
+        certain_probs = [h.prob for h in self.finished if h.score(self.limits.length_penalty) >= min_score]
+        return math.fsum(certain_probs) >= self.goal.mass
 
     def has_texts(self) -> bool:
         """Return whether the best texts are proved: each text leads the next one by the missing probability."""
@@ -130,7 +130,7 @@ class _Queue(Search):
             return False
         missing = missing_probability(self.mass)
         best = [*heapq.nlargest(self.goal.n_best + 1, self.sums.values()), 0.0]
-        leads = [prob - following >= missing for prob, following in itertools.pairwise(best)]
+        leads = [prob - next_prob >= missing for prob, next_prob in itertools.pairwise(best)]
         return len(leads) >= self.goal.n_best and all(leads[: self.goal.n_best])
 
     def cut(self, log_prob: float) -> None:
@@ -260,15 +260,15 @@ def _search_windows(
             window = slice(first, first + width)
             deadline = math.inf if goal.time_limit is None else time.monotonic() + goal.time_limit
             start = model.start(model.encode(src[window], src_lengths[window]))
-            opened = [
+            window_queues = [
                 _open_queue(goal, first + i, n, limits[first + i], start, i, known[first + i] if known else None)
                 for i, n in enumerate(src_lengths[window].tolist())
             ]
-            for queue in opened:
+            for queue in window_queues:
                 queue.restricted = is_restricted(model)
                 queue.deadline = deadline
-            _search(model, opened, keep, src.device)
-            queues += opened
+            _search(model, window_queues, keep, src.device)
+            queues += window_queues
     return queues
 
 
@@ -338,11 +338,11 @@ def _push(
             queue.cut(float(totals[parent].max()))  # one more token would leave no room for the end
             totals[parent] = -torch.inf
     flat, width = totals.flatten(), totals.shape[-1]
-    chance = queue.limits.score_bound(flat) > queue.threshold()
-    hopeless = float(flat.masked_fill(chance, -torch.inf).max())
-    if hopeless > -math.inf:
-        queue.give_up(hopeless)
-    index = chance.nonzero().squeeze(-1)
+    promising = queue.limits.score_bound(flat) > queue.threshold()
+    dropped_log_prob = float(flat.masked_fill(promising, -torch.inf).max())
+    if dropped_log_prob > -math.inf:
+        queue.give_up(dropped_log_prob)
+    index = promising.nonzero().squeeze(-1)
     if len(index) > queue.budget:  # keep only the best prefixes that the budget allows
         index = index[flat[index].sort(descending=True, stable=True).indices]
         queue.give_up_for_budget(float(flat[index[queue.budget]]))
@@ -355,8 +355,8 @@ def _push(
     rows = {parent: row for row, parent in enumerate(parents)}
     for i, total in children:
         parent, token = divmod(i, width)
-        longer = expansion.extend(prefixes[parent], first + parent, token, total)
-        queue.push(_QueueEntry(-total, next(numbers), longer, state, rows[parent]))
+        child = expansion.extend(prefixes[parent], first + parent, token, total)
+        queue.push(_QueueEntry(-total, next(numbers), child, state, rows[parent]))
 
 
 def by_state(chunk: list[Entry]) -> list[Entry]:
@@ -424,15 +424,15 @@ def exact_search(
     check_goal(mass, model.output.normalized, time_limit=time_limit)
     make_limits(check_sources(model, src, src_lengths), prefixes, min_length, max_length, length_penalty)
     options: Any = {"min_length": min_length, "max_length": max_length, "length_penalty": length_penalty, "text": text}
-    beam_size = max(beam_size, n_best)
     results: list[Result] = []
     width = max(len(src), 1) if time_limit is None else 1  # with a time limit, search one source at a time
     for rows in (slice(first, first + width) for first in range(0, len(src), width)):
-        began, sources = time.monotonic(), (src[rows], src_lengths[rows])
-        starts = None if prefixes is None else prefixes[rows]
-        part = beam_search(model, *sources, beam_size=beam_size, prefixes=starts, **options)
-        left = None if time_limit is None else max(0.0, time_limit - (time.monotonic() - began))
-        results += _prove(model, *sources, part, starts, n_best, budget=budget, time_limit=left, mass=mass, **options)
+        start_time, sources = time.monotonic(), (src[rows], src_lengths[rows])
+        row_prefixes = None if prefixes is None else prefixes[rows]
+        beam_results = beam_search(model, *sources, beam_size=max(beam_size, n_best), prefixes=row_prefixes, **options)
+        remaining_time = None if time_limit is None else max(0.0, time_limit - (time.monotonic() - start_time))
+        goal = {**options, "budget": budget, "time_limit": remaining_time, "mass": mass}
+        results += _prove(model, *sources, beam_results, row_prefixes, n_best, **goal)
     return [result.truncated(n_best) for result in results]
 
 
@@ -446,12 +446,14 @@ def _prove(
     **options: Any,
 ) -> list[Result]:
     """Replace results that don't prove `n_best` outputs by results of an exhaustive search."""
-    doubtful = [i for i, x in enumerate(results) if x.certificate.kind != "complete" and len(x.proven) < n_best]
-    if doubtful:
-        index = torch.tensor(doubtful, device=src.device)
-        known = [results[i] for i in doubtful]
-        starts = None if prefixes is None else [prefixes[i] for i in doubtful]
-        more = exhaustive(model, src[index], src_lengths[index], n_best=n_best, known=known, prefixes=starts, **options)
-        for i, result in zip(doubtful, more, strict=True):
+    unproved = [i for i, x in enumerate(results) if x.certificate.kind != "complete" and len(x.proven) < n_best]
+    if unproved:
+        index = torch.tensor(unproved, device=src.device)
+        known = [results[i] for i in unproved]
+        unproved_prefixes = None if prefixes is None else [prefixes[i] for i in unproved]
+        exhaustive_results = exhaustive(
+            model, src[index], src_lengths[index], n_best=n_best, known=known, prefixes=unproved_prefixes, **options
+        )
+        for i, result in zip(unproved, exhaustive_results, strict=True):
             results[i] = result
     return results

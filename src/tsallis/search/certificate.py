@@ -150,8 +150,8 @@ class Result:
         """Return the hypotheses whose rank is certain, because no missing output could precede them."""
         if self.certificate.kind == "none":
             return ()
-        least = self.certificate.bound - ROUNDING
-        return tuple(h for h in self.hypotheses if h.score(self.length_penalty) >= least)
+        min_score = self.certificate.bound - ROUNDING
+        return tuple(h for h in self.hypotheses if h.score(self.length_penalty) >= min_score)
 
     def truncated(self, n_best: int | None) -> Result:
         """Return a result with the `n_best` best hypotheses (None: all); a shortened list is not complete."""

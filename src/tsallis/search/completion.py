@@ -182,7 +182,7 @@ def complete(
     return Completions(log_prob, certain, choices, support, mass, missing, characters)
 
 
-def _total(nodes: Sequence[_Node]) -> float:
+def _total_prob(nodes: Sequence[_Node]) -> float:
     return math.fsum(math.exp(-node.cost) for node in nodes)
 
 
@@ -208,8 +208,8 @@ class _Steps:
         beginnings, missing = spell_beginning(self.model, *self.source, typed, spellings, place=place)
         if not beginnings:
             return -math.inf, [], missing
-        most = max(beginning.prefix.log_prob for beginning in beginnings)
-        log_prob = most + math.log(math.fsum(math.exp(b.prefix.log_prob - most) for b in beginnings))
+        max_log_prob = max(beginning.prefix.log_prob for beginning in beginnings)
+        log_prob = max_log_prob + math.log(math.fsum(math.exp(b.prefix.log_prob - max_log_prob) for b in beginnings))
         nodes: list[_Node] = []
         for prefix, state, row, exact in beginnings:
             tokens = tuple(node.token for node in prefix.chain())
@@ -244,11 +244,11 @@ class _Steps:
             unknown = special or (len(text) == position and not node.ends)
             character = UNKNOWN if unknown else text[position:].decode(errors="replace")[:1]
             terms.setdefault(character, []).append(math.exp(-node.cost))
-        rest = math.fsum([missing, *terms.pop(UNKNOWN, ())])
+        unknown_mass = math.fsum([missing, *terms.pop(UNKNOWN, ())])
         joint = {character: math.fsum(parts) for character, parts in terms.items()}
-        total = math.fsum([*joint.values(), rest]) or 1.0
+        total = math.fsum([*joint.values(), unknown_mass]) or 1.0
         ranked = sorted(joint.items(), key=lambda pair: (-pair[1], pair[0]))
-        return NextCharacters({character: prob / total for character, prob in ranked}, min(1.0, rest / total))
+        return NextCharacters({character: prob / total for character, prob in ranked}, min(1.0, unknown_mass / total))
 
     def run_ahead(self, nodes: list[_Node], longest: int) -> tuple[int, ...]:
         """While there is only one node, replace it by its extensions in place; return the certain tokens."""
@@ -265,17 +265,17 @@ class _Steps:
         groups: dict[tuple[str, bool], list[_Node]] = {}
         for node in nodes:
             groups.setdefault((text([*certain, *node.spelled]), node.ends), []).append(node)
-        ranked = sorted(groups.values(), key=_total, reverse=True)[:n_best]
+        ranked = sorted(groups.values(), key=_total_prob, reverse=True)[:n_best]
         # Follow only choices with a single spelling: a token that is certain after one spelling may be uncertain after
         # another.
-        alone = iter(self.follow([group[0] for group in ranked if len(group) == 1], longest))
+        single_choices = iter(self.follow([group[0] for group in ranked if len(group) == 1], longest))
         choices: dict[tuple[str, bool], Choice] = {}
         for group in ranked:
             best = min(group)
-            choice = next(alone) if len(group) == 1 else Choice(best.spelled, 0.0, best.ends)
+            choice = next(single_choices) if len(group) == 1 else Choice(best.spelled, 0.0, best.ends)
             key = text([*certain, *choice.tokens]), choice.ends
-            before = choices.get(key, replace(choice, prob=0.0))
-            choices[key] = replace(before, prob=before.prob + _total(group))
+            previous = choices.get(key, replace(choice, prob=0.0))
+            choices[key] = replace(previous, prob=previous.prob + _total_prob(group))
         return tuple(sorted(choices.values(), key=lambda choice: -choice.prob)), len(groups)
 
     def follow(self, nodes: Sequence[_Node], longest: int) -> tuple[Choice, ...]:
@@ -287,12 +287,12 @@ class _Steps:
             log_probs, state = self.read(state, [tokens[i][-1] for i in active])
             possible = log_probs > -torch.inf  # [rows, d_vocab]
             single = (possible.sum(-1) == 1).tolist()
-            only = possible.int().argmax(-1).tolist()
+            only_token = possible.int().argmax(-1).tolist()
             rows = []
             for row, i in enumerate(active):
                 if single[row]:
-                    tokens[i].append(only[row])
-                    if only[row] != EOS and len(tokens[i]) < longest:
+                    tokens[i].append(only_token[row])
+                    if only_token[row] != EOS and len(tokens[i]) < longest:
                         rows.append(row)
             active = [active[row] for row in rows]
             state = state.select(torch.tensor(rows, dtype=torch.long, device=self.device))

@@ -87,15 +87,15 @@ def mean_log_probs(each: Sequence[Tensor]) -> Tensor:
     return largest + (members - finite).expm1().mean(0).log1p()
 
 
-def _mean_attention(each: Sequence[Tensor | None]) -> Tensor | None:
+def _mean_attention(attentions: Sequence[Tensor | None]) -> Tensor | None:
     """Return the mean of the models' weights, or None if a model returned none."""
-    found = [weights for weights in each if weights is not None]
-    if len(found) < len(each):
+    available = [weights for weights in attentions if weights is not None]
+    if len(available) < len(attentions):
         return None
-    sizes = {weights.shape[-1] for weights in found}
+    sizes = {weights.shape[-1] for weights in available}
     if len(sizes) > 1:
         raise ValueError(f"the models of an ensemble must attend to the same number of positions, got {sorted(sizes)}")
-    return torch.stack(found).mean(0)
+    return torch.stack(available).mean(0)
 
 
 class Ensemble(nn.Module):
@@ -163,14 +163,16 @@ class Ensemble(nn.Module):
     def step(self, state: _States, token: Tensor) -> Step:
         """Run one step. Scores [batch, d_vocab] are logarithms of mean probabilities; attention weights are means."""
         steps = [model.step(part, token) for model, part in zip(self.models, state.parts, strict=True)]
-        each = [model.output.log_probs(step.scores).double() for model, step in zip(self.models, steps, strict=True)]
+        log_probs = [
+            model.output.log_probs(step.scores).double() for model, step in zip(self.models, steps, strict=True)
+        ]
         attention = _mean_attention([step.attention for step in steps])
-        result = DerivedStep(mean_log_probs(each), attention, _States(tuple(step.state for step in steps)))
+        result = DerivedStep(mean_log_probs(log_probs), attention, _States(tuple(step.state for step in steps)))
         result.unclear = torch.stack([unclear_rows(step) for step in steps]).any(0)
         return result
 
     def run_beams(self, state: _States, beams: Any, end: int, keep: bool) -> list[Tensor] | None:
         """Run all steps of a beam search in one call, or return None; see :func:`tsallis.models.compiled.run_beams`."""
         # A wrapper of a model may change its probabilities.
-        direct = type(self) is Ensemble and all(isinstance(model, CompiledSteps) for model in self.models)
-        return run_beams(state.parts, beams, end, keep) if direct else None
+        is_compiled = type(self) is Ensemble and all(isinstance(model, CompiledSteps) for model in self.models)
+        return run_beams(state.parts, beams, end, keep) if is_compiled else None

@@ -98,10 +98,10 @@ def stability(
     results = []
     limits = make_limits(check_sources(model, src, src_lengths), max_length=max_length)
     with eval_mode(model):
-        for row, own in enumerate(limits):
+        for row, source_limits in enumerate(limits):
             state = model.start(model.encode(src[row : row + 1], src_lengths[row : row + 1]))
             search = _Search(model, model.output.alpha, row, beam_size, n_best)
-            search.run(state, own.steps, src.device)
+            search.run(state, source_limits.steps, src.device)
             results.append(Stability(min(search.margins(), default=math.inf), search.rounding))
     return results
 
@@ -113,7 +113,7 @@ class _Search:
         self.model, self.alpha, self.source, self.beam_size, self.n_best = model, alpha, source, beam_size, n_best
         self.ended = torch.empty(2, 0, dtype=torch.float64)  # outputs, best first
         self.dropped: list[tuple[Tensor, Tensor]] = []  # prefixes [2, rows], and their margins [rows] below kept ones
-        self.edge, self.rounding = math.inf, 0.0
+        self.threshold_margin, self.rounding = math.inf, 0.0
 
     def run(self, state: Any, steps: int, device: torch.device) -> None:
         tokens, prefixes = torch.tensor([BOS]), torch.zeros(2, 1, dtype=torch.float64)
@@ -127,15 +127,17 @@ class _Search:
             values[0, :, EOS] = -torch.inf
             order = values[0].flatten().argsort(descending=True, stable=True)[: int(values[0].isfinite().sum())]
             ranked = values.flatten(1)[:, order]
-            prefixes, rest = ranked[:, : self.beam_size], ranked[:, self.beam_size :]
-            self.dropped.append((rest, _margins(prefixes, rest).amin(0) if rest.shape[1] else rest[0]))
+            prefixes, discarded = ranked[:, : self.beam_size], ranked[:, self.beam_size :]
+            self.dropped.append(
+                (discarded, _margins(prefixes, discarded).amin(0) if discarded.shape[1] else discarded[0])
+            )
             worst = self.ended[0, self.n_best - 1] if self.ended.shape[1] >= self.n_best else -math.inf
-            hopeful = prefixes[0] > worst
-            self.dropped.append((prefixes[:, ~hopeful], torch.zeros(int((~hopeful).sum()), dtype=torch.float64)))
-            rows, order = order[: self.beam_size][hopeful], order[: self.beam_size][hopeful]
+            promising = prefixes[0] > worst
+            self.dropped.append((prefixes[:, ~promising], torch.zeros(int((~promising).sum()), dtype=torch.float64)))
+            rows, order = order[: self.beam_size][promising], order[: self.beam_size][promising]
             if not len(order):
                 return
-            prefixes, tokens = prefixes[:, hopeful], order % values.shape[2]
+            prefixes, tokens = prefixes[:, promising], order % values.shape[2]
             state = step.state.select((rows // values.shape[2]).to(device))
 
     def _step(self, step: Any, prefixes: Tensor) -> Tensor:
@@ -147,16 +149,16 @@ class _Search:
         if self.alpha > 1:
             top, best = log_probs.max(-1, keepdim=True)
             threshold = scores.gather(-1, best) - torch.exp((self.alpha - 1) * top) / (self.alpha - 1)
-            self.edge = min(self.edge, float((scores - threshold).abs().min()) / 4)
+            self.threshold_margin = min(self.threshold_margin, float((scores - threshold).abs().min()) / 4)
         return prefixes.unsqueeze(-1) + torch.stack([log_probs, SLOPE * torch.exp((1 - self.alpha) * log_probs)])
 
     def margins(self) -> Iterator[float]:
         """Yield the largest error of a score at which each decision stays the same."""
-        yield self.edge
-        listed, others = self.ended[:, : self.n_best], self.ended[:, self.n_best :]
+        yield self.threshold_margin
+        listed, unlisted = self.ended[:, : self.n_best], self.ended[:, self.n_best :]
         yield from _margins(listed[:, :-1], listed[:, 1:]).diagonal().tolist()
         last = listed[:, self.n_best - 1 :]  # empty if the list is not full
-        yield from _margins(last, others).flatten().tolist()
+        yield from _margins(last, unlisted).flatten().tolist()
         for prefixes, margins in self.dropped:
             yield from torch.cat([margins.unsqueeze(0), _margins(last, prefixes)]).amax(0).tolist()
 

@@ -92,11 +92,11 @@ class _Sum:
             self.terms.append(float(chosen.exp().sum()))
 
     @property
-    def least(self) -> float:
+    def lower(self) -> float:
         return math.fsum(self.terms) * (1 - ROUNDING)
 
     @property
-    def most(self) -> float:
+    def upper(self) -> float:
         # Every term may have lost a number that is too small for a float.
         return min(1.0, math.fsum(self.terms) * (1 + ROUNDING) + len(self.terms) * sys.float_info.min)
 
@@ -112,14 +112,14 @@ class _Tally:
     open: _Sum = field(default_factory=_Sum)
     too_long: _Sum = field(default_factory=_Sum)
     witness: Hypothesis | None = None
-    hope: float = -math.inf  # largest log-probability of a matching prefix without a known end
+    unfinished_match: float = -math.inf  # largest log-probability of a matching prefix without a known end
 
     @property
     def best(self) -> float:
         return -math.inf if self.witness is None else self.witness.log_prob
 
     @property
-    def hunts(self) -> bool:
+    def needs_witness(self) -> bool:
         """Return whether the search must follow prefixes that match whatever follows, to find an end."""
         return self.witness is None or self.best < self.at_least
 
@@ -131,13 +131,13 @@ class _Tally:
     def needs(self, log_prob: float, place: int) -> bool:
         """Return whether a prefix must be expanded."""
         if self.pattern.full[place]:
-            return self.hunts and log_prob > self.best
+            return self.needs_witness and log_prob > self.best
         return not self.settled[place]
 
     def drop(self, log_probs: Tensor, places: Tensor) -> None:
         """Record that prefixes are not expanded."""
         full = self.pattern.full[places]
-        self.hope = max([self.hope, *log_probs[full].tolist()])
+        self.unfinished_match = max([self.unfinished_match, *log_probs[full].tolist()])
         self.open.add_where(log_probs, ~self.settled[places])
 
     def end(self, log_prob: float, place: int, finish: Any) -> None:
@@ -159,29 +159,31 @@ class _Tally:
             room: Whether the children's length is allowed [rows, 1].
         """
         pattern, settled = self.pattern, self.settled
-        after = pattern.after(places, totals.shape[1])
+        next_states = pattern.after(places, totals.shape[1])
         new = (totals > -torch.inf) & ~settled[places].unsqueeze(1)
-        full = pattern.full[after]
+        full = pattern.full[next_states]
         self.matched.add_where(totals, new & full)
-        self.missed.add_where(totals, new & pattern.dead[after])
-        self.open.add_where(totals, new & pattern.unsure[after])
-        undecided = new & ~settled[after]
+        self.missed.add_where(totals, new & pattern.dead[next_states])
+        self.open.add_where(totals, new & pattern.unsure[next_states])
+        undecided = new & ~settled[next_states]
         self.too_long.add_where(totals, undecided & ~room)
-        hunted = full & (totals > self.best) if self.hunts else torch.zeros_like(full)
-        self.hope = max(self.hope, float(totals.masked_fill(~hunted | room, -torch.inf).max()))
-        return after, (undecided | hunted) & room
+        witness_candidates = full & (totals > self.best) if self.needs_witness else torch.zeros_like(full)
+        self.unfinished_match = max(
+            self.unfinished_match, float(totals.masked_fill(~witness_candidates | room, -torch.inf).max())
+        )
+        return next_states, (undecided | witness_candidates) & room
 
     def verdict(self) -> tuple[Verdict, bool]:
         """Return the verdict, and whether it holds however improbable an output is."""
-        undecided, rest = max(self.open.largest, self.too_long.largest), self.open.most + self.too_long.most
-        # A witness is at least as probable as all ends of matching prefixes except those of `hope`.
-        found = self.matched.largest if self.witness is None else self.best
-        match, miss = max(undecided, self.hope, found), max(undecided, self.missed.largest)
-        if self._negligible(match, self.matched.most + rest):
+        undecided, undecided_mass = max(self.open.largest, self.too_long.largest), self.open.upper + self.too_long.upper
+        # A witness is at least as probable as all ends of matching prefixes except those of `unfinished_match`.
+        best_match = self.matched.largest if self.witness is None else self.best
+        match, miss = max(undecided, self.unfinished_match, best_match), max(undecided, self.missed.largest)
+        if self._negligible(match, self.matched.upper + undecided_mass):
             return "never", match == -math.inf
-        if self._negligible(miss, self.missed.most + rest):
+        if self._negligible(miss, self.missed.upper + undecided_mass):
             return "always", miss == -math.inf
-        return ("unknown" if self.hunts else "possible"), False
+        return ("unknown" if self.needs_witness else "possible"), False
 
     def _negligible(self, largest: float, mass: float) -> bool:
         """Return whether no text has the probability `at_least`. A text may have several spellings."""
@@ -193,12 +195,12 @@ class _Tally:
 
     def result(self, expanded: int, stop: Stop | None, unclear: bool) -> Match:
         if unclear:
-            return Match(0.0, 1.0, 1.0, self.too_long.most, "unknown", False, self.witness, expanded, stop)
-        upper = _Sum([*self.matched.terms, *self.open.terms, *self.too_long.terms]).most
+            return Match(0.0, 1.0, 1.0, self.too_long.upper, "unknown", False, self.witness, expanded, stop)
+        upper = _Sum([*self.matched.terms, *self.open.terms, *self.too_long.terms]).upper
         verdict = self.verdict()
-        left_open = stop if self.open.terms or self.hope > -math.inf else None
-        bounds = self.matched.least, upper, self.open.most, self.too_long.most
-        return Match(*bounds, *verdict, self.witness, expanded, left_open)
+        stopped_by = stop if self.open.terms or self.unfinished_match > -math.inf else None
+        bounds = self.matched.lower, upper, self.open.upper, self.too_long.upper
+        return Match(*bounds, *verdict, self.witness, expanded, stopped_by)
 
 
 @torch.no_grad()
@@ -256,13 +258,13 @@ def match(
         check_pattern("each of patterns", pattern)
     check_sums("match", model)
     limits, results = make_limits(check_sources(model, src, src_lengths), max_length=max_length), []
-    least = math.log(at_least) if at_least else -math.inf
+    log_threshold = math.log(at_least) if at_least else -math.inf
     with eval_mode(model):
-        for row, own in enumerate(limits):
+        for row, source_limits in enumerate(limits):
             deadline = math.inf if time_limit is None else time.monotonic() + time_limit
-            tallies = [_Tally(pattern, least) for pattern in patterns]
+            tallies = [_Tally(pattern, log_threshold) for pattern in patterns]
             source = src[row : row + 1], src_lengths[row : row + 1]
-            search = _Search(model, tallies, src.device, row, own.steps - 1, budget, deadline, stop_early)
+            search = _Search(model, tallies, src.device, row, source_limits.steps - 1, budget, deadline, stop_early)
             stop = search.run(model.start(model.encode(*source)))
             results.append([tally.result(search.expanded, stop, search.unclear) for tally in tallies])
     return results
@@ -306,7 +308,7 @@ class _Search:
         if not self.stop_early:
             return False
         top = -self.heap[0].cost if self.heap else -math.inf
-        return all(not t.hunts or (t.pattern.unique and top < t.at_least - ROUNDING) for t in self.tallies)
+        return all(not t.needs_witness or (t.pattern.unique and top < t.at_least - ROUNDING) for t in self.tallies)
 
     def _drop(self, entries: list[_Entry]) -> None:
         log_probs = torch.tensor([-entry.cost for entry in entries], dtype=torch.float64)
@@ -329,42 +331,44 @@ class _Search:
         self.expanded += len(chunk)
         self.unclear |= bool(unclear_rows(step).any())
         expansion = Expansion(step.attention, log_probs, keep=False)
-        before = torch.tensor([[-entry.cost] for entry in chunk], dtype=torch.float64)
-        totals = log_probs.cpu() + before
+        prefix_log_probs = torch.tensor([[-entry.cost] for entry in chunk], dtype=torch.float64)
+        totals = log_probs.cpu() + prefix_log_probs
         ends = totals[:, EOS].tolist()
         totals[:, EOS] = -torch.inf
         room = torch.tensor([[entry.prefix.length < self.max_length] for entry in chunk])
-        pushed, after = torch.zeros_like(totals, dtype=torch.bool), []
+        pushed, next_states = torch.zeros_like(totals, dtype=torch.bool), []
         for number, tally in enumerate(self.tallies):
             places = torch.tensor([entry.places[number] for entry in chunk])
             reached, needed = tally.follow(places, totals, room)
-            after.append(reached)
+            next_states.append(reached)
             pushed |= needed
             for row, entry in enumerate(chunk):
                 if ends[row] > -math.inf:
                     finish = partial(expansion.finish, entry.prefix, row, ends[row])
                     tally.end(ends[row], entry.places[number], finish)
-        self._push(chunk, totals, pushed, torch.stack(after, -1), expansion, step.state)
+        self._push(chunk, totals, pushed, torch.stack(next_states, -1), expansion, step.state)
 
     def _push(
-        self, chunk: list[_Entry], totals: Tensor, pushed: Tensor, after: Tensor, expansion: Expansion, state: Any
+        self, chunk: list[_Entry], totals: Tensor, pushed: Tensor, next_states: Tensor, expansion: Expansion, state: Any
     ) -> None:
         """Add children to the queue; drop those beyond the remaining budget."""
         index = pushed.flatten().nonzero().squeeze(1)
-        values, left = totals.flatten()[index], self.budget - self.expanded
-        if len(index) > left:
+        values, remaining_budget = totals.flatten()[index], self.budget - self.expanded
+        if len(index) > remaining_budget:
             values, order = values.sort(descending=True, stable=True)
             index = index[order]
-            places = after.flatten(0, 1)[index[left:]]
+            places = next_states.flatten(0, 1)[index[remaining_budget:]]
             for number, tally in enumerate(self.tallies):
-                tally.drop(values[left:], places[:, number])
-            index, values = index[:left], values[:left]
+                tally.drop(values[remaining_budget:], places[:, number])
+            index, values = index[:remaining_budget], values[:remaining_budget]
         width = totals.shape[1]
-        for i, total, places in zip(index.tolist(), values.tolist(), after.flatten(0, 1)[index].tolist(), strict=True):
+        for i, total, places in zip(
+            index.tolist(), values.tolist(), next_states.flatten(0, 1)[index].tolist(), strict=True
+        ):
             row, token = divmod(i, width)
             prefix = expansion.extend(chunk[row].prefix, row, token, total)
             heapq.heappush(self.heap, _Entry(-total, next(self.numbers), prefix, state, row, tuple(places)))
-        if len(self.heap) > 2 * (left + CHUNK):
+        if len(self.heap) > 2 * (remaining_budget + CHUNK):
             self.heap.sort()
-            self._drop(self.heap[left:])
-            del self.heap[left:]
+            self._drop(self.heap[remaining_budget:])
+            del self.heap[remaining_budget:]

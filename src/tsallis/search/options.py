@@ -168,9 +168,9 @@ class SearchOptions:
         for option in fields(self):
             value = getattr(self, option.name)
             if value is not None or option.default is not None:
-                object.__setattr__(self, option.name, _checked(option.name, value))
-        if others := [name for name in self.given if self.mode not in OPTIONS[name].modes]:
-            name, modes = others[0], " or ".join(OPTIONS[others[0]].modes)
+                object.__setattr__(self, option.name, _convert_option(option.name, value))
+        if unsupported := [name for name in self.given if self.mode not in OPTIONS[name].modes]:
+            name, modes = unsupported[0], " or ".join(OPTIONS[unsupported[0]].modes)
             raise OptionError(
                 lambda spell: f"{spell(name)} applies only to {spell('mode')} {modes}, got {spell('mode')} {self.mode}"
             )
@@ -194,10 +194,12 @@ class SearchOptions:
             except ValueError as error:
                 fault = str(error)
                 raise OptionError(lambda spell: f"{spell('pattern')}: {fault}") from None
-        least, most = self.min_length, self.max_length
-        if least is not None and most is not None and least > most:
+        min_length, max_length = self.min_length, self.max_length
+        if min_length is not None and max_length is not None and min_length > max_length:
             raise OptionError(
-                lambda spell: f"{spell('min_length')} must be at most {spell('max_length')} {most}, got {least}"
+                lambda spell: (
+                    f"{spell('min_length')} must be at most {spell('max_length')} {max_length}, got {min_length}"
+                )
             )
 
     @property
@@ -229,8 +231,8 @@ class SearchOptions:
     @property
     def without_limits(self) -> SearchOptions:
         """Return a copy without `min_length`, `max_length` and `length_penalty`."""
-        nothing: dict[str, Any] = dict.fromkeys(LIMITS)
-        return replace(self, **nothing)
+        unset: dict[str, Any] = dict.fromkeys(LIMITS)
+        return replace(self, **unset)
 
     def with_defaults(self, defaults: SearchOptions) -> SearchOptions:
         """Return a copy whose missing options are filled from `defaults`, if the mode uses them.
@@ -244,17 +246,19 @@ class SearchOptions:
         """
         filled = {}
         for name, value in defaults.given.items():
-            takes = self.mode in OPTIONS[name].modes and not (self.min_risk and name in OF_RANKS)
-            if getattr(self, name) is None and takes:
+            is_used = self.mode in OPTIONS[name].modes and not (self.min_risk and name in OF_RANKS)
+            if getattr(self, name) is None and is_used:
                 filled[name] = max(value, self.n_best or 1) if name == "beam_size" else value
-        least, most = (filled.get(name, getattr(self, name)) for name in ("min_length", "max_length"))
-        if least is not None and most is not None and least > most:
-            given, other = ("min_length", "max_length") if self.max_length is None else ("max_length", "min_length")
-            relation = "above" if given == "min_length" else "below"
+        min_length, max_length = (filled.get(name, getattr(self, name)) for name in ("min_length", "max_length"))
+        if min_length is not None and max_length is not None and min_length > max_length:
+            option, default_option = (
+                ("min_length", "max_length") if self.max_length is None else ("max_length", "min_length")
+            )
+            relation = "above" if option == "min_length" else "below"
             raise OptionError(
                 lambda spell: (
-                    f"{spell(given)} {getattr(self, given)} is {relation} the run's search.{other} "
-                    f"{filled[other]}: set {spell(other)}, too"
+                    f"{spell(option)} {getattr(self, option)} is {relation} the run's search.{default_option} "
+                    f"{filled[default_option]}: set {spell(default_option)}, too"
                 )
             )
         return replace(self, **filled)
@@ -281,7 +285,7 @@ TYPES: Mapping[str, Any] = MappingProxyType(
 )
 
 
-def _checked(name: str, value: Any) -> Any:
+def _convert_option(name: str, value: Any) -> Any:
     """Return the value of an option, converted to the option's type.
 
     Raises:

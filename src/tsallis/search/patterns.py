@@ -51,7 +51,7 @@ class Pattern:
     ) -> None:
         if not isinstance(pattern, str | Sequence):
             raise TypeError(f"pattern must be a string or a list of strings, got {describe(pattern)}")
-        first, later, drops_spaces, self.unique = _texts(vocabulary)
+        first, later, drops_spaces, self.unique = _token_texts(vocabulary)
         pairs: dict[tuple[str, str], int] = {("", ""): SAME}
         numbers = []
         for spellings in zip(first, later, strict=True):
@@ -70,20 +70,24 @@ class Pattern:
             raise ValueError(
                 f"the pattern needs {states} states for {len(texts)} different tokens, which is too many: simplify it"
             )
-        following = torch.tensor(automaton.next).reshape(states, -1)
-        table = _follow(following, torch.arange(states), [y for _, y in texts], automaton.classes)
-        begin = _follow(following, torch.tensor([automaton.start]), [x for x, _ in texts], automaton.classes)[0]
-        begins = torch.tensor([bool(x or (y and not drops_spaces)) for x, y in texts])
-        table = torch.cat([table, torch.where(begins, begin, states)[None], torch.full_like(table[:1], unsure)])
+        transitions = torch.tensor(automaton.next).reshape(states, -1)
+        table = _states_after(transitions, torch.arange(states), [y for _, y in texts], automaton.classes)
+        first_states = _states_after(
+            transitions, torch.tensor([automaton.start]), [x for x, _ in texts], automaton.classes
+        )[0]
+        starts_text = torch.tensor([bool(x or (y and not drops_spaces)) for x, y in texts])
+        table = torch.cat(
+            [table, torch.where(starts_text, first_states, states)[None], torch.full_like(table[:1], unsure)]
+        )
         if UNSURE in numbers:
             table[:, UNSURE] = unsure
         self.table = table.int()  # [states, columns]: next state
         accepts = torch.tensor(automaton.accepts) != complement
         self.accepts = torch.cat([accepts, accepts[automaton.start, None], torch.tensor([False])])
         self.unsure = torch.arange(len(self.table)) == unsure
-        self.live = _reaching(self.table, self.accepts)  # a match can follow
-        self.dead = ~_reaching(self.table, self.accepts | self.unsure)  # no match can follow
-        self.full = ~_reaching(self.table, ~self.accepts)  # only matches can follow
+        self.live = _can_reach(self.table, self.accepts)  # a match can follow
+        self.dead = ~_can_reach(self.table, self.accepts | self.unsure)  # no match can follow
+        self.full = ~_can_reach(self.table, ~self.accepts)  # only matches can follow
         self.start = automaton.start if begun else states
 
     def after(self, states: Tensor, d_vocab: int) -> Tensor:
@@ -111,7 +115,7 @@ class Pattern:
         return bool(self.accepts[state])
 
 
-def _texts(vocabulary: Any) -> tuple[list[bytes], list[bytes], bool, bool]:
+def _token_texts(vocabulary: Any) -> tuple[list[bytes], list[bytes], bool, bool]:
     """Return the bytes of tokens at the start of a text and later, and two properties of the vocabulary.
 
     The properties are whether spaces at the start are dropped, and whether every text has a single spelling.
@@ -119,49 +123,49 @@ def _texts(vocabulary: Any) -> tuple[list[bytes], list[bytes], bool, bool]:
     size = len(vocabulary)
     if hasattr(vocabulary, "spellings"):
         numbers = [number for number in range(size) if number not in (PAD, BOS, EOS)]
-        each = vocabulary.spellings(numbers)
-        first, later = ([spelled.get(number, b"") for number in range(size)] for spelled in each)
+        spellings = vocabulary.spellings(numbers)
+        first, later = ([spelled.get(number, b"") for number in range(size)] for spelled in spellings)
         return first, later, getattr(vocabulary, "drops_leading_spaces", False), spellings_of(vocabulary).unique
     texts = [b""] * UNK
     for text in list(vocabulary)[UNK:]:
         if not isinstance(text, str | bytes):
             raise TypeError(f"the texts of a vocabulary must be strings or bytes, got {describe(text)}")
         texts.append(text if isinstance(text, bytes) else text.encode())
-    single = {text.decode(errors="replace") for text in texts[UNK:]}
-    return texts, texts, False, len(single) == len(texts[UNK:]) and all(len(text) == 1 for text in single)
+    decoded = {text.decode(errors="replace") for text in texts[UNK:]}
+    return texts, texts, False, len(decoded) == len(texts[UNK:]) and all(len(text) == 1 for text in decoded)
 
 
-def _follow(following: Tensor, starts: Tensor, texts: Sequence[str], classes: dict[str, int]) -> Tensor:
+def _states_after(transitions: Tensor, starts: Tensor, texts: Sequence[str], classes: dict[str, int]) -> Tensor:
     """Return the states [starts, texts] after each text, given the next state per class [states, classes]."""
-    lengths, width = torch.tensor([len(text) for text in texts]), following.shape[1]
+    lengths, width = torch.tensor([len(text) for text in texts]), transitions.shape[1]
     states = starts.unsqueeze(1).repeat(1, len(texts))
     for position in range(max(map(len, texts))):
         active = (lengths > position).nonzero().squeeze(1)
         letters = torch.tensor([classes[text[position]] for text in texts if len(text) > position])
-        states[:, active] = following.flatten()[states[:, active] * width + letters]
+        states[:, active] = transitions.flatten()[states[:, active] * width + letters]
     return states
 
 
-def _reaching(table: Tensor, goal: Tensor) -> Tensor:
+def _can_reach(table: Tensor, goal: Tensor) -> Tensor:
     """Return the states [states] from which any number of tokens leads to the goal."""
     reached = goal.clone()
     while True:
-        others = (~reached).nonzero().squeeze(1)
-        closer = reached[table[others]].any(1)
+        unreached = (~reached).nonzero().squeeze(1)
+        closer = reached[table[unreached]].any(1)
         if not closer.any():
             return reached
-        reached[others[closer]] = True
+        reached[unreached[closer]] = True
 
 
 @dataclass(frozen=True)
-class _Tracked:
+class _PatternState:
     """Memory or state of a model, with the state of the pattern per row."""
 
     inner: Any
     places: Tensor
 
-    def select(self, index: Tensor) -> _Tracked:
-        return _Tracked(self.inner.select(index), self.places[index])
+    def select(self, index: Tensor) -> _PatternState:
+        return _PatternState(self.inner.select(index), self.places[index])
 
 
 class _RestrictedOutput:
@@ -186,22 +190,22 @@ class RestrictedModel(nn.Module):
     def parameters(self, recurse: bool = True) -> Any:
         return self.model.parameters(recurse) if hasattr(self.model, "parameters") else iter(())
 
-    def encode(self, src: Tensor, src_lengths: Tensor) -> _Tracked:
-        return _Tracked(
+    def encode(self, src: Tensor, src_lengths: Tensor) -> _PatternState:
+        return _PatternState(
             self.model.encode(src, src_lengths), torch.full_like(src_lengths, self.pattern.start, dtype=torch.long)
         )
 
-    def start(self, memory: _Tracked) -> _Tracked:
-        return _Tracked(self.model.start(memory.inner), memory.places)
+    def start(self, memory: _PatternState) -> _PatternState:
+        return _PatternState(self.model.start(memory.inner), memory.places)
 
-    def step(self, state: _Tracked, token: Tensor) -> DerivedStep:
+    def step(self, state: _PatternState, token: Tensor) -> DerivedStep:
         step, pattern = self.model.step(state.inner, token), self.pattern
         log_probs = self.model.output.log_probs(step.scores)
         places = pattern.read(state.places.cpu(), token.cpu())
         allowed = pattern.live[pattern.after(places, log_probs.shape[1])]
         allowed[:, EOS] = pattern.accepts[places]
         log_probs = log_probs.masked_fill(~allowed.to(log_probs.device), -torch.inf)
-        result = DerivedStep(log_probs, step.attention, _Tracked(step.state, places.to(state.places)))
+        result = DerivedStep(log_probs, step.attention, _PatternState(step.state, places.to(state.places)))
         result.unclear = unclear_rows(step)
         return result
 

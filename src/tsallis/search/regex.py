@@ -79,8 +79,8 @@ class _Graph:
             return self.add(*[self.sequence(branch, flags, end) for branch in value[1]])
         if name == "SUBPATTERN":
             _, added, removed, operations = value
-            kept = flags & ~TYPES if added & TYPES else flags
-            return self.sequence(operations, (kept | added) & ~removed, end)
+            remaining_flags = flags & ~TYPES if added & TYPES else flags
+            return self.sequence(operations, (remaining_flags | added) & ~removed, end)
         if name == "AT":
             if flags & re.MULTILINE:
                 raise ValueError("the flag m (multiline) is not supported: outputs have one line")
@@ -89,15 +89,15 @@ class _Graph:
             return self.add(end, anchor=str(value))
         if name not in ("MAX_REPEAT", "MIN_REPEAT"):
             raise ValueError(f"{UNSUPPORTED.get(name, name)} is not supported")
-        least, most, operations = value
-        if most is _parser.MAXREPEAT:
+        min_count, max_count, operations = value
+        if max_count is _parser.MAXREPEAT:
             state = self.add(end)
             self.empty[state].append((self.sequence(operations, flags, state), ""))
         else:
             state = end
-            for _ in range(most - least):
+            for _ in range(max_count - min_count):
                 state = self.add(self.sequence(operations, flags, state), end)
-        for _ in range(least):
+        for _ in range(min_count):
             following, state = state, self.sequence(operations, flags, state)
             if state == following:  # the repeated part is empty
                 break
@@ -171,38 +171,38 @@ def compile_regex(pattern: str, characters: Iterable[str]) -> Automaton:
     def spend(steps: int) -> None:
         nonlocal work
         work += steps
-        if work > WORK or len(found) > STATES:
-            limit = f"{STATES} states" if len(found) > STATES else f"{WORK} steps to compile"
+        if work > WORK or len(discovered) > STATES:
+            limit = f"{STATES} states" if len(discovered) > STATES else f"{WORK} steps to compile"
             raise ValueError(f"the regular expression {shorten(pattern)} needs more than {limit}: simplify it")
 
     @cache
-    def row(state: int, before: bool | None) -> list[frozenset[int]]:
+    def next_states(state: int, before: bool | None) -> list[frozenset[int]]:
         """Return the states after a character of each class, given whether a word character precedes; None: start."""
-        reads = {after: _reads(graph, state, before, after, spend)[0] for after in (False, True)}
+        reads = {after: _next_reads(graph, state, before, after, spend)[0] for after in (False, True)}
         spend(len(reads[True]) * len(signatures))
         return [frozenset(target for number, target in reads[after] if sets[number]) for after, *sets in signatures]
 
     @cache
     def accepts(state: int, before: bool | None) -> bool:
-        return _reads(graph, state, before, None, spend)[1]
+        return _next_reads(graph, state, before, None, spend)[1]
 
     start: tuple[frozenset[int], bool | None] = frozenset([first]), None
-    numbers, found = {start: 0}, [start]
+    numbers, discovered = {start: 0}, [start]
     table: list[list[int]] = []
-    for states, before in found:  # the list grows
-        targets = [row(state, before) for state in states]
+    for states, before in discovered:  # the list grows
+        targets = [next_states(state, before) for state in states]
         table.append([])
         for number, (after, *_) in enumerate(signatures):
             reached = frozenset().union(*(target[number] for target in targets)), after if anchored else None
             if reached not in numbers:
-                numbers[reached] = len(found)
-                found.append(reached)
+                numbers[reached] = len(discovered)
+                discovered.append(reached)
             table[-1].append(numbers[reached])
         spend(len(states) * len(signatures))
-    return Automaton(table, [any(accepts(q, before) for q in states) for states, before in found], 0, classes)
+    return Automaton(table, [any(accepts(q, before) for q in states) for states, before in discovered], 0, classes)
 
 
-def _reads(
+def _next_reads(
     graph: _Graph, state: int, before: bool | None, after: bool | None, spend: Callable[[int], None]
 ) -> tuple[list[tuple[int, int]], bool]:
     """Return what a state can read next, and whether it reaches the last state.
@@ -220,7 +220,7 @@ def _reads(
         if (read := graph.reads[state]) is not None:
             reads.append(read)
         for following, anchor in graph.empty[state]:
-            if following not in seen and _holds(anchor, before, after):
+            if following not in seen and _anchor_holds(anchor, before, after):
                 seen.add(following)
                 waiting.append(following)
     spend(len(seen))
@@ -243,7 +243,7 @@ def _reads_break_after_end(graph: _Graph) -> bool:
     return False
 
 
-def _holds(anchor: str, before: bool | None, after: bool | None) -> bool:
+def _anchor_holds(anchor: str, before: bool | None, after: bool | None) -> bool:
     if anchor in ("AT_BEGINNING", "AT_BEGINNING_STRING"):
         return before is None
     if anchor in ("AT_END", "AT_END_STRING"):
@@ -271,22 +271,22 @@ def compile_strings(strings: Sequence[str], characters: Iterable[str]) -> Automa
         )
     letters = {letter: number for number, letter in enumerate(sorted(set("".join(strings))), start=1)}
     children: list[dict[int, int]] = [{}, {}]  # the root, and the state in which a string was found
-    found = 1
+    match_state = 1
     for string in strings:
         state = 0
         for letter in string[:-1]:
             state = children[state].setdefault(letters[letter], len(children))
             if state == len(children):
                 children.append({})
-            if state == found:
+            if state == match_state:
                 break
         else:
-            children[state][letters[string[-1]]] = found
+            children[state][letters[string[-1]]] = match_state
     if len(children) > STATES:
         raise ValueError(f"the list of {len(strings)} strings needs more than {STATES} states: shorten it")
     width = len(letters) + 1
     table = [[0] * width for _ in children]
-    table[found] = [found] * width
+    table[match_state] = [match_state] * width
     # Breadth first: the row of the longest proper suffix is complete before it is needed.
     waiting, suffixes = deque([0]), {0: 0}
     while waiting:
@@ -294,11 +294,11 @@ def compile_strings(strings: Sequence[str], characters: Iterable[str]) -> Automa
         fallback = table[suffixes[state]]
         row = [0] * width if state == 0 else list(fallback)
         for number, child in children[state].items():
-            if row[number] != found:
+            if row[number] != match_state:
                 row[number] = child
-                if child != found:
+                if child != match_state:
                     suffixes[child] = fallback[number] if state else 0
                     waiting.append(child)
         table[state] = row
     classes = {character: letters.get(character, 0) for character in characters}
-    return Automaton(table, [state == found for state in range(len(table))], 0, classes)
+    return Automaton(table, [state == match_state for state in range(len(table))], 0, classes)

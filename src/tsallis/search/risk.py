@@ -77,21 +77,21 @@ def minimum_risk(
         return None
     references = sorted(sums, key=lambda text: (-sums[text], index[text]))
     gains = dict.fromkeys(references, 0.0)  # sum of utilities per candidate over the references so far
-    rest = total
+    remaining_weight = total
     for reference in references:
-        rest = max(rest - sums[reference], 0.0)
+        remaining_weight = max(remaining_weight - sums[reference], 0.0)
         for text in gains:
-            gains[text] += sums[reference] * _call(utility, text, reference)
+            gains[text] += sums[reference] * _compute_utility(utility, text, reference)
         # Keep candidates that could win with the missing weight: the proof needs them.
-        least = max(gains.values()) - rest - missing - 1e-12 * total
-        gains = {text: gain for text, gain in gains.items() if gain >= least}
-    least = max(gains.values()) - 1e-12 * total
-    best = next(text for text, gain in gains.items() if gain >= least)
+        threshold = max(gains.values()) - remaining_weight - missing - 1e-12 * total
+        gains = {text: gain for text, gain in gains.items() if gain >= threshold}
+    threshold = max(gains.values()) - 1e-12 * total
+    best = next(text for text, gain in gains.items() if gain >= threshold)
     proved = not missing or all(gains[best] - gain >= missing for text, gain in gains.items() if text != best)
     return RiskChoice(index[best], min(gains[best] / total, 1.0), proved)
 
 
-def _call(utility: Utility, text: str, reference: str) -> float:
+def _compute_utility(utility: Utility, text: str, reference: str) -> float:
     """Return a utility from 0 to 1."""
     score = utility(text, reference)
     if not -ROUNDING <= score <= 1 + ROUNDING:

@@ -68,7 +68,7 @@ def sample(
     tempered, lengths = with_temperature(model, temperature), check_sources(model, src, src_lengths)
     limits = make_limits(lengths, prefixes, max_length=max_length)
     draws = draw_outputs(tempered, src, src_lengths, limits, num_samples, seeds)
-    return [[draw.output for draw in of_source] for of_source in draws]
+    return [[draw.output for draw in source_draws] for source_draws in draws]
 
 
 def draw_outputs(
@@ -252,10 +252,10 @@ def generate(
     tempered, lengths = with_temperature(model, temperature), check_sources(model, prompts, prompt_lengths)
     limits = make_limits(lengths, max_length=check_whole("max_length", max_length, 1))
     draws = draw_outputs(tempered, prompts, prompt_lengths, limits, num_samples, seeds)
-    return [[_text(draw) for draw in of_prompt] for of_prompt in draws]
+    return [[_generated_text(draw) for draw in prompt_draws] for prompt_draws in draws]
 
 
-def _text(draw: Draw) -> GeneratedText:
+def _generated_text(draw: Draw) -> GeneratedText:
     """Return the text that was drawn, complete or cut."""
     if draw.output is not None:
         return GeneratedText(draw.output.tokens, draw.output.log_prob, draw.output.support, True)

@@ -150,10 +150,10 @@ def score_tokens(
         state = model.start(model.encode(src, src_lengths))
         for step, (token, gold) in enumerate(zip(tgt_in.unbind(1), tgt_out.unbind(1), strict=True)):
             scores, _, state = model.step(state, token)
-            each = checked_log_probs(model, scores, range(len(src)))  # [batch, d_vocab]
-            check_symbols(gold, each.shape[1], "tgt_out")
-            values = each.gather(-1, gold.clamp(min=0).unsqueeze(-1)).squeeze(-1).tolist()
-            counts = (each > -torch.inf).sum(-1).tolist()
+            step_log_probs = checked_log_probs(model, scores, range(len(src)))  # [batch, d_vocab]
+            check_symbols(gold, step_log_probs.shape[1], "tgt_out")
+            values = step_log_probs.gather(-1, gold.clamp(min=0).unsqueeze(-1)).squeeze(-1).tolist()
+            counts = (step_log_probs > -torch.inf).sum(-1).tolist()
             for row, (number, value) in enumerate(zip(gold.tolist(), values, strict=True)):
                 if number == IGNORE_INDEX or row in exclusions:
                     continue
@@ -162,7 +162,7 @@ def score_tokens(
                 support[row].append(counts[row])
                 if value == -math.inf:
                     gap = _gap(model, scores[row], number)
-                    best = each[row].topk(min(alternatives, counts[row]))
+                    best = step_log_probs[row].topk(min(alternatives, counts[row]))
                     pairs = zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
                     exclusions[row] = Exclusion(step, number, gap, counts[row], tuple(pairs))
     columns = enumerate(zip(tokens, log_probs, support, strict=True))

@@ -79,15 +79,18 @@ class _Lattice:
 
     def pop(self) -> list[_Item]:
         """Remove and return the best prefixes at the first position. Drop prefixes beyond the budget."""
-        kept: list[_Item] = []
-        while not kept and (self.waiting or self._resume()):
-            kept = self._pop(min(self.waiting))
-        return kept
+        popped: list[_Item] = []
+        while not popped and (self.waiting or self._resume()):
+            popped = self._pop(min(self.waiting))
+        return popped
 
     def _resume(self) -> bool:
         """Restore dropped prefixes if they matter and the budget allows it."""
-        found = [*(h.log_prob for h in self.found), *(beginning.prefix.log_prob for beginning in self.beginnings or ())]
-        matters = self.dropped_probability() > ROUNDING * _sum_probs(found)
+        log_probs = [
+            *(h.log_prob for h in self.found),
+            *(beginning.prefix.log_prob for beginning in self.beginnings or ()),
+        ]
+        matters = self.dropped_probability() > ROUNDING * _sum_probs(log_probs)
         if not matters or self.budget <= 0 or self.passes == len(PARTS):
             return False
         self.passes += 1
@@ -99,8 +102,8 @@ class _Lattice:
     def _pop(self, position: int) -> list[_Item]:
         items = sorted(self.waiting.pop(position), key=lambda item: -item.prefix.log_prob)
         width = max(1, self.budget // (len(self.text) - position + 1)) if self.budget > 0 else 1
-        least = self.best[position] + PARTS[self.passes - 1]
-        kept = [item for item in items[:width] if item.prefix.log_prob >= least]
+        threshold = self.best[position] + PARTS[self.passes - 1]
+        kept = [item for item in items[:width] if item.prefix.log_prob >= threshold]
         if self.budget <= -len(self.text):  # stop here, because symbols that spell nothing could repeat forever
             kept = []
         self.dropped += items[len(kept) :]
@@ -186,13 +189,13 @@ def score_texts(
         for first in range(0, len(src), WINDOW):
             window = slice(first, first + WINDOW)
             start = model.start(model.encode(src[window], src_lengths[window]))
-            opened = []
+            window_lattices = []
             for row, text in enumerate(texts[window]):
-                encoded, known = text.encode(), spellings.are_all_of(text)
-                opened.append(_Lattice(first + row, encoded, spellings, known, budget))
-                opened[-1].push(_Item(Prefix(), START, start, row))
-            _follow(model, opened, src.device)
-            lattices += opened
+                encoded, is_complete = text.encode(), spellings.are_all_of(text)
+                window_lattices.append(_Lattice(first + row, encoded, spellings, is_complete, budget))
+                window_lattices[-1].push(_Item(Prefix(), START, start, row))
+            _follow(model, window_lattices, src.device)
+            lattices += window_lattices
     return [lattice.result(model.output.normalized) for lattice in lattices]
 
 
@@ -235,14 +238,14 @@ def _follow(model: Decoder, lattices: Sequence[_Lattice], device: torch.device) 
         for (row, token, place), value in zip(children, values, strict=True):
             if value > -math.inf:
                 lattice, item = rows[row]
-                longer = expansion.extend(item.prefix, row, token, item.prefix.log_prob + value)
-                lattice.push(_Item(longer, place, state, row))
+                extended = expansion.extend(item.prefix, row, token, item.prefix.log_prob + value)
+                lattice.push(_Item(extended, place, state, row))
         for row, (lattice, item) in enumerate(rows):
             if lattice.beginnings is not None:
                 for token in lattice.spellings.crossing(lattice.text, item.place):
                     if (value := float(log_probs[row, token])) > -math.inf:
-                        longer = expansion.extend(item.prefix, row, token, item.prefix.log_prob + value)
-                        lattice.beginnings.append(Beginning(longer, state, row, False))
+                        extended = expansion.extend(item.prefix, row, token, item.prefix.log_prob + value)
+                        lattice.beginnings.append(Beginning(extended, state, row, False))
         for row, ((lattice, item), value) in enumerate(zip(rows, log_probs[:, EOS].tolist(), strict=True)):
             if lattice.is_spelled(item) and value > -math.inf:
                 total = item.prefix.log_prob + value

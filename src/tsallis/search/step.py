@@ -130,8 +130,10 @@ class Expansion:
 
         The first result is -inf for the end, and for symbols that the limits exclude.
         """
-        before = torch.tensor([p.log_prob for p in prefixes], dtype=torch.float64, device=self.log_probs.device)
-        totals = before.unsqueeze(-1) + self.log_probs
+        prefix_log_probs = torch.tensor(
+            [p.log_prob for p in prefixes], dtype=torch.float64, device=self.log_probs.device
+        )
+        totals = prefix_log_probs.unsqueeze(-1) + self.log_probs
         ends: list[float] = totals[:, EOS].tolist()
         totals[:, EOS] = -torch.inf
         for row, (prefix, limit) in enumerate(zip(prefixes, limits, strict=True)):

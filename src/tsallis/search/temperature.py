@@ -124,10 +124,10 @@ class _NucleusOutput:
     def log_probs(self, scores: Tensor) -> Tensor:
         ordered, order = self.output.log_probs(scores).sort(dim=-1, descending=True, stable=True)
         probs = ordered.exp()
-        kept = ordered.masked_fill(probs.cumsum(-1) - probs >= self.top_p, -torch.inf)
-        total = kept.logsumexp(-1, keepdim=True)
-        kept = kept - torch.where(total.isfinite(), total, 0)  # a dead end has no tokens
-        return torch.empty_like(kept).scatter_(-1, order, kept)
+        truncated = ordered.masked_fill(probs.cumsum(-1) - probs >= self.top_p, -torch.inf)
+        total = truncated.logsumexp(-1, keepdim=True)
+        truncated = truncated - torch.where(total.isfinite(), total, 0)  # a dead end has no tokens
+        return torch.empty_like(truncated).scatter_(-1, order, truncated)
 
 
 class _ModelWithOutput(nn.Module):

@@ -69,12 +69,17 @@ def _certify_texts(texts: Sequence[Hypothesis], missing: Sequence[float], unlist
         unlisted: Upper bound on the probability of any other text.
     """
     probs = [text.prob for text in texts]
-    most = [prob + rest for prob, rest in zip(probs, missing, strict=True)]
+    upper_bounds = [prob + missing_prob for prob, missing_prob in zip(probs, missing, strict=True)]
     # If a text may be more probable than the text before it, no later rank is certain.
-    bound = max([unlisted, *(after for before, after in zip(probs, most[1:], strict=False) if after > before)])
+    bound = max(
+        [
+            unlisted,
+            *(next_bound for prob, next_bound in zip(probs, upper_bounds[1:], strict=False) if next_bound > prob),
+        ]
+    )
     if probs[0] >= bound:
         return Certificate("optimal", math.log(bound))
-    return Certificate("bounded", math.log(min(max(bound, most[0]), 1.0)))
+    return Certificate("bounded", math.log(min(max(bound, upper_bounds[0]), 1.0)))
 
 
 def complete_texts(result: Result, found: Sequence[TextProbability]) -> Result:
@@ -86,13 +91,13 @@ def complete_texts(result: Result, found: Sequence[TextProbability]) -> Result:
     """
     missing, texts = [], []
     for number, text in enumerate(result.hypotheses):
-        rest = result.missing
+        text_missing = result.missing
         if number < len(found):
-            rest = min(rest, found[number].missing)
-            both = (*text.segmentations, *found[number].segmentations)
-            text = join_segmentations({sequence.tokens: sequence for sequence in both}.values())
+            text_missing = min(text_missing, found[number].missing)
+            segmentations = (*text.segmentations, *found[number].segmentations)
+            text = join_segmentations({sequence.tokens: sequence for sequence in segmentations}.values())
         texts.append(text)
-        missing.append(rest)
+        missing.append(text_missing)
     penalty = result.length_penalty
     order = sorted(range(len(texts)), key=lambda i: (-texts[i].score(penalty), texts[i].tokens))
     texts, missing = [texts[i] for i in order], [missing[i] for i in order]

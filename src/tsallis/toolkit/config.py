@@ -374,25 +374,27 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not all(key.split(".")):
-            raise InputError(f"{_name(override)}: expected key=value, such as training.epochs=5")
+            raise InputError(f"{_describe_override(override)}: expected key=value, such as training.epochs=5")
         if any(f"{other}.".startswith(f"{key}.") for other in keys):
-            raise InputError(f"{_name(override)}: another override sets the same setting; keep one of them")
+            raise InputError(
+                f"{_describe_override(override)}: another override sets the same setting; keep one of them"
+            )
         try:
             value = parse_yaml(text, "")
         except InputError:
             value = text
         if (value in (None, "") and text not in NOTHING) or PUNCTUATION.fullmatch(text):
             value = text
-        _set(content, override, value)
+        _apply_override(content, override, value)
         keys.append(key)
 
 
-def _name(override: str) -> str:
+def _describe_override(override: str) -> str:
     """Return the name of an override in messages."""
     return f"override {describe(override)}"
 
 
-def _set(content: dict[str, Any], override: str, value: Any) -> None:
+def _apply_override(content: dict[str, Any], override: str, value: Any) -> None:
     """Set the setting that an override names to `value`."""
     *sections, last = override.partition("=")[0].split(".")
     for section in sections:
@@ -400,8 +402,8 @@ def _set(content: dict[str, Any], override: str, value: Any) -> None:
             content[section] = {}
         content = content[section]
         if not isinstance(content, dict):
-            found = f"{describe(section)[1:-1]} is not a section; its value is {describe(content)}"
-            raise InputError(f"{_name(override)}: {found}")
+            problem = f"{describe(section)[1:-1]} is not a section; its value is {describe(content)}"
+            raise InputError(f"{_describe_override(override)}: {problem}")
     content[last] = value
 
 
@@ -443,29 +445,31 @@ def refuse_idle(config: Config, overrides: Sequence[str] = ()) -> None:
         section = getattr(config, name)
         if key not in section.model_fields_set or getattr(section, key) == type(section).model_fields[key].default:
             continue
-        switches = _switches(section, needs)
-        found = {switch: getattr(section, switch) for switch in switches}
-        if any(found[s] is not None if values is None else found[s] in values for s, values in switches.items()):
+        switches = _available_switches(section, needs)
+        actual = {switch: getattr(section, switch) for switch in switches}
+        if any(actual[s] is not None if values is None else actual[s] in values for s, values in switches.items()):
             continue
         if is_overridden(path) or not any(is_overridden(f"{name}.{switch}") for switch in switches):
-            given = {switch: value for switch, value in found.items() if value is not None} or found
+            shown = {switch: value for switch, value in actual.items() if value is not None} or actual
             switch, values = next(iter(switches.items()))
             raise InputError(
                 f"{path}: {getattr(section, key)} has no effect with "
-                f"{' and '.join(f'{switch}: {value}' for switch, value in given.items())}; leave it out, or set "
+                f"{' and '.join(f'{switch}: {value}' for switch, value in shown.items())}; leave it out, or set "
                 f"{name}.{switch}{' to ' * bool(values)}{' or '.join(values or ())}"
             )
 
 
-def _switches(section: Section, needs: Mapping[str, tuple[str, ...] | None]) -> dict[str, tuple[str, ...] | None]:
+def _available_switches(
+    section: Section, needs: Mapping[str, tuple[str, ...] | None]
+) -> dict[str, tuple[str, ...] | None]:
     """Return the part of an entry of `NEEDS` that a section can fulfil: its settings and their values."""
     switches: dict[str, tuple[str, ...] | None] = {}
     for switch, values in needs.items():
         if (field := type(section).model_fields.get(switch)) is None:
             continue
-        own = values and tuple(value for value in values if value in _choices(field.annotation))
-        if values is None or own:
-            switches[switch] = own
+        allowed = values and tuple(value for value in values if value in _choices(field.annotation))
+        if values is None or allowed:
+            switches[switch] = allowed
     return switches
 
 
@@ -489,12 +493,12 @@ def check_content(content: dict[str, Any], name: str, schema: type[Config], over
     try:
         return schema.model_validate(content)
     except ValidationError as error:
-        mistakes, texts = _find_mistakes(error, schema, content)
-        plain = [override for override in overrides if override.partition("=")[0] in texts]
-        if not plain:
+        mistakes, string_paths = _find_mistakes(error, schema, content)
+        text_overrides = [override for override in overrides if override.partition("=")[0] in string_paths]
+        if not text_overrides:
             raise InputError(_explain(mistakes, name, overrides)) from error
-    for override in plain:  # use the text itself: YAML parses a text such as 2018 as another type
-        _set(content, override, override.partition("=")[2])
+    for override in text_overrides:  # use the text itself: YAML parses a text such as 2018 as another type
+        _apply_override(content, override, override.partition("=")[2])
     return check_content(content, name, schema, overrides)
 
 
@@ -503,8 +507,8 @@ def _explain(mistakes: Mapping[str, str], name: str, overrides: Sequence[str]) -
     texts: dict[str, list[str]] = {}
     for path, mistake in mistakes.items():
         keys = {override: override.partition("=")[0] for override in overrides}
-        origins = [_name(override) for override, key in keys.items() if f"{path}.".startswith(f"{key}.")]
-        inner = [_name(override) for override, key in keys.items() if key.startswith(f"{path}.")]
+        origins = [_describe_override(override) for override, key in keys.items() if f"{path}.".startswith(f"{key}.")]
+        inner = [_describe_override(override) for override, key in keys.items() if key.startswith(f"{path}.")]
         # If a section as a whole has an error, such as a contradiction, name the overrides inside the section.
         origin = origins[0] if origins else " with ".join([name, *inner])
         texts.setdefault(origin, []).append(f"{truncate(path, LONGEST_KEY)}: {mistake}")
@@ -531,8 +535,8 @@ def _find_mistakes(
         lines = expected.setdefault(key, [])
         lines.append(message.removeprefix("input should be ") if lines else message)
         endings[key] = ending + _hint(path, detail, schema)
-    texts = {".".join(map(str, path)) for detail, path in mistakes if detail["type"] == "string_type"}
-    return {key: " or ".join(lines) + endings[key] for key, lines in expected.items()}, texts
+    string_paths = {".".join(map(str, path)) for detail, path in mistakes if detail["type"] == "string_type"}
+    return {key: " or ".join(lines) + endings[key] for key, lines in expected.items()}, string_paths
 
 
 def _path(detail: ErrorDetails, content: Any) -> tuple[int | str, ...]:
@@ -563,13 +567,13 @@ def _hint(path: Sequence[int | str], detail: ErrorDetails, schema: type[Config])
         return ""
     *sections, key = map(str, path)
     fields = {name: section.model_fields.get(key) for name, section in schema.models.items() if sections == ["model"]}
-    others = [
+    architectures = [
         name
         for name, field in fields.items()
         if field and (unknown_key or detail["input"] in _choices(field.annotation))
     ]
-    if others:
-        return f" (it belongs to {' or '.join(f'architecture: {name}' for name in others)})"
+    if architectures:
+        return f" (it belongs to {' or '.join(f'architecture: {name}' for name in architectures)})"
     known = _section(schema, sections).model_fields if unknown_key else ()
     close = difflib.get_close_matches(key[:LONGEST_KEY], known, 1)
     return f" (did you mean {close[0]}?)" if close else ""

@@ -15,7 +15,7 @@ from tsallis.continuous.quadrature import Rule, expm1_ratio, log1p_ratio
 from tsallis.ops.transforms import outside_tracers, physical, recording
 
 
-def _over_matrix(x: Tensor, dims: int) -> Tensor:
+def _expand_to_matrix(x: Tensor, dims: int) -> Tensor:
     return x if dims == 1 else x[..., None, None]
 
 
@@ -32,7 +32,7 @@ class Constants(NamedTuple):
     bend: Tensor  # squared reach times eps: (n + 2) eps + 2
 
 
-def _half_step(alpha: Tensor, eps: Tensor) -> Tensor:
+def _log_gamma_half_step(alpha: Tensor, eps: Tensor) -> Tensor:
     r"""Return :math:`\log\Gamma(x + 1/2) - \log\Gamma(x) - \frac12 \log(x / \alpha)` at x = alpha / eps.
 
     Large x use the asymptotic series.
@@ -51,7 +51,7 @@ def beta_constants(alpha: Tensor, dims: int) -> Constants:
     """Compute the constants for alphas >= 1, in float64."""
     eps = alpha - 1
     bend = (dims + 2) * eps + 2
-    growth = torch.zeros_like(alpha) if dims % 2 == 0 else _half_step(alpha, eps)
+    growth = torch.zeros_like(alpha) if dims % 2 == 0 else _log_gamma_half_step(alpha, eps)
     for j in range(1, dims // 2 + 1):
         growth = growth + torch.log1p((j + dims % 2 / 2) * eps)
     peak = growth - dims / 2 * torch.log(math.pi * bend)
@@ -95,12 +95,12 @@ class BetaGaussian:
         c, n = self.constants(scale), self.dims
         inner = c.eps * c.peak + n / 2 * c.eps * torch.log(c.bend) + math.log(2) - c.eps * log_det(root, n)
         log_ratio = inner * 2 / (2 + n * c.eps) - torch.log(c.bend)  # log of covariance / scale
-        return root * _over_matrix(torch.exp(log_ratio / 2).to(scale), n)
+        return root * _expand_to_matrix(torch.exp(log_ratio / 2).to(scale), n)
 
     def scale(self, factor: Tensor) -> Tensor:
         c, n = self.constants(factor), self.dims
         log_ratio = c.eps * (c.peak - log_det(factor, n)) + torch.log(2 / c.bend)
-        root = factor * _over_matrix(torch.exp(-log_ratio / 2).to(factor), n)
+        root = factor * _expand_to_matrix(torch.exp(-log_ratio / 2).to(factor), n)
         return root.square() if n == 1 else root @ root.mT
 
     def _argument(self, squared: Tensor) -> tuple[Constants, Tensor, Tensor]:
@@ -131,8 +131,8 @@ class BetaGaussian:
 
     def tsallis_entropy(self, log_det: Tensor) -> Tensor:
         c, n = self.constants(log_det), self.dims
-        twice = n / (2 * c.alpha)
-        w = c.peak - log_det - twice * log1p_ratio(c.eps * twice)
+        ratio = n / (2 * c.alpha)
+        w = c.peak - log_det - ratio * log1p_ratio(c.eps * ratio)
         return (-w / c.alpha * expm1_ratio(c.eps * w)).to(log_det)
 
     def entropy(self, log_det: Tensor) -> Tensor:
@@ -181,34 +181,36 @@ class BetaGaussian:
         if self.number == 1:
             return _normal_rule(self.dims, sharpness, points, like)
         if self.dims == 1:
-            error, _ = self._errors(like)
+            error, _ = self._error_and_span(like)
             count = (
-                self._crowd(quadrature_sizes.enough(error, sharpness, like.dtype))
+                self._crowded_count(quadrature_sizes.enough(error, sharpness, like.dtype))
                 if points is None
                 else one_number(points)
             )
             return (
-                rules.beta_line(count, self.number) if self._jacobi else rules.sine_line(count, self._wide(like))
+                rules.beta_line(count, self.number)
+                if self._uses_jacobi
+                else rules.sine_line(count, self._float64_alpha(like))
             ).to(like)
         if points is None:
-            rings, angles = quadrature_sizes.on_disk(*self._errors(like), sharpness, like.dtype)
-            points = self._crowd(rings), angles
+            rings, angles = quadrature_sizes.on_disk(*self._error_and_span(like), sharpness, like.dtype)
+            points = self._crowded_count(rings), angles
         rings, angles = points if isinstance(points, tuple) else (points, 2 * points)
-        if self._jacobi:
+        if self._uses_jacobi:
             return rules.beta_disk(rings, angles, self.number).to(like)
-        return rules.sine_disk(rings, angles, self._wide(like)).to(like)
+        return rules.sine_disk(rings, angles, self._float64_alpha(like)).to(like)
 
     @property
-    def _jacobi(self) -> bool:
+    def _uses_jacobi(self) -> bool:
         return self.number is not None and self.number >= NEARLY_GAUSSIAN
 
-    def _errors(self, like: Tensor) -> tuple[quadrature_sizes.Error, float]:
+    def _error_and_span(self, like: Tensor) -> tuple[quadrature_sizes.Error, float]:
         """Return the error bound of the rule on the line or along a radius, and half the rule's span."""
-        if self._jacobi:
+        if self._uses_jacobi:
             assert self.number is not None
             span = min(math.sqrt(rules.squared_reach(self.number, self.dims)), quadrature_sizes.SPAN)
             return quadrature_sizes.WeightedRule(span, 2 * self.dims), span
-        eps = self._bounds()[0] - 1
+        eps = self._alpha_bounds()[0] - 1
         # Round eps down to steps, so that bounds are rarely recomputed; below 1e-6, alpha counts as 1.
         eps = 2.0 ** (math.floor(math.log2(eps) * 8) / 8) if eps > 1e-6 else 1e-6
         power = (eps + 2) / eps
@@ -218,15 +220,15 @@ class BetaGaussian:
         error = quadrature_sizes.Sines(power, end, math.sqrt(rules.squared_reach(1 + eps, self.dims)), self.dims == 2)
         return error, error.span
 
-    def _crowd(self, count: int) -> int:
+    def _crowded_count(self, count: int) -> int:
         """Increase the number of nodes if the rule crowds nodes at the ends, to keep the middle dense."""
-        return math.ceil(count * math.pi / 2) if not self._jacobi and self._bounds()[1] > 2 else count
+        return math.ceil(count * math.pi / 2) if not self._uses_jacobi and self._alpha_bounds()[1] > 2 else count
 
-    def _wide(self, like: Tensor) -> Tensor:
+    def _float64_alpha(self, like: Tensor) -> Tensor:
         """Return alpha in float64."""
         return torch.as_tensor(self.alphas, dtype=torch.float64, device=like.device)
 
-    def _bounds(self) -> tuple[float, float]:
+    def _alpha_bounds(self) -> tuple[float, float]:
         """Return the smallest and largest alpha, or (1, 1) if the values can't be read."""
         if not isinstance(self.alphas, Tensor):
             return self.alphas, self.alphas

@@ -32,7 +32,7 @@ class Laplace:
         return factor / math.sqrt(2)
 
     def log_density(self, squared: Tensor) -> Tensor:
-        return self.peak - _root(2 * squared)
+        return self.peak - _safe_sqrt(2 * squared)
 
     def density(self, squared: Tensor) -> Tensor:
         return self.log_density(squared).exp()
@@ -56,7 +56,7 @@ class Laplace:
         return make(best if points is None else one_number(points)).to(like)
 
 
-def _root(x: Tensor) -> Tensor:
+def _safe_sqrt(x: Tensor) -> Tensor:
     """Return the square root; its gradient at zero is zero."""
     zero = x == 0
     return torch.where(zero, 0, torch.where(zero, 1, x).sqrt())
@@ -81,10 +81,10 @@ class Triangular:
         return 6 * factor.square()
 
     def density(self, squared: Tensor) -> Tensor:
-        return (1 - _root(squared) / self.end).clamp(min=0) / self.end
+        return (1 - _safe_sqrt(squared) / self.end).clamp(min=0) / self.end
 
     def log_density(self, squared: Tensor) -> Tensor:
-        x = -_root(squared) / self.end
+        x = -_safe_sqrt(squared) / self.end
         inside = x > -1
         value = torch.where(inside, torch.log1p(torch.where(inside, x, 0)) - math.log(self.end), -math.inf)
         return value.where(~squared.isnan(), squared)

@@ -153,9 +153,11 @@ class Elliptical(Density):
         if not bool(mean.isfinite().all()):
             raise ValueError(f"mean must be finite, got {mean[~mean.isfinite()][0].item():g}")
         if not bool(((diagonal > 0) & (diagonal < math.inf)).all()):
-            what = "variance must be positive and finite" if self.dims == 1 else "covariance must be positive definite"
+            requirement = (
+                "variance must be positive and finite" if self.dims == 1 else "covariance must be positive definite"
+            )
             value = diagonal[~((diagonal > 0) & (diagonal < math.inf))][0].item()
-            raise ValueError(f"{what}, got {value:g} on the diagonal of its factor")
+            raise ValueError(f"{requirement}, got {value:g} on the diagonal of its factor")
         if self.dims > 1:
             _check_triangle(factor)
         if isinstance(alpha, Tensor):
@@ -278,14 +280,14 @@ class Elliptical(Density):
 
         Infinite distances have no gradient.
         """
-        apart = t.to(self._mean.dtype) - self._mean
-        infinite = apart.isinf()
+        difference = t.to(self._mean.dtype) - self._mean
+        infinite = difference.isinf()
         if self.dims == 1:
-            return torch.where(infinite, math.inf, (torch.where(infinite, 0, apart) / self._factor).square())
-        infinite = infinite.any(-1) & ~apart.isnan().any(-1)
-        apart = torch.where(infinite.unsqueeze(-1), 0, apart)
-        factor = self._factor.expand(*apart.shape, self.dims)
-        u: Tensor = torch.linalg.solve_triangular(factor, apart.unsqueeze(-1), upper=False).squeeze(-1)
+            return torch.where(infinite, math.inf, (torch.where(infinite, 0, difference) / self._factor).square())
+        infinite = infinite.any(-1) & ~difference.isnan().any(-1)
+        difference = torch.where(infinite.unsqueeze(-1), 0, difference)
+        factor = self._factor.expand(*difference.shape, self.dims)
+        u: Tensor = torch.linalg.solve_triangular(factor, difference.unsqueeze(-1), upper=False).squeeze(-1)
         return torch.where(infinite, math.inf, u.square().sum(-1))
 
     def _volume(self) -> Tensor:
@@ -359,7 +361,7 @@ class Elliptical(Density):
         if closed is not None:
             return closed
         if points is None:
-            expectation = self._by_waves(function)
+            expectation = self._fourier_expectation(function)
             if expectation is not None:
                 return expectation
         rule = self._rule(self._sharpness(function, points), points)
@@ -388,7 +390,7 @@ class Elliptical(Density):
             raise NotImplementedError(
                 "can't export or compile an expectation whose number of points depends on the density: pass points="
             )
-        widest = self._widest() or math.nan
+        widest = self._largest_deviation() or math.nan
         return widest / basis.width
 
     def _to_points(self, rule: Rule) -> Tensor:
@@ -397,7 +399,7 @@ class Elliptical(Density):
             return self._mean.unsqueeze(-1) + self._factor.unsqueeze(-1) * rule.nodes
         return self._mean.unsqueeze(-2) + rule.nodes @ self._factor.mT
 
-    def _widest(self) -> float:
+    def _largest_deviation(self) -> float:
         """Return the largest standard deviation in any direction."""
         if recording() or without_numbers(self._mean) or not self._mean.numel():
             return math.nan
@@ -416,7 +418,7 @@ class Elliptical(Density):
             return rules.gaussian_overlap(self._mean[..., None], self.covariance[..., None, None], *gaussians)
         return rules.gaussian_overlap(self._mean, self.covariance, *gaussians)
 
-    def _by_waves(self, basis: Basis) -> Tensor | None:
+    def _fourier_expectation(self, basis: Basis) -> Tensor | None:
         """Return expectations of Gaussians in the plane by Fourier transforms, or None if these don't apply."""
         family = self.family
         if self.dims != 2 or not isinstance(family, BetaGaussian) or not self._mean.numel():

@@ -89,7 +89,7 @@ class Mixture(Density):
         weights = self.weights.reshape(self.weights.shape + (1,) * trailing)
         return (weights * stacked).sum(-1 - trailing)
 
-    def _spread_out(self, t: Tensor) -> Tensor:
+    def _add_component_dim(self, t: Tensor) -> Tensor:
         """If the components are stacked, add a dimension for them to the points."""
         return t.unsqueeze(-1 - len(self.event_shape)) if self.stacked else t
 
@@ -101,11 +101,11 @@ class Mixture(Density):
     def covariance(self) -> Tensor:
         """Return the mean of the components' covariances plus the covariance of their means."""
         event = len(self.event_shape)
-        within = self._mix([part.covariance for part in self.parts], 2 * event)
+        mean_covariance = self._mix([part.covariance for part in self.parts], 2 * event)
         means = self._gather([part.mean for part in self.parts], event)
-        apart = means - self.mean.unsqueeze(-1 - event)
-        outer = apart.square() if not event else apart.unsqueeze(-1) * apart.unsqueeze(-2)
-        return within + self._mix([outer] if self.stacked else outer.unbind(-1 - 2 * event), 2 * event)
+        difference = means - self.mean.unsqueeze(-1 - event)
+        outer = difference.square() if not event else difference.unsqueeze(-1) * difference.unsqueeze(-2)
+        return mean_covariance + self._mix([outer] if self.stacked else outer.unbind(-1 - 2 * event), 2 * event)
 
     @property
     def variance(self) -> Tensor:
@@ -119,13 +119,13 @@ class Mixture(Density):
 
     def pdf(self, t: Tensor) -> Tensor:
         self._check_points(t)
-        points = self._spread_out(t)
+        points = self._add_component_dim(t)
         return self._mix([part.pdf(points) for part in self.parts], 0).to(self.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the logarithm of the density; -inf, with gradient zero, outside the support."""
         self._check_points(value)
-        points = self._spread_out(value)
+        points = self._add_component_dim(value)
         logs = self._gather([part.log_prob(points) for part in self.parts], 0)
         weights, positive = self.weights, self.weights > 0
         weighted = logs + torch.where(positive, torch.where(positive, weights, 1).log(), -torch.inf)
@@ -172,8 +172,8 @@ class Mixture(Density):
 def _check_weights(weights: Tensor, rounding: float) -> None:
     """Raise if weights [..., K] are not probabilities, up to rounding."""
     weights = physical(weights)
-    off = (weights.sum(-1) - 1).abs()
-    if bool((weights < 0).any()) or not bool((off < 1e-3 + weights.shape[-1] * rounding).all()):
+    error = (weights.sum(-1) - 1).abs()
+    if bool((weights < 0).any()) or not bool((error < 1e-3 + weights.shape[-1] * rounding).all()):
         raise ValueError(
             f"weights must be non-negative and sum to 1, got {weights.reshape(-1, weights.shape[-1])[0].tolist()}"
         )

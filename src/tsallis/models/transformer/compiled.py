@@ -78,11 +78,17 @@ def encode_compiled(model: Any, src: Tensor, lengths: Tensor) -> CompiledMemory 
 
 def start_compiled(model: Any, memory: Memory) -> CompiledState | None:
     """Return the state before the first token, or None if no kernels support the model and the call."""
-    own = memory if isinstance(memory, CompiledMemory) else None
-    packed = None if memory.copies is not None else _pack(model, memory.states, None if own is None else own.packed)
+    compiled_memory = memory if isinstance(memory, CompiledMemory) else None
+    packed = (
+        None
+        if memory.copies is not None
+        else _pack(model, memory.states, None if compiled_memory is None else compiled_memory.packed)
+    )
     if packed is None or packed.parts.decoder is None or memory.states.dtype != torch.float32:
         return None
-    rows, source = packed.parts.decoder.project(memory.states, memory.mask.sum(1) if own is None else own.lengths)
+    rows, source = packed.parts.decoder.project(
+        memory.states, memory.mask.sum(1) if compiled_memory is None else compiled_memory.lengths
+    )
     width = memory.states.shape[1]
     return CompiledState(packed.parts.decoder, packed.parts.positions, rows, 0, width, (source,), ())
 
@@ -125,25 +131,31 @@ def _decoder_weights(model: Any) -> StackWeights | None:
 def _stack_weights(model: Any, embedding: Any, layers: Sequence[LayerWeights | None], norm: Any) -> StackWeights | None:
     """Return the weights of an encoder or a decoder, or None if a part is not supported by the kernels."""
     stack = model.encoder if embedding is model.src_embedding else model.decoder
-    every_norm = [part for part in stack.modules() if isinstance(part, nn.LayerNorm)]
-    known = [layer for layer in layers if layer is not None]
-    if len(known) < len(layers) or len({part.eps for part in every_norm}) != 1 or model.dropout.training:
+    norms = [part for part in stack.modules() if isinstance(part, nn.LayerNorm)]
+    supported_layers = [layer for layer in layers if layer is not None]
+    if len(supported_layers) < len(layers) or len({part.eps for part in norms}) != 1 or model.dropout.training:
         return None
-    end = None if norm is None else _norm(norm)
-    if not is_plain(embedding, nn.Embedding) or not supported(embedding.weight) or (norm is not None and end is None):
+    final_norm = None if norm is None else _norm(norm)
+    if (
+        not is_plain(embedding, nn.Embedding)
+        or not supported(embedding.weight)
+        or (norm is not None and final_norm is None)
+    ):
         return None
-    return StackWeights(embedding.weight, tuple(known), end, model.heads, every_norm[0].eps)
+    return StackWeights(embedding.weight, tuple(supported_layers), final_norm, model.heads, norms[0].eps)
 
 
-def _layer_weights(layer: Any, own: tuple[Any, Any], cross: tuple[Any, Any] | None, norm: Any) -> LayerWeights | None:
+def _layer_weights(
+    layer: Any, self_attention: tuple[Any, Any], cross_attention: tuple[Any, Any] | None, norm: Any
+) -> LayerWeights | None:
     """Return the weights of a layer: attentions with their norms, and the feed-forward network with its norm."""
     if not is_plain(layer, type(layer)) or layer.activation is not F.relu:
         return None
-    attentions = [_attention(*part) for part in (own, cross) if part is not None]
-    rest = [_norm(norm), linear_weights(layer.linear1), linear_weights(layer.linear2)]
-    if any(part is None for part in (*attentions, *rest)):
+    attentions = [_attention(*part) for part in (self_attention, cross_attention) if part is not None]
+    feed_forward = [_norm(norm), linear_weights(layer.linear1), linear_weights(layer.linear2)]
+    if any(part is None for part in (*attentions, *feed_forward)):
         return None
-    return LayerWeights(attentions[0], None if cross is None else attentions[1], *rest)  # type: ignore[arg-type]
+    return LayerWeights(attentions[0], None if cross_attention is None else attentions[1], *feed_forward)  # type: ignore[arg-type]
 
 
 def _attention(attention: Any, norm: Any) -> AttentionWeights | None:
@@ -155,11 +167,17 @@ def _attention(attention: Any, norm: Any) -> AttentionWeights | None:
         return None
     if not isinstance(attention.alpha, float | Tensor) and not is_plain(attention.alpha, PerHeadAlpha):
         return None
-    weight, bias, own_norm = attention.in_proj_weight, attention.in_proj_bias, _norm(norm)
+    weight, bias, norm_weights = attention.in_proj_weight, attention.in_proj_bias, _norm(norm)
     out = linear_weights(attention.out_proj)
-    if weight is None or bias is None or own_norm is None or out is None or not (supported(weight) and supported(bias)):
+    if (
+        weight is None
+        or bias is None
+        or norm_weights is None
+        or out is None
+        or not (supported(weight) and supported(bias))
+    ):
         return None
-    return AttentionWeights(own_norm, (weight, bias), out, attention.alphas().float())
+    return AttentionWeights(norm_weights, (weight, bias), out, attention.alphas().float())
 
 
 def _norm(module: Any) -> tuple[Tensor, Tensor] | None:

@@ -57,13 +57,13 @@ class KVBuffers:
             self.used += 1
             return self
         buffers = []
-        for have in self.buffers:
+        for buffer in self.buffers:
             # Fill with zeros: shorter rows read unwritten entries with weight zero, and zero times NaN is NaN.
-            room = have.new_zeros(*have.shape[:2], _room(steps), have.shape[3])
-            room[:, :, :steps] = have[:, :, :steps]
+            room = buffer.new_zeros(*buffer.shape[:2], _room(steps), buffer.shape[3])
+            room[:, :, :steps] = buffer[:, :, :steps]
             buffers.append(room)
-        every = torch.arange(len(buffers[0]), device=buffers[0].device)
-        return KVBuffers(tuple(buffers), steps + 1, self._select_scanned(every, steps))
+        all_rows = torch.arange(len(buffers[0]), device=buffers[0].device)
+        return KVBuffers(tuple(buffers), steps + 1, self._select_scanned(all_rows, steps))
 
     def counts(self, steps: int) -> Tensor:
         """Return `steps` for each row."""
@@ -96,13 +96,13 @@ def select_counts(read: Tensor | None, steps: int, index: Tensor) -> tuple[Tenso
 
 def join_buffers(parts: Sequence[tuple[KVBuffers, int, Tensor | None]]) -> tuple[KVBuffers, int, Tensor | None]:
     """Concatenate the rows of several states; each part has buffers, steps, and tokens read per row."""
-    steps = max(own for _, own, _ in parts)
+    steps = max(part_steps for _, part_steps, _ in parts)
     counts = None
-    if any(read is not None or own < steps for _, own, read in parts):
-        counts = torch.cat([kv.counts(own) if read is None else read for kv, own, read in parts])
+    if any(read is not None or part_steps < steps for _, part_steps, read in parts):
+        counts = torch.cat([kv.counts(part_steps) if read is None else read for kv, part_steps, read in parts])
     buffers = tuple(
-        torch.cat([F.pad(x[:, :, :own], (0, 0, 0, steps - own)) for x, own in of_states])
-        for of_states in zip(*([(x, own) for x in kv.buffers] for kv, own, _ in parts), strict=True)
+        torch.cat([F.pad(x[:, :, :part_steps], (0, 0, 0, steps - part_steps)) for x, part_steps in layer_parts])
+        for layer_parts in zip(*([(x, part_steps) for x in kv.buffers] for kv, part_steps, _ in parts), strict=True)
     )
     return KVBuffers(buffers, steps), steps, counts
 
@@ -124,10 +124,10 @@ class RowPacking:
         counts = torch.bincount(source, minlength=sources)  # [sources]
         width = int(counts.max()) if rows else 1
         order = source.argsort(stable=True)
-        everywhere = torch.arange(rows, device=source.device)
-        rank = torch.empty_like(source).index_copy_(0, order, everywhere)
+        row_index = torch.arange(rows, device=source.device)
+        rank = torch.empty_like(source).index_copy_(0, order, row_index)
         slot = source * width + rank - (counts.cumsum(0) - counts)[source]
-        return cls(sources, width, None if rows == sources * width and slot.equal(everywhere) else slot)
+        return cls(sources, width, None if rows == sources * width and slot.equal(row_index) else slot)
 
     def gather(self, x: Tensor) -> Tensor:
         """Map [rows, 1, size] to [sources, width, size], with zeros in empty positions."""
@@ -168,9 +168,9 @@ class TransformerState:
 
     def attended_sources(self) -> tuple[Sources, Tensor]:
         """Return a subset of the sources that includes all sources in use, and the subset's sorted indices."""
-        sources, which = self.active or (self.sources, torch.arange(len(self.sources), device=self.source.device))
+        sources, indices = self.active or (self.sources, torch.arange(len(self.sources), device=self.source.device))
         index = self.source.unique()
-        return (self.sources.select(index), index) if 2 * len(index) <= len(sources) else (sources, which)
+        return (self.sources.select(index), index) if 2 * len(index) <= len(sources) else (sources, indices)
 
 
 def _merge_sources(states: Sequence[TransformerState]) -> tuple[Sources, Tensor]:
@@ -222,8 +222,8 @@ class StepCache:
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append the next layer's keys and values [rows, heads, 1, head size]; return all of this layer's."""
         begin = len(self.buffers)
-        for have, new in zip(self.kv.buffers[begin : begin + 2], (keys, values), strict=True):
-            self.buffers.append(self._append(have, new))
+        for buffer, new in zip(self.kv.buffers[begin : begin + 2], (keys, values), strict=True):
+            self.buffers.append(self._append(buffer, new))
         return self.read()
 
     def next_buffers(self) -> KVBuffers:
@@ -234,18 +234,18 @@ class StepCache:
         """Return the state after the step; call this after all layers have appended keys and values."""
         return TransformerState(state.sources, state.source, self.next_buffers(), self.steps + 1, self.lengths, active)
 
-    def _append(self, have: Tensor, new: Tensor) -> Tensor:
+    def _append(self, buffer: Tensor, new: Tensor) -> Tensor:
         if self.in_place and self.count is None:
-            have[:, :, self.steps] = new.squeeze(2)
-            return have
+            buffer[:, :, self.steps] = new.squeeze(2)
+            return buffer
         if self.in_place:
-            have[torch.arange(len(have), device=have.device), :, self.count] = new.squeeze(2)
-            return have
-        have = have[:, :, : self.steps]
+            buffer[torch.arange(len(buffer), device=buffer.device), :, self.count] = new.squeeze(2)
+            return buffer
+        buffer = buffer[:, :, : self.steps]
         if self.count is None:
-            return torch.cat([have, new], 2)
-        mask = torch.arange(self.steps + 1, device=have.device) == self.count.unsqueeze(1)  # [rows, steps + 1]
-        return torch.where(mask[:, None, :, None], new, F.pad(have, (0, 0, 0, 1)))
+            return torch.cat([buffer, new], 2)
+        mask = torch.arange(self.steps + 1, device=buffer.device) == self.count.unsqueeze(1)  # [rows, steps + 1]
+        return torch.where(mask[:, None, :, None], new, F.pad(buffer, (0, 0, 0, 1)))
 
 
 class ScannedStepCache(StepCache, KeyStore):

@@ -237,7 +237,7 @@ class TransformerSeq2Seq(CompiledSteps, AttentionModel):
     def _encode(self, src: Tensor, lengths: Tensor) -> Tensor:
         x = self._embed_source(src)  # [batch, src, d_model]
         for layer in self.encoder.layers:
-            x = self._through(layer, x, src_key_lengths=lengths)
+            x = self._run_layer(layer, x, src_key_lengths=lengths)
         return self.encoder.end(x)
 
     def start(self, memory: Memory) -> TransformerState | CompiledState:
@@ -250,9 +250,9 @@ class TransformerSeq2Seq(CompiledSteps, AttentionModel):
         pairs = (attention.keys_and_values(memory.states) for attention in self.attentions()["cross"])
         keys, values = zip(*pairs, strict=True)
         sources = Sources(keys, values, memory.mask.sum(1).cpu(), memory.copies)
-        nothing = tuple(x[:, :, :0] for pair in zip(keys, values, strict=True) for x in pair)
+        empty = tuple(x[:, :, :0] for pair in zip(keys, values, strict=True) for x in pair)
         rows = torch.arange(len(memory.states), device=memory.states.device)
-        return TransformerState(sources, rows, KVBuffers(nothing, 0), 0)
+        return TransformerState(sources, rows, KVBuffers(empty, 0), 0)
 
     def step(self, state: TransformerState | CompiledState, token: Tensor) -> Step:
         """Return the scores of the symbols after `token` [batch], which follows the tokens read by the state.
@@ -261,21 +261,21 @@ class TransformerSeq2Seq(CompiledSteps, AttentionModel):
         """
         if isinstance(state, CompiledState):
             return state.step(token)
-        sources, which = state.attended_sources()
-        packing = RowPacking.of(torch.searchsorted(which, state.source), len(sources))
+        sources, source_index = state.attended_sources()
+        packing = RowPacking.of(torch.searchsorted(source_index, state.source), len(sources))
         cache = StepCache(state.kv, state.steps, state.read)
         position = state.steps if state.read is None else state.read
         x = self._embed(self.tgt_embedding, token.unsqueeze(1), position)  # [rows, 1, d_model]
         last = len(self.decoder.layers) - 1
         for number, layer in enumerate(self.decoder.layers):
-            x, weights = _step_through(layer, x, cache, sources, packing, number, number == last)
+            x, weights = _run_layer_step(layer, x, cache, sources, packing, number, number == last)
         assert weights is not None
         hidden, attention = self.decoder.end(x).squeeze(1), packing.scatter(weights).squeeze(1)
-        after = cache.following(state, (sources, which) if sources is not state.sources else None)
+        next_state = cache.following(state, (sources, source_index) if sources is not state.sources else None)
         if isinstance(self.output, CopyOutput):
             assert state.sources.copies is not None
-            return self.output.step(hidden, attention, state.sources.copies[state.source], after)
-        return Step(self.output.scores(hidden), attention, after)
+            return self.output.step(hidden, attention, state.sources.copies[state.source], next_state)
+        return Step(self.output.scores(hidden), attention, next_state)
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> DecoderOutput:
         """Decode all steps with teacher forcing: symbols [batch, src], counts [batch], target tokens [batch, tgt].
@@ -286,24 +286,24 @@ class TransformerSeq2Seq(CompiledSteps, AttentionModel):
         memory = self._encode(src, lengths)
         x = self._embed(self.tgt_embedding, tgt_in, 0)  # [batch, tgt, d_model]
         options: dict[str, Any] = {"tgt_is_causal": True, "memory_key_lengths": lengths}
-        *others, last = self.decoder.layers
-        for layer in others:
-            x = self._through(layer, x, memory, **options)
+        *earlier_layers, last_layer = self.decoder.layers
+        for layer in earlier_layers:
+            x = self._run_layer(layer, x, memory, **options)
         attention = None
         if need_attention or isinstance(self.output, CopyOutput):
-            x, attention = self._through(last, x, memory, **options, need_weights=True)
+            x, attention = self._run_layer(last_layer, x, memory, **options, need_weights=True)
         else:
-            x = self._through(last, x, memory, **options)
+            x = self._run_layer(last_layer, x, memory, **options)
         hidden = self.decoder.end(x)
         if isinstance(self.output, CopyOutput):
             assert attention is not None
             hidden = self.output.attend(hidden, attention, self.output.copies(src))
         return DecoderOutput(hidden, attention)
 
-    def _through(self, layer: nn.Module, x: Tensor, *rest: Tensor, **options: Any) -> Any:
+    def _run_layer(self, layer: nn.Module, x: Tensor, *memory: Tensor, **options: Any) -> Any:
         if self.checkpoint_activations and torch.is_grad_enabled():
-            return checkpoint(layer, x, *rest, use_reentrant=False, **options)
-        return layer(x, *rest, **options)
+            return checkpoint(layer, x, *memory, use_reentrant=False, **options)
+        return layer(x, *memory, **options)
 
     def _embed_source(self, src: Tensor) -> Tensor:
         if self.features is None or self.positions is None:
@@ -343,21 +343,23 @@ class TransformerSeq2Seq(CompiledSteps, AttentionModel):
         return mean
 
 
-def _step_through(
+def _run_layer_step(
     layer: Any, x: Tensor, cache: StepCache, sources: Sources, packing: RowPacking, number: int, need_weights: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return a layer's output for one token per row, and its weights [sources, width, src] or None."""
     weights: list[Tensor | None] = []
 
-    def attend(own: Tensor) -> Tensor:
-        context: Tensor = layer.self_attn(own, own, own, need_weights=False, cache=cache, key_lengths=cache.lengths)[0]
+    def attend(states: Tensor) -> Tensor:
+        context: Tensor = layer.self_attn(
+            states, states, states, need_weights=False, cache=cache, key_lengths=cache.lengths
+        )[0]
         return context
 
-    def attend_memory(own: Tensor) -> Tensor:
+    def attend_memory(states: Tensor) -> Tensor:
         memory = KeyValueCache()
         memory.append(sources.keys[number], sources.values[number])
         context, attention = layer.multihead_attn(
-            packing.gather(own), need_weights=need_weights, cache=memory, key_lengths=sources.lengths
+            packing.gather(states), need_weights=need_weights, cache=memory, key_lengths=sources.lengths
         )
         weights.append(attention)
         return packing.scatter(context)

@@ -70,8 +70,8 @@ def map_alpha(transform: str | float) -> float:
 
 def check_sizes(**sizes: Points) -> None:
     """Raise unless sizes are integers of at least 1, or None."""
-    for name, given in sizes.items():
-        for size in given if isinstance(given, tuple) else () if given is None else (given,):
+    for name, value in sizes.items():
+        for size in value if isinstance(value, tuple) else () if value is None else (value,):
             check_whole(name, size, 1)
 
 
@@ -182,12 +182,12 @@ class ContinuousAttention(nn.Module):
         raise NotImplementedError
 
     def attend(
-        self, query: Tensor | None, values: Tensor, mask: Tensor | None = None, *where: Any, **options: Any
+        self, query: Tensor | None, values: Tensor, mask: Tensor | None = None, *location: Any, **options: Any
     ) -> ContinuousContext:
         """Return the context, density and discrete weights; arguments are those of `forward`."""
         self._check(values, mask)
         single = query is None or query.dim() == 2
-        mask, positions, fit = self._observations(values, mask, *where, **options)
+        mask, positions, fit = self._observations(values, mask, *location, **options)
         if mask is not None:  # masked values may be NaN
             values = torch.where(mask.unsqueeze(-1), values, 0)
         v = values if self.value_proj is None else self.value_proj(values)  # [batch, length, d_model]
@@ -197,8 +197,8 @@ class ContinuousAttention(nn.Module):
         context = _expect(signal, density) if self.points is None else signal.expect(density, self.points)
         if self.combine:
             assert weights is not None
-            shares = self._mix(weights, density)
-            context = context + shares.to(v.dtype) @ v.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+            averaged = self._mix(weights, density)
+            context = context + averaged.to(v.dtype) @ v.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
         if mask is not None and "lengths" in fit:
             # The regression needs at least one observation, so set the context of empty rows to zero.
             context = torch.where(mask.any(-1)[:, None, None, None], context, 0)
@@ -241,10 +241,10 @@ class ContinuousAttention(nn.Module):
         parts = self.kind.matched(weights, positions, self.components)
         if self.components == 1:
             return parts, weights
-        mix = linear(query, self._mixing()).unflatten(-1, (self.num_heads, self.components)).transpose(1, 2)
+        mix = linear(query, self._mixing_layer()).unflatten(-1, (self.num_heads, self.components)).transpose(1, 2)
         return Mixture(mix.softmax(-1), parts, validate_args=False), weights
 
-    def _mixing(self) -> nn.Linear:
+    def _mixing_layer(self) -> nn.Linear:
         assert self.mix is not None
         return self.mix
 

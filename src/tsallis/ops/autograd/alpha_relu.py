@@ -47,8 +47,8 @@ class AlphaReLULoss(Operation):
         if ctx.backend is None or differentiable(grad):
             dz = eager.alpha_relu_loss_gradient(scores, target, ctx.alpha, eager.ReluStats(ctx.tau), grad)
         else:
-            plain, slopes = contiguous(scores), contiguous(grad)
-            dz = ctx.backend.alpha_relu_loss_gradient(plain, target, ctx.alpha, stats, slopes)
+            contiguous_scores, contiguous_grad = contiguous(scores), contiguous(grad)
+            dz = ctx.backend.alpha_relu_loss_gradient(contiguous_scores, target, ctx.alpha, stats, contiguous_grad)
         return dz, None, None, None, None
 
     @staticmethod

@@ -88,15 +88,15 @@ class Attention(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Any = None) -> tuple[Tensor | None, ...]:
-        rest = (None,) * (len(ctx.needs_input_grad) - DIFFERENTIABLE)
+        no_gradients = (None,) * (len(ctx.needs_input_grad) - DIFFERENTIABLE)
         if grad is None:
-            return (None,) * DIFFERENTIABLE + rest
+            return (None,) * DIFFERENTIABLE + no_gradients
         tensors, kernels = ctx.saved_tensors, load_attention(ctx.backend)
         args = AttentionArgs(*tensors[:TENSORS], *ctx.options)
         if differentiable(grad, pointers=ctx.backend != "eager"):
-            return *differentiable_gradient(ctx, args, grad), *rest
+            return *differentiable_gradient(ctx, args, grad), *no_gradients
         saved, needs = kernels.SavedForBackward(*tensors[TENSORS:]), ctx.needs_input_grad[:DIFFERENTIABLE]
-        return *kernels.attention_gradient(args, saved, grad, needs), *rest
+        return *kernels.attention_gradient(args, saved, grad, needs), *no_gradients
 
 
 def dense_attention(args: AttentionArgs, backend: str = "eager") -> tuple[Tensor, Tensor]:
@@ -138,8 +138,8 @@ def differentiable_gradient(ctx: Any, args: AttentionArgs, grad: Tensor) -> Sequ
     """Compute gradients from all weights, so that the gradients can be differentiated again or batched."""
 
     def compute(*inputs: Any) -> Tensor:
-        these = args._replace(**AttentionGradients(*inputs)._asdict())
-        return dense_attention(_wide(these), ctx.backend)[0]
+        new_args = args._replace(**AttentionGradients(*inputs)._asdict())
+        return dense_attention(_upcast_args(new_args), ctx.backend)[0]
 
     return recompute_input_gradients(ctx, compute, args.differentiable, upcast(grad))
 
@@ -149,12 +149,12 @@ def differentiable_gradient(ctx: Any, args: AttentionArgs, grad: Tensor) -> Sequ
 # operations replace it.
 
 
-def _running(args: AttentionArgs, backend: str) -> str:
+def _resolve_backend(args: AttentionArgs, backend: str) -> str:
     """Return the backend for an operator's call, and check alphas that a tracer could not read."""
     return backend if choose_attention(*args[:3], bounds(args.alpha)) == backend else "eager"
 
 
-def _wide(args: AttentionArgs) -> AttentionArgs:
+def _upcast_args(args: AttentionArgs) -> AttentionArgs:
     """Return arguments in the compute dtype of PyTorch's operations."""
     query, key, value = (upcast(x) for x in args[:3])
     alphas, slopes = (None if x is None else x.to(query.dtype) for x in (args.alphas, args.slopes))
@@ -171,15 +171,15 @@ def _attention_op(*inputs: Any) -> tuple[Tensor, ...]:
     """Return the output, the support sizes and the data for backward."""
     *fields, backend, needs_grad = inputs
     args = AttentionArgs(*fields)
-    if _running(args, backend) != "eager":
+    if _resolve_backend(args, backend) != "eager":
         kernels = load_attention(backend)
         output, support, saved = kernels.attention(kernels.resolve(args), needs_grad)
-        return output.contiguous(), support, *_slots(saved, output, support)
-    output, support, saved = eager_attention.attention(eager_attention.resolve(_wide(args)), False)
+        return output.contiguous(), support, *_pad_saved(saved, output, support)
+    output, support, saved = eager_attention.attention(eager_attention.resolve(_upcast_args(args)), False)
     output = output.to(args.query.dtype)
     if args.query.device.type in BACKENDS[backend].devices:  # compiled graphs may rely on these shapes
         saved = load_attention(backend).allocate(args, output, support, needs_grad)
-    return output, support, *_slots(saved, output, support)
+    return output, support, *_pad_saved(saved, output, support)
 
 
 @_attention_op.register_fake
@@ -189,10 +189,10 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
     rows = args.query.shape[:-1]
     output, support = args.query.new_empty(*rows, args.value.shape[-1]), args.query.new_empty(rows, dtype=torch.int32)
     saved = load_attention(backend).allocate(args, output, support, needs_grad)
-    return output, support, *_slots(saved, output, support)
+    return output, support, *_pad_saved(saved, output, support)
 
 
-def _slots(saved: Any, output: Tensor, support: Tensor) -> list[Tensor]:
+def _pad_saved(saved: Any, output: Tensor, support: Tensor) -> list[Tensor]:
     """Return saved tensors as an operator's results; an empty tensor replaces None, the output and the support."""
     tensors = [None if x is output or x is support else x for x in saved]
     tensors += [None] * (MOST_SAVED - len(tensors))
@@ -210,12 +210,12 @@ def _backward_op(*inputs: Any) -> tuple[Tensor, ...]:
     *fields, backend = inputs[: FIELDS + 1]
     *saved, grad, needs = inputs[FIELDS + 1 :]
     args = AttentionArgs(*fields)
-    if _running(args, backend) != "eager":
+    if _resolve_backend(args, backend) != "eager":
         kernels = load_attention(backend)
         saved = kernels.SavedForBackward(*saved[: len(kernels.SavedForBackward._fields)])
         gradients = kernels.attention_gradient(kernels.resolve(args), saved, grad, needs)
     else:
-        wide = eager_attention.resolve(_wide(args))
+        wide = eager_attention.resolve(_upcast_args(args))
         gradients = eager_attention.attention_gradient(wide, eager_attention.SavedForBackward(), upcast(grad), needs)
     return tuple(
         grad.new_empty(0) if g is None or x is None else g.to(x.dtype).contiguous()
@@ -230,11 +230,11 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty(x.shape) if need else empty(0) for x, need in zip(tensors, needs, strict=True))
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *fields, ctx.backend, ctx.saved_all = inputs
     args = AttentionArgs(*fields)
     if not (traced() or without_numbers(args.query)):
-        ctx.backend = _running(args, ctx.backend)
+        ctx.backend = _resolve_backend(args, ctx.backend)
     results = {"output": output[0], "support": output[1]}
     names = load_attention(ctx.backend).SavedForBackward._fields
     slots = [results.get(name, x) for name, x in zip_longest(names, output[2:])]
@@ -244,18 +244,18 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.save_for_backward(*args[:TENSORS], *slots)
 
 
-def _pull(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    rest = (None,) * (FIELDS + 2 - DIFFERENTIABLE)
+def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    no_gradients = (None,) * (FIELDS + 2 - DIFFERENTIABLE)
     if grad is None:
-        return (None,) * DIFFERENTIABLE + rest
+        return (None,) * DIFFERENTIABLE + no_gradients
     tensors = ctx.saved_tensors
     args = AttentionArgs(*tensors[:TENSORS], *ctx.options)
-    again = torch.is_grad_enabled() or not ctx.saved_all  # not all is saved if no input needed gradients at recording
-    if again and not torch.compiler.is_compiling():
-        return *differentiable_gradient(ctx, args, grad), *rest
+    dense = torch.is_grad_enabled() or not ctx.saved_all  # not all is saved if no input needed gradients at recording
+    if dense and not torch.compiler.is_compiling():
+        return *differentiable_gradient(ctx, args, grad), *no_gradients
     needs = list(ctx.needs_input_grad[:DIFFERENTIABLE])
     gradients = _backward_op(*args, ctx.backend, *tensors[TENSORS:], grad, needs)
-    return *(x if need else None for x, need in zip(gradients, needs, strict=True)), *rest
+    return *(x if need else None for x, need in zip(gradients, needs, strict=True)), *no_gradients
 
 
-_attention_op.register_autograd(_pull, setup_context=_save)
+_attention_op.register_autograd(_backward, setup_context=_setup_context)

@@ -54,26 +54,28 @@ class LinearLoss(Function):
         hidden, weight, bias, target, alpha, tau, total, *soft = inputs
         check_alpha(alpha)
         needs = ctx.needs_input_grad
-        layer = Layer(hidden, weight, bias, target, alpha, tau, _soft(soft)).contiguous()
+        layer = Layer(hidden, weight, bias, target, alpha, tau, _soft_target(soft)).contiguous()
         loss, alpha_grad, saved = losses(layer, any(needs), needs[:3] if total else None)
         ctx.tau, ctx.alpha = tau, None if isinstance(alpha, Tensor) else alpha
         ctx.total = total
         if saved is not None:
             ctx.backend, ctx.dense_chunks, ctx.products = saved.backend, saved.dense_chunks, saved.products
             alphas = alpha if isinstance(alpha, Tensor) else None
-            kept = (*saved.supports, saved.active, *soft)
-            ctx.save_for_backward(hidden, weight, bias, target, alphas, alpha_grad, *kept)
+            saved_tensors = (*saved.supports, saved.active, *soft)
+            ctx.save_for_backward(hidden, weight, bias, target, alphas, alpha_grad, *saved_tensors)
         return loss.sum() if total else loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         hidden, weight, bias, target, alphas, alpha_grad, offsets, column, value, active, *soft = ctx.saved_tensors
-        layer = Layer(hidden, weight, bias, target, ctx.alpha if alphas is None else alphas, ctx.tau, _soft(soft))
+        layer = Layer(
+            hidden, weight, bias, target, ctx.alpha if alphas is None else alphas, ctx.tau, _soft_target(soft)
+        )
         if differentiable(grad):
 
             def compute(*inputs: Any) -> Tensor:
                 hidden, weight, bias, target, alpha, tau, _, *soft = inputs
-                loss = materialise(Layer(hidden, weight, bias, target, alpha, tau, _soft(soft)))
+                loss = materialise(Layer(hidden, weight, bias, target, alpha, tau, _soft_target(soft)))
                 return loss.sum() if ctx.total else loss
 
             return recompute_input_gradients(ctx, compute, (*layer[:6], None, *soft), grad)
@@ -86,7 +88,7 @@ class LinearLoss(Function):
         return dh, dw, db, None, da, None, None, *entropy_grad
 
 
-def _soft(tensors: Sequence[Tensor | None]) -> SoftTarget | None:
+def _soft_target(tensors: Sequence[Tensor | None]) -> SoftTarget | None:
     """Return probabilities from the arguments of an operation."""
     return SoftTarget(*cast(tuple[Tensor, Tensor, Tensor, Tensor], tensors)) if tensors else None
 
@@ -96,8 +98,8 @@ def linear_loss(layer: Layer, total: bool = False) -> Tensor:
 
     With `total`, backward is faster, because all losses have the same weight in the gradients.
     """
-    changing = layer.tau is not None and (varies(layer.tau) or varies(cast(float, layer.alpha)))
-    if transforms_active() or forward_mode() or exporting_to_onnx() or changing:
+    has_varying_numbers = layer.tau is not None and (varies(layer.tau) or varies(cast(float, layer.alpha)))
+    if transforms_active() or forward_mode() or exporting_to_onnx() or has_varying_numbers:
         check_wrapped_alpha(layer.alpha)
         loss = materialise(layer)
     elif compiling() or operators_only(layer.hidden):
@@ -115,7 +117,9 @@ _ARGUMENTS += ", Tensor? offsets, Tensor? column, Tensor? value, Tensor? entropy
 def _layer(*arguments: Any) -> Layer:
     hidden, weight, bias, target, alpha, alphas, tau, *soft = arguments
     soft = [] if soft[0] is None else soft
-    return Layer(hidden, weight, bias, target, alpha if alphas is None else alphas, tau, _soft(soft)).contiguous()
+    return Layer(
+        hidden, weight, bias, target, alpha if alphas is None else alphas, tau, _soft_target(soft)
+    ).contiguous()
 
 
 def _compute(*arguments: Any) -> Tensor:

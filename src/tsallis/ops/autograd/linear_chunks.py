@@ -160,14 +160,14 @@ class DeferredNumbers:
     """Transfer of two numbers from the device to the CPU without blocking; `read` waits for the numbers."""
 
     def __init__(self, first: Tensor, second: Tensor) -> None:
-        both = torch.stack([first, second.to(first.dtype)])
-        self.both = both.to("cpu", non_blocking=True)
-        self.event = torch.cuda.current_stream(both.device).record_event() if both.is_cuda else None
+        numbers = torch.stack([first, second.to(first.dtype)])
+        self.numbers = numbers.to("cpu", non_blocking=True)
+        self.event = torch.cuda.current_stream(numbers.device).record_event() if numbers.is_cuda else None
 
     def read(self) -> tuple[int, int]:
         if self.event is not None:
             self.event.synchronize()
-        first, second = self.both.tolist()
+        first, second = self.numbers.tolist()
         return first, second
 
 
@@ -214,34 +214,39 @@ class ChunkedForward:
 
     def start_chunk(self, part: slice, scores: Tensor, soft: SoftTarget | None) -> None:
         """Compute the losses of a chunk, and request the lengths of its lists."""
-        solved = _solve(self.layer.rows(part), scores, self.plan.backend, self.keep)
+        solution = _solve(self.layer.rows(part), scores, self.plan.backend, self.keep)
         if soft is not None:
             target = self.layer.target[part]
-            self.active.append(~impossible(solved.loss, scores, target))
-            loss = solved.loss + leads(scores, target, soft) - soft.entropy
-            solved = solved._replace(loss=torch.where(self.active[-1], loss, 0))
-        self.losses.append(solved.loss)
-        if solved.slope is not None:
-            self.slopes.append(solved.slope)
-        if solved.counts is not None:
-            self.open_chunk = part, scores, solved, DeferredNumbers(solved.counts.sum(), solved.loss.isnan().any())
+            self.active.append(~impossible(solution.loss, scores, target))
+            loss = solution.loss + leads(scores, target, soft) - soft.entropy
+            solution = solution._replace(loss=torch.where(self.active[-1], loss, 0))
+        self.losses.append(solution.loss)
+        if solution.slope is not None:
+            self.slopes.append(solution.slope)
+        if solution.counts is not None:
+            self.open_chunk = (
+                part,
+                scores,
+                solution,
+                DeferredNumbers(solution.counts.sum(), solution.loss.isnan().any()),
+            )
 
     def finish_chunk(self) -> None:
         """Save the data for backward, before the chunk's scores are overwritten."""
         if self.open_chunk is None:
             return
-        part, scores, solved, numbers = self.open_chunk
+        part, scores, solution, numbers = self.open_chunk
         self.open_chunk = None
-        assert solved.counts is not None and solved.entries is not None
+        assert solution.counts is not None and solution.entries is not None
         size, has_nan = numbers.read()
         if size <= self.plan.sizes.share * scores.numel() and not has_nan:
-            column, value = solved.entries(size)
-            self.counts.append(solved.counts)
+            column, value = solution.entries(size)
+            self.counts.append(solution.counts)
             self.columns.append(column)
             self.values.append(value)
             return
-        self.counts.append(torch.zeros_like(solved.counts))
-        stats = solved.stats if self.plan.backend.CAPABILITIES.row_statistics else None
+        self.counts.append(torch.zeros_like(solution.counts))
+        stats = solution.stats if self.plan.backend.CAPABILITIES.row_statistics else None
         dense = DenseChunk(part, stats, scores if self.plan.keeps_scores or self.requires_grad else None)
         self.dense_chunks.append(dense)
         if self.requires_grad is not None:
@@ -256,11 +261,11 @@ class ChunkedForward:
         self.products.add(chunk, dense.rows, score_gradient(chunk, dense, one, self.plan.backend))
 
     def saved(self) -> SavedForBackward:
-        nothing = self.layer.hidden.new_empty(0)
+        empty = self.layer.hidden.new_empty(0)
         supports = CsrRows(
             F.pad(torch.cat(self.counts).cumsum(0), (1, 0)),
-            torch.cat([*self.columns, nothing.to(torch.int32)]),
-            torch.cat([*self.values, nothing.to(self.wide)]),
+            torch.cat([*self.columns, empty.to(torch.int32)]),
+            torch.cat([*self.values, empty.to(self.wide)]),
         )
         active = torch.cat(self.active) if self.active else None
         return SavedForBackward(self.plan.backend, supports, self.dense_chunks, self.products, active)
@@ -323,7 +328,7 @@ def gradients(layer: Layer, saved: SavedForBackward, weights: Tensor, requires_g
     dense_chunks = saved.dense_chunks if saved.products is None else []
     saved.products = None
     # Kernels need contiguous memory, and a sum's gradient is one expanded number.
-    wide = contiguous(weights.to(saved.supports.value.dtype))
+    row_weights = contiguous(weights.to(saved.supports.value.dtype))
     target = _list_targets(layer, saved)
     supports = saved.supports
     if layer.soft is not None and saved.active is not None:
@@ -331,19 +336,19 @@ def gradients(layer: Layer, saved: SavedForBackward, weights: Tensor, requires_g
         supports = concatenate_rows(supports, CsrRows(layer.soft.offsets, layer.soft.column, value))
     sums = Sums()
     if requires_grad[0]:  # dH[r] = w_r (sum_c p_rc W[c] - W[y_r]), plus the gradients of the forward pass
-        onto = _onto(products.hidden, wide)
-        sums.hidden, _ = backend.spmm(supports, layer.weight, scale=wide, minus=target, **onto)
+        accumulate = _accumulate_arguments(products.hidden, row_weights)
+        sums.hidden, _ = backend.spmm(supports, layer.weight, scale=row_weights, minus=target, **accumulate)
     # dW[c] = sum_r w_r (p_rc - [y_r = c]) H[r], and the same without H for the bias
     if requires_grad[1] or requires_grad[2]:
-        transposed = backend.transpose(supports, len(layer.weight), wide, target)
-        onto = _onto(products.weight, wide)
-        weight_grad, total = backend.spmm(transposed, layer.hidden, need_total=True, **onto)
+        transposed = backend.transpose(supports, len(layer.weight), row_weights, target)
+        accumulate = _accumulate_arguments(products.weight, row_weights)
+        weight_grad, total = backend.spmm(transposed, layer.hidden, need_total=True, **accumulate)
         assert total is not None
         sums.weight = weight_grad if requires_grad[1] else None
-        sums.bias = total if products.bias is None else total.add_(products.bias * wide[0])
+        sums.bias = total if products.bias is None else total.add_(products.bias * row_weights[0])
     for chunk in dense_chunks:
         part = layer.rows(chunk.rows)
-        sums.add(part, chunk.rows, score_gradient(part, chunk, wide[chunk.rows], backend))
+        sums.add(part, chunk.rows, score_gradient(part, chunk, row_weights[chunk.rows], backend))
     bias = sums.bias.to(layer.hidden.dtype) if requires_grad[2] and sums.bias is not None else None
     return sums.hidden, sums.weight, bias
 
@@ -361,7 +366,7 @@ def _list_targets(layer: Layer, saved: SavedForBackward) -> Tensor:
     return target
 
 
-def _onto(products: Tensor | None, weights: Tensor) -> dict[str, Any]:
+def _accumulate_arguments(products: Tensor | None, weights: Tensor) -> dict[str, Any]:
     """Return the arguments that add a sum over lists to `products` in place."""
     return {} if products is None else {"onto": products, "factor": weights}
 

@@ -60,22 +60,22 @@ class Loss(Operation):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         scores, target, alpha, ctx.backend = inputs
-        _, *rest = output
-        ctx.mark_non_differentiable(*(x for x in rest if isinstance(x, Tensor)))
-        save(ctx, scores, target, alpha, *rest)
+        _, *extra_outputs = output
+        ctx.mark_non_differentiable(*(x for x in extra_outputs if isinstance(x, Tensor)))
+        save(ctx, scores, target, alpha, *extra_outputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, Tensor | None, None]:
         if grad is None:
             return None, None, None, None
-        scores, target, alpha, *rest = saved(ctx)
+        scores, target, alpha, *extra_outputs = saved(ctx)
         need_alpha = ctx.needs_input_grad[2]
         if ctx.backend is None or differentiable(grad):
             # Set ignored rows to 0: a NaN there would spread to the second derivatives.
             wide = torch.where((target >= 0).unsqueeze(-1), upcast(scores), 0)
             dz, da = eager.pullback(wide, target, alpha, maps.entmax(wide, alpha), grad, need_alpha)
             return dz.to(scores.dtype), None, da, None
-        slope, *stats = rest
+        slope, *stats = extra_outputs
         grad, alphas = contiguous(grad), contiguous_alpha(alpha)
         statistics = stats[0] if len(stats) == 1 else tuple(stats)
         dz = ctx.backend.entmax_loss_gradient(contiguous(scores), target.contiguous(), alphas, statistics, grad)
@@ -83,7 +83,7 @@ class Loss(Operation):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor | None, _: Any, alpha_tangent: Tensor | None, *__: Any) -> tuple[Any, ...]:
-        scores, target, alpha, *rest = saved(ctx)
+        scores, target, alpha, *extra_outputs = saved(ctx)
         wide = upcast(scores)
         one = torch.ones_like(wide[:, 0])
         probs = maps.entmax(wide, alpha)
@@ -93,7 +93,7 @@ class Loss(Operation):
             result = result + (dz * upcast(tangent)).sum(-1)
         if alpha_tangent is not None and da is not None:
             result = result + (da * alpha_tangent).squeeze(-1)
-        return result, *(None for _ in rest)
+        return result, *(None for _ in extra_outputs)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:

@@ -24,8 +24,8 @@ def plain_layer(gates: Tensor, recurrent: Tensor, last: Tensor) -> tuple[Tensor,
     """Compute :func:`fused_layer` with PyTorch's operations."""
     hidden = cell = gates.new_zeros(gates.shape[0], gates.shape[2], recurrent.shape[-1])
     states, cells = [], []
-    for by_input in gates.unbind(1):
-        hidden, cell = cell_step(by_input + hidden @ recurrent.mT, cell)
+    for input_gates in gates.unbind(1):
+        hidden, cell = cell_step(input_gates + hidden @ recurrent.mT, cell)
         states.append(hidden)
         cells.append(cell)
     return torch.stack(states, 1), torch.stack(cells, 1)[:, last, torch.arange(len(last), device=last.device)]
@@ -77,19 +77,19 @@ class _Layer(Function):
         with without_autocast(gates.device.type):
             weight = recurrent.to(products).mT
             for t in range(src):
-                own = torch.add(record.hidden[:, t] @ weight, gates[:, t], out=record.gates[:, t])
+                step_gates = torch.add(record.hidden[:, t] @ weight, gates[:, t], out=record.gates[:, t])
                 cells = record.cells[:, t], record.cells[:, t + 1]
-                record.hidden[:, t + 1] = cell_forward(own, *cells, record.tanh_cells[:, t], states[:, t])
+                record.hidden[:, t + 1] = cell_forward(step_gates, *cells, record.tanh_cells[:, t], states[:, t])
         ends = record.cells[:, 1:][:, last, torch.arange(batch, device=last.device)]
         return (states, ends) if ctx.autocast is not None else (states.to(gates.dtype), ends.to(gates.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_ends: Tensor | None) -> Gradients:
         gates, recurrent, last = ctx.saved_tensors
-        some = grad if grad is not None else grad_ends
-        if some is None:
+        any_grad = grad if grad is not None else grad_ends
+        if any_grad is None:
             return None, None, None
-        if differentiable(some):
+        if differentiable(any_grad):
             return recompute_saved_gradients(plain_layer, ctx, (grad, grad_ends))
         record: _SavedForBackward = ctx.record
         directions, src, batch, size = record.tanh_cells.shape
@@ -98,14 +98,14 @@ class _Layer(Function):
         if grad_ends is not None:
             cells_grad = torch.zeros_like(record.tanh_cells)
             cells_grad[:, last, torch.arange(batch, device=last.device)] = grad_ends.to(cells_grad.dtype)
-        with without_autocast(some.device.type):
+        with without_autocast(any_grad.device.type):
             weight = recurrent.to(record.hidden.dtype)
             state_grad = cell_grad = torch.zeros_like(record.tanh_cells[:, 0])
             for t in reversed(range(src)):
                 state_grad = state_grad if grad is None else state_grad + grad[:, t]
                 cell_grad = cell_grad if cells_grad is None else cell_grad + cells_grad[:, t]
-                own = record.gates[:, t], record.cells[:, t], record.tanh_cells[:, t]
-                cell_grad = cell_backward(*own, state_grad, cell_grad, gates_grad[:, t])
+                saved_step = record.gates[:, t], record.cells[:, t], record.tanh_cells[:, t]
+                cell_grad = cell_backward(*saved_step, state_grad, cell_grad, gates_grad[:, t])
                 state_grad = (gates_grad[:, t].to(weight.dtype) @ weight).to(cell_grad.dtype) if t else state_grad
             flat = gates_grad.flatten(1, 2).to(weight.dtype)  # [directions, src * batch, 4 * size]
             weight_grad = flat.mT @ record.hidden[:, :-1].reshape(directions, src * batch, size)

@@ -61,17 +61,17 @@ def plain_steps(steps: LSTMSteps) -> tuple[Tensor, Tensor]:
     hidden, cell, feed = list(steps.hidden), list(steps.cell), steps.feed
     states, weights = [], []
     for t, gates in enumerate(steps.token_gates.unbind(0)):
-        below = feed
+        layer_input = feed
         for i, layer in enumerate(steps.layers):
             if i and steps.between is not None:
-                below = below * steps.between[t, i - 1]
-            by_below = linear(below, layer.weight, layer.bias) + (0 if i else gates)
-            hidden[i], cell[i] = cell_step(by_below + linear(hidden[i], layer.recurrent), cell[i])
-            below = hidden[i]
-        scores = (below.unsqueeze(1) @ steps.keys.mT).squeeze(1).masked_fill(~steps.mask, -torch.inf)
+                layer_input = layer_input * steps.between[t, i - 1]
+            input_gates = linear(layer_input, layer.weight, layer.bias) + (0 if i else gates)
+            hidden[i], cell[i] = cell_step(input_gates + linear(hidden[i], layer.recurrent), cell[i])
+            layer_input = hidden[i]
+        scores = (layer_input.unsqueeze(1) @ steps.keys.mT).squeeze(1).masked_fill(~steps.mask, -torch.inf)
         probs = entmax(scores, steps.alpha)
         context = (probs.unsqueeze(1) @ steps.memory).squeeze(1)
-        feed = torch.tanh(linear(torch.cat([context, below], -1), steps.combine))
+        feed = torch.tanh(linear(torch.cat([context, layer_input], -1), steps.combine))
         feed = feed if steps.out is None else feed * steps.out[t]
         states.append(feed)
         weights.append(probs)
@@ -96,8 +96,8 @@ def _tensors(steps: LSTMSteps) -> list[Tensor | None]:
 def _steps_of(alpha: float, count: int, tensors: Sequence[Any]) -> LSTMSteps:
     """Rebuild the steps from the values of :func:`_tensors`."""
     layers = [LSTMLayer(*tensors[8 + 3 * i : 11 + 3 * i]) for i in range(count)]
-    token_gates, memory, keys, mask, feed, combine, between, out, *rest = [*tensors[:8], *tensors[8 + 3 * count :]]
-    cells = rest[:count], rest[count:]
+    token_gates, memory, keys, mask, feed, combine, between, out, *states = [*tensors[:8], *tensors[8 + 3 * count :]]
+    cells = states[:count], states[count:]
     return LSTMSteps(token_gates, memory, keys, mask, feed, combine, between, out, layers, *cells, alpha)
 
 
@@ -145,16 +145,16 @@ class _Steps(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Gradients:
         steps = _steps_of(ctx.alpha, ctx.count, ctx.saved_tensors)
-        some = next((grad for grad in grads if grad is not None), None)
-        if some is None:
+        any_grad = next((grad for grad in grads if grad is not None), None)
+        if any_grad is None:
             return (None,) * len(ctx.needs_input_grad)
-        if differentiable(some):
+        if differentiable(any_grad):
 
-            def plain(*tensors: Any) -> tuple[Tensor, Tensor]:
+            def recompute(*tensors: Any) -> tuple[Tensor, Tensor]:
                 return plain_steps(_steps_of(ctx.alpha, ctx.count, tensors))
 
-            return None, None, *recompute_saved_gradients(plain, ctx, grads)
-        with without_autocast(some.device.type):
+            return None, None, *recompute_saved_gradients(recompute, ctx, grads)
+        with without_autocast(any_grad.device.type):
             return None, None, *_backward(steps, ctx.record, ctx.autocast or steps.combine.dtype, *grads)
 
 
@@ -179,17 +179,19 @@ def _forward(steps: LSTMSteps, dtype: torch.dtype) -> tuple[_SavedForBackward, T
     for i, cell in enumerate(steps.cell):
         record.cells[i][0] = cell
     for t, (token_gates, mixed) in enumerate(zip(steps.token_gates, record.mixed, strict=True)):
-        below = feed
+        layer_input = feed
         for i, (layer, weight) in enumerate(zip(steps.layers, weights, strict=True)):
             if i and steps.between is not None:
-                below = below * steps.between[t, i - 1]
+                layer_input = layer_input * steps.between[t, i - 1]
             inputs, gates = record.inputs[i][t], record.gates[i][t]
-            inputs[:, :-d_model] = below
+            inputs[:, :-d_model] = layer_input
             inputs[:, -d_model:] = hidden[i]
             torch.add(inputs @ weight.t(), token_gates if layer.bias is None else layer.bias, out=gates)
             cells = record.cells[i][t], record.cells[i][t + 1], record.tanh_cells[i][t]
-            below = hidden[i] = cell_forward(gates, *cells, mixed[:, d_model:] if i == top else torch.empty_like(feed))
-        scores = torch.bmm(below.unsqueeze(1), keys.mT).masked_fill_(masked, -torch.inf)
+            layer_input = hidden[i] = cell_forward(
+                gates, *cells, mixed[:, d_model:] if i == top else torch.empty_like(feed)
+            )
+        scores = torch.bmm(layer_input.unsqueeze(1), keys.mT).masked_fill_(masked, -torch.inf)
         probs = record.probs[t].copy_(entmax(scores.squeeze(1), steps.alpha))
         mixed[:, :d_model] = torch.bmm(probs.unsqueeze(1), memory).squeeze(1)
         feed = record.feeds[t].copy_(mixed.to(dtype) @ combine.t()).tanh_()
@@ -210,27 +212,27 @@ def _backward(
     assert backend is not None  # no tracer is active
     # Collect the gradients of all steps first: gradients of weights, memory and keys are products over all steps.
     gates_grad = [torch.empty_like(x) for x in record.gates]
-    mixed_grad = torch.empty_like(record.feeds, dtype=dtype)  # gradients before tanh
+    pre_tanh_grad = torch.empty_like(record.feeds, dtype=dtype)  # gradients before tanh
     context_grad, scores_grad = torch.empty_like(record.feeds), torch.empty_like(record.probs)
     hidden_grad, cell_grad, feed_grad = [zeros] * len(weights), [zeros] * len(weights), zeros
     for t in reversed(range(tgt)):
         feed_grad = feed_grad if grad is None else feed_grad + grad[:, t]
         feed_grad = feed_grad if steps.out is None else feed_grad * steps.out[t]
-        mixed_grad[t] = torch.ops.aten.tanh_backward(feed_grad, record.feeds[t])
-        both_grad = (mixed_grad[t] @ combine).to(exact)  # [batch, 2 * d_model]
-        context_grad[t] = both_grad[:, :d_model]
+        pre_tanh_grad[t] = torch.ops.aten.tanh_backward(feed_grad, record.feeds[t])
+        combine_grad = (pre_tanh_grad[t] @ combine).to(exact)  # [batch, 2 * d_model]
+        context_grad[t] = combine_grad[:, :d_model]
         probs_grad = torch.bmm(context_grad[t].unsqueeze(1), memory.mT).squeeze(1)
         probs_grad = probs_grad if grad_weights is None else probs_grad + grad_weights[:, t]
         scores_grad[t] = backend.entmax_gradient(record.probs[t], probs_grad, steps.alpha, False)[0]
-        above = both_grad[:, d_model:] + torch.bmm(scores_grad[t].unsqueeze(1), keys).squeeze(1)
+        output_grad = combine_grad[:, d_model:] + torch.bmm(scores_grad[t].unsqueeze(1), keys).squeeze(1)
         for i in reversed(range(len(weights))):
             saved = record.gates[i][t], record.cells[i][t], record.tanh_cells[i][t]
-            cell_grad[i] = cell_backward(*saved, hidden_grad[i] + above, cell_grad[i], gates_grad[i][t])
+            cell_grad[i] = cell_backward(*saved, hidden_grad[i] + output_grad, cell_grad[i], gates_grad[i][t])
             inputs_grad = (gates_grad[i][t].to(dtype) @ weights[i]).to(exact)  # [batch, d_below + d_model]
-            above, hidden_grad[i] = inputs_grad[:, :-d_model], inputs_grad[:, -d_model:]
+            output_grad, hidden_grad[i] = inputs_grad[:, :-d_model], inputs_grad[:, -d_model:]
             if i and steps.between is not None:
-                above = above * steps.between[t, i - 1]
-        feed_grad = above
+                output_grad = output_grad * steps.between[t, i - 1]
+        feed_grad = output_grad
     states, mixed = record.mixed[:, :, d_model:], record.mixed.flatten(0, 1).to(dtype)
     gradients = (
         gates_grad[0],
@@ -238,7 +240,7 @@ def _backward(
         torch.bmm(scores_grad.permute(1, 2, 0), states.transpose(0, 1)),  # gradient of the keys
         None,
         feed_grad,
-        mixed_grad.flatten(0, 1).t() @ mixed,  # gradient of `combine`
+        pre_tanh_grad.flatten(0, 1).t() @ mixed,  # gradient of `combine`
         None,
         None,
         *_layer_gradients(steps, record, gates_grad),
@@ -246,15 +248,16 @@ def _backward(
         *cell_grad,
     )
     return tuple(
-        x if x is None or own is None else x.to(own.dtype) for x, own in zip(gradients, _tensors(steps), strict=True)
+        x if x is None or tensor is None else x.to(tensor.dtype)
+        for x, tensor in zip(gradients, _tensors(steps), strict=True)
     )
 
 
 def _layer_gradients(steps: LSTMSteps, record: _SavedForBackward, gates_grad: list[Tensor]) -> list[Tensor | None]:
     """Return the gradients of each layer's weights and bias."""
     gradients: list[Tensor | None] = []
-    for layer, inputs, own in zip(steps.layers, record.inputs, gates_grad, strict=True):
-        flat = own.flatten(0, 1)  # [tgt * batch, 4 * d_model]
+    for layer, inputs, layer_gates_grad in zip(steps.layers, record.inputs, gates_grad, strict=True):
+        flat = layer_gates_grad.flatten(0, 1)  # [tgt * batch, 4 * d_model]
         weight_grad = flat.to(inputs.dtype).t() @ inputs.flatten(0, 1)
         d_below = layer.weight.shape[1]
         gradients += [weight_grad[:, :d_below], weight_grad[:, d_below:], None if layer.bias is None else flat.sum(0)]

@@ -71,25 +71,27 @@ def map_rule(
     `parameters` declares the parameters after scores and alpha, for example `"float budget, Tensor cap"`.
     """
 
-    def compute(scores: Tensor, number: float, alphas: Tensor | None, *rest: Any) -> Tensor:
-        return solve(scores, join_alpha(number, alphas), *rest).contiguous()
+    def compute(scores: Tensor, number: float, alphas: Tensor | None, *parameter_values: Any) -> Tensor:
+        return solve(scores, join_alpha(number, alphas), *parameter_values).contiguous()
 
     def fake(scores: Tensor, *_: Any) -> Tensor:
         return torch.empty_like(scores, memory_format=torch.contiguous_format)
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, number, alphas, *rest = inputs
-        tensors = [x for x in (alphas, *rest) if isinstance(x, Tensor)]
-        ctx.values = [None if isinstance(x, Tensor) else x for x in (number if alphas is None else alphas, *rest)]
+        _, number, alphas, *parameter_values = inputs
+        tensors = [x for x in (alphas, *parameter_values) if isinstance(x, Tensor)]
+        ctx.values = [
+            None if isinstance(x, Tensor) else x for x in (number if alphas is None else alphas, *parameter_values)
+        ]
         ctx.save_for_backward(output, *tensors)
 
     def backward(ctx: Any, grad: Tensor) -> Gradients:
         probs, *tensors = ctx.saved_tensors
-        later = iter(tensors)
-        alpha, *rest = [next(later) if value is None else value for value in ctx.values]
+        saved_iter = iter(tensors)
+        alpha, *parameter_values = [next(saved_iter) if value is None else value for value in ctx.values]
         scores_need, _, alpha_needs, *needs = ctx.needs_input_grad
-        dz, da, *others = pullback(probs, grad, (scores_need, alpha_needs, *needs), alpha, *rest)
-        return dz, None, da, *others
+        dz, da, *parameter_grads = pullback(probs, grad, (scores_need, alpha_needs, *needs), alpha, *parameter_values)
+        return dz, None, da, *parameter_grads
 
     schema = f"(Tensor scores, float alpha, Tensor? alphas{', ' * bool(parameters)}{parameters}) -> Tensor"
     registered = operator(name, schema, compute, fake, setup, backward, rows=True)
@@ -130,8 +132,8 @@ class Map(Operation):
         scores_need, alpha_needs, _, _, _, *needs = ctx.needs_input_grad
         if ctx.backend is None or differentiable(grad):
             p, g = eager.to_rows(probs, ctx.dim), eager.to_rows(grad, ctx.dim)
-            dz, da, *others = ctx.rule.pullback(p, g, (scores_need, alpha_needs, *needs), alpha, *parameters)
-            return eager.from_rows(dz, probs, ctx.dim), da, None, None, None, *others
+            dz, da, *parameter_grads = ctx.rule.pullback(p, g, (scores_need, alpha_needs, *needs), alpha, *parameters)
+            return eager.from_rows(dz, probs, ctx.dim), da, None, None, None, *parameter_grads
         slopes = contiguous(grad if grad.dtype == probs.dtype else grad.to(probs.dtype))
         alphas = contiguous_alpha(alpha)
         if ctx.packed is not None:
@@ -141,13 +143,19 @@ class Map(Operation):
 
     @staticmethod
     def jvp(
-        ctx: Any, tangent: Tensor | None, alpha_tangent: Tensor | None, _: Any, __: Any, ___: Any, *others: Any
+        ctx: Any,
+        tangent: Tensor | None,
+        alpha_tangent: Tensor | None,
+        _: Any,
+        __: Any,
+        ___: Any,
+        *parameter_tangents: Any,
     ) -> Tensor:
         probs, alpha, *parameters = Map._saved_tensors(ctx)
         rows = None if tangent is None else eager.to_rows(tangent, ctx.dim)
         p = eager.to_rows(probs, ctx.dim)
         return eager.from_rows(
-            ctx.rule.pushforward(p, (rows, alpha_tangent, *others), alpha, *parameters), probs, ctx.dim
+            ctx.rule.pushforward(p, (rows, alpha_tangent, *parameter_tangents), alpha, *parameters), probs, ctx.dim
         )
 
     @staticmethod

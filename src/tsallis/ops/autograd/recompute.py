@@ -33,8 +33,8 @@ def recompute_saved_gradients(
         create_graph=torch.is_grad_enabled(),
         allow_unused=True,
     )
-    later = iter(gradients)
-    return tuple(next(later) if x is not None and x.requires_grad else None for x in tensors)
+    gradient_iter = iter(gradients)
+    return tuple(next(gradient_iter) if x is not None and x.requires_grad else None for x in tensors)
 
 
 def recompute_input_gradients(
@@ -46,10 +46,10 @@ def recompute_input_gradients(
     views of the inputs, which are independent of each other.
     """
     needs = ctx.needs_input_grad[: len(inputs)]
-    again = torch.is_grad_enabled()
+    create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         views = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
         result = compute(*views)
     targets = [view for view, need in zip(views, needs, strict=True) if need]
-    gradients = iter(torch.autograd.grad(result, targets, grad, create_graph=again))
+    gradients = iter(torch.autograd.grad(result, targets, grad, create_graph=create_graph))
     return tuple(next(gradients) if need else None for need in needs)

@@ -52,9 +52,9 @@ def soft_target(
     column = indices.long()
     candidates = torch.where(probs == largest.index_select(0, row), column, -1)
     anchor = torch.full_like(offsets[1:], -1).scatter_reduce_(0, row, candidates, "amax")
-    each = _entropies(probs, alpha[row] if isinstance(alpha, Tensor) else alpha).to(dtype)
+    entropies = _entropies(probs, alpha[row] if isinstance(alpha, Tensor) else alpha).to(dtype)
     value = (column == anchor.index_select(0, row)).to(dtype) - probs
-    return anchor, SoftTarget(offsets, indices, value, each.new_zeros(rows).index_add(0, row, each))
+    return anchor, SoftTarget(offsets, indices, value, entropies.new_zeros(rows).index_add(0, row, entropies))
 
 
 def _entropies(probs: Tensor, alpha: Alpha) -> Tensor:
@@ -104,8 +104,8 @@ def leads_in_place(scores: Tensor, target: Tensor, soft: SoftTarget) -> tuple[Te
     """
     if tracing_active() or not (scores.requires_grad and torch.is_grad_enabled()):
         return scores, None
-    same, lead = Leads.apply(scores, target, *soft[:3])
-    return same, lead
+    scores_view, lead = Leads.apply(scores, target, *soft[:3])
+    return scores_view, lead
 
 
 class Leads(Function):

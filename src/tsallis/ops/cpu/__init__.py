@@ -70,7 +70,7 @@ class Status(NamedTuple):
 def _load() -> tuple[Any, Status]:
     path = Path(os.environ.get("TSALLIS_KERNEL_PATH") or Path(__file__).with_name("_kernel.so"))
     if not path.exists():
-        return None, _absence(path.with_name(NO_KERNEL))
+        return None, _missing_status(path.with_name(NO_KERNEL))
     try:
         library = ctypes.CDLL(str(path))
         library.tsallis_source.restype = library.tsallis_isa.restype = c_char_p
@@ -81,9 +81,9 @@ def _load() -> tuple[Any, Status]:
     if source not in ("", source_hash()):
         return None, Status(False, f"{path.name} is older than its sources: reinstall tsallis", path=str(path))
     for name, size in sizes().items():
-        theirs = library.tsallis_size(name.encode())
-        if theirs != size:
-            reason = f"{path.name} was compiled with size {theirs} for {name!r}, expected {size}: reinstall tsallis"
+        actual = library.tsallis_size(name.encode())
+        if actual != size:
+            reason = f"{path.name} was compiled with size {actual} for {name!r}, expected {size}: reinstall tsallis"
             return None, Status(False, reason, path=str(path))
     for name, call in CALLS.items():
         function = getattr(library, f"tsallis_{name}")
@@ -96,7 +96,7 @@ def _load() -> tuple[Any, Status]:
     return library, Status(True, f"compiled kernels, {instructions}, {threads}", instructions, str(path))
 
 
-def _absence(note: Path) -> Status:
+def _missing_status(note: Path) -> Status:
     """Return a status for a missing library, with the reason from the build's note if there is one."""
     try:
         reason = note.read_text(encoding="utf-8").strip()
@@ -196,8 +196,8 @@ def entmax_loss(
 
 def _support_width(scores: Tensor) -> int:
     """Return how many numbers per row a list needs if it has room for 1/64 of the classes."""
-    room = 16 + scores.shape[-1] // 64 // 16 * 16 if scores.shape[-1] >= SUPPORT_LIST_CLASSES else 0
-    return 1 + room + room * 4 // compute_dtype(scores.dtype).itemsize if room else 0
+    capacity = 16 + scores.shape[-1] // 64 // 16 * 16 if scores.shape[-1] >= SUPPORT_LIST_CLASSES else 0
+    return 1 + capacity + capacity * 4 // compute_dtype(scores.dtype).itemsize if capacity else 0
 
 
 def _loss_gradient(

@@ -64,8 +64,8 @@ def attention_gradient(
     ds = torch.empty_like(saved.support, dtype=query.dtype) if need_slopes else None
     dm = None
     if mask is not None:  # a mask shared by all queries is small, so each part sums a gradient of its own
-        rows = (*query.shape[:2], 1) if _one_row(args) else mask.shape[:3]
-        dm = query.new_zeros(splits if _one_row(args) else 1, *rows, mask.shape[3])
+        rows = (*query.shape[:2], 1) if _shares_mask_row(args) else mask.shape[:3]
+        dm = query.new_zeros(splits if _shares_mask_row(args) else 1, *rows, mask.shape[3])
     _run(
         "attention_gradient",
         args,
@@ -101,11 +101,11 @@ def drop_factors(args: AttentionArgs) -> Tensor:
 def _tile_rows(args: AttentionArgs) -> int:
     """Return the number of queries in a tile."""
     queries, keys = args.query.shape[2], args.key.shape[2]
-    least = LEAST_ROWS if args.slopes is None else LEAST_SLOPED_ROWS
-    return min(queries, max(least, min(ROWS, TILE // keys)))
+    least_rows = LEAST_ROWS if args.slopes is None else LEAST_SLOPED_ROWS
+    return min(queries, max(least_rows, min(ROWS, TILE // keys)))
 
 
-def _one_row(args: AttentionArgs) -> bool:
+def _shares_mask_row(args: AttentionArgs) -> bool:
     """Return whether all queries share one row of the mask."""
     return args.mask is not None and args.mask.shape[2] == 1 < args.query.shape[2]
 
@@ -117,27 +117,31 @@ def _splits(args: AttentionArgs, mask: Tensor | None) -> int:
     needs a gradient, a thread computes all heads and batch elements that share a mask.
     """
     query, key, value, *_ = args
-    work, most = [len(key), key.shape[1]], -(-query.shape[2] // _tile_rows(args))
-    if mask is not None and not _one_row(args):
-        work = [1 if shared == 1 else n for n, shared in zip(work, mask.shape, strict=False)]
+    parallel_sizes, max_splits = [len(key), key.shape[1]], -(-query.shape[2] // _tile_rows(args))
+    if mask is not None and not _shares_mask_row(args):
+        parallel_sizes = [1 if shared == 1 else n for n, shared in zip(parallel_sizes, mask.shape, strict=False)]
         # Limit the memory of the gradients.
-        most = min(most, max(4, 2 * mask.numel() // (key.numel() + value.numel())))
-    return max(1, min(most, -(-2 * torch.get_num_threads() // math.prod(work))))
+        max_splits = min(max_splits, max(4, 2 * mask.numel() // (key.numel() + value.numel())))
+    return max(1, min(max_splits, -(-2 * torch.get_num_threads() // math.prod(parallel_sizes))))
 
 
-def _run(name: str, args: AttentionArgs, saved: SavedForBackward, **more: Any) -> None:
+def _run(name: str, args: AttentionArgs, saved: SavedForBackward, **extra_fields: Any) -> None:
     """Call a kernel with these arguments; all other fields are zero or null."""
-    cpu.run(name, **call_fields(args, saved, **more))
+    cpu.run(name, **call_fields(args, saved, **extra_fields))
 
 
-def call_fields(args: AttentionArgs, saved: SavedForBackward, **more: Any) -> dict[str, Any]:
+def call_fields(args: AttentionArgs, saved: SavedForBackward, **extra_fields: Any) -> dict[str, Any]:
     """Return the fields of the kernels' structure `Attention`."""
     query, key, value, alphas, mask, slopes, lengths, _, key_norms, *_ = args
     batch, heads, queries, size = query.shape
     key_heads, keys = key.shape[1:3]
     support, stats, columns, weight = saved
     if slopes is not None:
-        more |= {"slopes": _pointer(slopes), "slope_strides": _strides(slopes, 2), "key_norms": _pointer(key_norms)}
+        extra_fields |= {
+            "slopes": _pointer(slopes),
+            "slope_strides": _strides(slopes, 2),
+            "key_norms": _pointer(key_norms),
+        }
     fields = dict(
         storage=cpu.STORAGE[query.dtype],
         causal=args.causal,
@@ -170,13 +174,13 @@ def call_fields(args: AttentionArgs, saved: SavedForBackward, **more: Any) -> di
         columns=_pointer(columns),
         weight=_pointer(weight),
     )
-    return fields | more
+    return fields | extra_fields
 
 
 def contiguous_rows(args: AttentionArgs) -> AttentionArgs:
     """Return the arguments with queries, keys and values whose last dimension has stride 1."""
-    query, key, value, *rest = args
-    return AttentionArgs(_contiguous_row(query), _contiguous_row(key), _contiguous_row(value), *rest)  # type: ignore[arg-type]
+    query, key, value, *other_fields = args
+    return AttentionArgs(_contiguous_row(query), _contiguous_row(key), _contiguous_row(value), *other_fields)  # type: ignore[arg-type]
 
 
 def _contiguous_row(x: Tensor) -> Tensor:
@@ -186,8 +190,8 @@ def _contiguous_row(x: Tensor) -> Tensor:
 
 def _empty_like(x: Tensor, size: int, batch: int | None = None) -> Tensor:
     """Allocate a tensor with heads and rows in the same memory order as in `x`."""
-    own, heads, rows, _ = x.shape
-    batch = own if batch is None else batch
+    x_batch, heads, rows, _ = x.shape
+    batch = x_batch if batch is None else batch
     if x.stride(1) < x.stride(2):
         return x.new_empty(batch, rows, heads, size).transpose(1, 2)
     return x.new_empty(batch, heads, rows, size)

@@ -28,14 +28,14 @@ class Beams:
     """
 
     def __init__(self, limits: Sequence[BeamLimits], options: BeamOptions, token: int) -> None:
-        sources, longest = len(limits), max(len(own.prefix) for own in limits)
-        self.size, self.steps = options.size, max(own.steps for own in limits)
+        sources, longest = len(limits), max(len(source_limits.prefix) for source_limits in limits)
+        self.size, self.steps = options.size, max(source_limits.steps for source_limits in limits)
         self.capacity = sources * options.size  # maximum number of current prefixes
         self._source_row = len(BEAM_SOURCE) + longest
         self._sources = array("q")
-        for own in limits:
-            self._sources.extend((own.steps, own.free_from, 0, 0, 0, 0, *own.prefix))
-            self._sources.extend([-1] * (longest - len(own.prefix)))
+        for source_limits in limits:
+            self._sources.extend((source_limits.steps, source_limits.free_from, 0, 0, 0, 0, *source_limits.prefix))
+            self._sources.extend([-1] * (longest - len(source_limits.prefix)))
         self._score_row = 1 + max(options.n_best, options.num_recorded)
         # The memory holds prefixes, log-probabilities and scores. It is uninitialized, because a large beam rarely uses
         # all of it.

@@ -43,8 +43,8 @@ class PackedWeights:
     def __init__(self, embedding: Tensor, layers: Sequence[Tensor | None], rest: Sequence[Tensor | None]) -> None:
         self.embedding = embedding.detach().contiguous()
         copies = iter(gather([x.detach() for x in [*layers, *rest] if x is not None]))
-        before, after = ([None if x is None else next(copies) for x in part] for part in (layers, rest))
-        self._memory = [*before, self.embedding, *after]  # keeps the tensors behind the pointers alive
+        layer_tensors, other_tensors = ([None if x is None else next(copies) for x in part] for part in (layers, rest))
+        self._memory = [*layer_tensors, self.embedding, *other_tensors]  # keeps the tensors behind the pointers alive
         addresses = [0 if x is None else x.data_ptr() for x in self._memory]
         self.pointers = torch.tensor(addresses, dtype=torch.int64, device="cpu")
 
@@ -63,8 +63,8 @@ class PackedWeights:
         if token.numel():
             least, most = (int(x) for x in token.aminmax())
             if least < 0 or most >= len(self.embedding):
-                wrong = least if least < 0 else most
-                raise IndexError(f"tokens must be from 0 to {len(self.embedding) - 1}, got {wrong}")
+                invalid = least if least < 0 else most
+                raise IndexError(f"tokens must be from 0 to {len(self.embedding) - 1}, got {invalid}")
         return token.long().contiguous()
 
 
@@ -122,18 +122,18 @@ class DecoderSteps:
         call = Decoder.from_buffer_copy(self.template)
         best = allocate_best(rows, min(count, self.symbols))
         point_to(call.rank, best, end, only)
-        following = torch.empty(rows, columns + call.growth, dtype=torch.int64, device="cpu")
+        next_state = torch.empty(rows, columns + call.growth, dtype=torch.int64, device="cpu")
         cache = torch.empty(rows, call.cache_row, dtype=torch.float32, device="cpu")
         attended = torch.empty(rows, dtype=torch.int64, device="cpu")
         weights = torch.empty(rows, attention, dtype=torch.float32, device="cpu") if attention else None
         all_scores = torch.empty(rows, self.symbols, dtype=torch.float32, device="cpu") if scores else None
         call.rows, call.state_row, call.attention_row = rows, columns, attention
         call.positions, call.token = pointers(positions, token)
-        call.state, call.next_state = state.data_ptr(), following.data_ptr()
+        call.state, call.next_state = state.data_ptr(), next_state.data_ptr()
         call.cache, call.attended, call.screen = cache.data_ptr(), attended.data_ptr(), self.screen(rows)
         call.attention, call.scores = pointers(weights, all_scores)
         call_kernel("decoder", call)
-        return DecoderResult(following, cache, best, attended, weights, all_scores)
+        return DecoderResult(next_state, cache, best, attended, weights, all_scores)
 
     def runs(self, beams: Any, num_models: int) -> bool:
         """Return whether the beams are small enough for :meth:`search`, which allocates the memory of all steps."""
@@ -158,19 +158,23 @@ class DecoderSteps:
         """
         models = (SearchModel * len(starts))()
         averaged = len(starts) > 1
-        memory = [x for model, one in zip(models, starts, strict=True) for x in _prepare(model, one, beams, averaged)]
+        memory = [
+            x
+            for model, start in zip(models, starts, strict=True)
+            for x in _prepare_search(model, start, beams, averaged)
+        ]
         only = torch.empty(beams.capacity, dtype=torch.int64, device="cpu")
         call = Search(models=ctypes.addressof(models), num_models=len(models), beam=beams.call, only=only.data_ptr())
         call.unknown_symbol = -1
         beams.call = call.beam  # from here, the beams and the search share one structure
         for model in models:
             model.decoder.rank.end, model.decoder.attention_row = end, attention
-        growing = [model.decoder for model in models if model.decoder.growth]
-        width = max([1, *(decoder.cache_row for decoder in growing)])
+        growing_decoders = [model.decoder for model in models if model.decoder.growth]
+        width = max([1, *(decoder.cache_row for decoder in growing_decoders)])
         weights: list[Tensor] = []
         while call.beam.rows and beams.nan_source is None and call.unknown_symbol < 0:
             room = beams.add_room(CACHE_NUMBERS // width)
-            for decoder in growing:
+            for decoder in growing_decoders:
                 memory.append(torch.empty(room, decoder.cache_row, dtype=torch.float32, device="cpu"))
                 decoder.cache = memory[-1].data_ptr()
             if attention:
@@ -183,25 +187,25 @@ class DecoderSteps:
         return weights, None if call.unknown_symbol < 0 else int(call.unknown_symbol)
 
 
-def _prepare(model: SearchModel, start: Start, beams: Beams, averaged: bool) -> list[Tensor]:
+def _prepare_search(model: SearchModel, start: Start, beams: Beams, averaged: bool) -> list[Tensor]:
     """Set the pointers of a decoder for a search; return the memory behind them."""
     steps, state, positions = start
     state = state.contiguous()
     model.decoder = steps.template
-    decoder, rank, most = model.decoder, model.decoder.rank, beams.capacity
+    decoder, rank, capacity = model.decoder, model.decoder.rank, beams.capacity
     rank.count, decoder.state_row = min(beams.size + 1, steps.symbols), state.shape[1]
-    decoder.screen = steps.screen(most)
+    decoder.screen = steps.screen(capacity)
     longest = decoder.state_row + beams.steps * decoder.growth
     # Numbers per row: states, states after a step, best log-probabilities, best symbols, four single numbers, and all
     # log-probabilities if they are averaged.
     row = (longest, longest, rank.count, rank.count, *[1] * 4, steps.symbols * averaged)
-    memory = torch.empty(most * sum(row), dtype=torch.int64, device="cpu")
-    starts = [memory.data_ptr() + most * NUMBER * sum(row[:i]) for i in range(len(row))]
+    memory = torch.empty(capacity * sum(row), dtype=torch.int64, device="cpu")
+    starts = [memory.data_ptr() + capacity * NUMBER * sum(row[:i]) for i in range(len(row))]
     decoder.next_state, model.states, rank.best, rank.symbols = starts[:4]
     rank.ends, rank.mass, rank.support, decoder.attended = starts[4:8]
     rank.log_probs = starts[8] if averaged else None
     decoder.positions, decoder.state = pointers(positions, state)
-    cache = torch.empty(0 if decoder.growth else 2 * most, decoder.cache_row, dtype=torch.float32, device="cpu")
+    cache = torch.empty(0 if decoder.growth else 2 * capacity, decoder.cache_row, dtype=torch.float32, device="cpu")
     decoder.cache = cache.data_ptr()
     return [memory, state, cache]
 

@@ -35,8 +35,12 @@ class CompiledDecoder(PackedWeights, DecoderSteps):
         alpha = torch.tensor([weights.alpha], dtype=torch.float32, device="cpu")
         query = (None, None, None) if weights.query is None else (*pack(weights.query[:2]), _pad(weights.query[2]))
         combine = pack((weights.combine, weights.combine.new_zeros(d)))
-        parts = [part for below, own, *bias in weights.layers for part in ((below, bias[0]), (own, bias[1]))]
-        layers = [x for part in parts for x in pack(part)]
+        linears = [
+            linear
+            for input_weight, recurrent_weight, *biases in weights.layers
+            for linear in ((input_weight, biases[0]), (recurrent_weight, biases[1]))
+        ]
+        layers = [x for linear in linears for x in pack(linear)]
         super().__init__(weights.embedding, layers, [*query, *combine, alpha, *pack_output(output)])
         cells = 2 if weights.cell == "lstm" else 1
         self.template = Decoder(

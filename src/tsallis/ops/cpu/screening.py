@@ -37,9 +37,9 @@ class ScreenedRows:
         needed = -(-keys // BLOCK_KEYS) * BLOCK_KEYS * (-(-size // 4) * 4 + 4)
         if self.rows is None or self.rows.shape[-1] < needed:
             # Encode all keys again: the scales of the channels suit the new keys, too.
-            room = needed if self.rows is None else max(needed, 2 * self.rows.shape[-1])
-            memory = huge_pages.allocate(batch * heads * room // 4)
-            self.rows = memory.view(torch.uint8).view(batch, heads, room)
+            capacity = needed if self.rows is None else max(needed, 2 * self.rows.shape[-1])
+            memory = huge_pages.allocate(batch * heads * capacity // 4)
+            self.rows = memory.view(torch.uint8).view(batch, heads, capacity)
             self.mean, self.channel = _channels(key)
             self.longest, self.length = key.new_zeros(batch, heads), 0
         if keys > self.length:
@@ -82,8 +82,8 @@ class ScreenedRows:
         if int(counts.min()) < 0:
             return None
         longest = int(counts.max())
-        used = torch.arange(longest, device="cpu") < counts.unsqueeze(1)
-        index, weight = index[:, :longest].long().where(used, 0), weight[:, :longest].where(used, 0)
+        valid = torch.arange(longest, device="cpu") < counts.unsqueeze(1)
+        index, weight = index[:, :longest].long().where(valid, 0), weight[:, :longest].where(valid, 0)
         dense = weight.new_zeros(1, len(counts), 1, args.key.shape[2])
         return dense.scatter_add_(3, index[None, :, None], weight[None, :, None])
 
@@ -140,16 +140,16 @@ def _channels(key: Tensor) -> tuple[Tensor, Tensor]:
     keys' largest number and the queries' norm, where all channels of a query are equally large.
     """
     keys = key.shape[2]
-    some = key.detach()[:, :, :: -(-keys // SAMPLE)].double()
-    some = torch.where(some.abs().amax(-1, keepdim=True) < 1e30, some, 0)  # also replaces NaN
-    mean = some.mean(2, keepdim=True).float().double()
-    some = some - mean
-    deviation = some.square().mean(2, keepdim=True).sqrt()
+    sample = key.detach()[:, :, :: -(-keys // SAMPLE)].double()
+    sample = torch.where(sample.abs().amax(-1, keepdim=True) < 1e30, sample, 0)  # also replaces NaN
+    mean = sample.mean(2, keepdim=True).float().double()
+    sample = sample - mean
+    deviation = sample.square().mean(2, keepdim=True).sqrt()
     deviation = (deviation / deviation.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-33)).clamp(min=1e-3)
     best = torch.ones_like(deviation)
-    least = torch.full_like(deviation[..., :1], torch.inf)
+    lowest_cost = torch.full_like(deviation[..., :1], torch.inf)
     for power in (0, 0.5, 1):
         scale = torch.exp2(torch.log2(deviation).mul(power).round())
-        cost = (some / scale).abs().amax(-1, keepdim=True).mean(2, keepdim=True) * scale.norm(dim=-1, keepdim=True)
-        best, least = torch.where(cost < least, scale, best), torch.minimum(cost, least)
+        cost = (sample / scale).abs().amax(-1, keepdim=True).mean(2, keepdim=True) * scale.norm(dim=-1, keepdim=True)
+        best, lowest_cost = torch.where(cost < lowest_cost, scale, best), torch.minimum(cost, lowest_cost)
     return mean[:, :, 0].float(), best[:, :, 0].float()

@@ -14,7 +14,7 @@ def _fields(*groups: tuple[Any, str]) -> Fields:
     return tuple((name, kind) for kind, names in groups for name in names.split())
 
 
-def _call(*groups: tuple[Any, str]) -> type[ctypes.Structure]:
+def _structure(*groups: tuple[Any, str]) -> type[ctypes.Structure]:
     return type("Call", (ctypes.Structure,), {"_fields_": _fields(*groups)})
 
 
@@ -161,16 +161,16 @@ class Search(ctypes.Structure):
 
 ROWS = (Layout, "layout")
 CALLS: dict[str, type[ctypes.Structure]] = {
-    "map": _call(ROWS, (c_void_p, "scores probs stats")),
-    "map_gradient": _call(ROWS, (c_void_p, "probs grad scores_grad alpha_grad")),
-    "loss": _call(ROWS, (c_void_p, "scores target loss stats alpha_grad"), (c_int64, "width")),
-    "loss_gradient": _call(ROWS, (c_void_p, "scores target stats grad scores_grad"), (c_int64, "width relu")),
-    "relu_loss": _call(ROWS, (c_void_p, "scores target"), (c_double, "tau"), (c_void_p, "loss stats")),
-    "support": _call(ROWS, (c_void_p, "scores stats offsets index value"), (c_int64, "relu")),
-    "gather": _call(
+    "map": _structure(ROWS, (c_void_p, "scores probs stats")),
+    "map_gradient": _structure(ROWS, (c_void_p, "probs grad scores_grad alpha_grad")),
+    "loss": _structure(ROWS, (c_void_p, "scores target loss stats alpha_grad"), (c_int64, "width")),
+    "loss_gradient": _structure(ROWS, (c_void_p, "scores target stats grad scores_grad"), (c_int64, "width relu")),
+    "relu_loss": _structure(ROWS, (c_void_p, "scores target"), (c_double, "tau"), (c_void_p, "loss stats")),
+    "support": _structure(ROWS, (c_void_p, "scores stats offsets index value"), (c_int64, "relu")),
+    "gather": _structure(
         (c_int32, "storage"), (c_int64, "rows m"), (c_void_p, "offsets index value scale minus table out total")
     ),
-    "drop": _call(
+    "drop": _structure(
         (c_int32, "storage"), (c_int64, "n d"), (c_uint64, "seed"), (c_double, "keep_prob"), (c_void_p, "in out")
     ),
     "rank": Rank,

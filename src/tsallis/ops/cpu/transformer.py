@@ -20,8 +20,8 @@ def computes(weights: StackWeights) -> bool:
     """Return whether the kernels support layers of these sizes and alphas."""
     attentions = [part for layer in weights.layers for part in (layer.own, layer.cross) if part is not None]
     alphas = torch.cat([part.alphas for part in attentions])
-    sizes = weights.embedding.shape[1] % (weights.heads * VECTOR) == 0
-    return sizes and bool(((alphas >= 1) & (alphas <= 2)).all())
+    sizes_fit = weights.embedding.shape[1] % (weights.heads * VECTOR) == 0
+    return sizes_fit and bool(((alphas >= 1) & (alphas <= 2)).all())
 
 
 class _Stack(PackedWeights):
@@ -30,8 +30,8 @@ class _Stack(PackedWeights):
     def __init__(self, weights: StackWeights, output: OutputWeights | None) -> None:
         self.d = weights.embedding.shape[1]
         layers = [x for layer in weights.layers for x in _layer_tensors(layer)]
-        rest = [*(weights.norm or (None, None)), *((None, None) if output is None else pack_output(output))]
-        super().__init__(weights.embedding, layers, rest)
+        norm_and_output = [*(weights.norm or (None, None)), *((None, None) if output is None else pack_output(output))]
+        super().__init__(weights.embedding, layers, norm_and_output)
         self._fields = {
             "layers": len(weights.layers),
             "d": self.d,
@@ -113,20 +113,24 @@ class CompiledDecoder(_Stack, DecoderSteps):
 
 def _layer_tensors(layer: LayerWeights) -> list[Tensor | None]:
     """Return the tensors of a layer in the order of `LayerWeights` in `transformer_rows.h`."""
-    own, cross = layer.own, layer.cross
-    none: list[Tensor | None] = [None] * 4
-    tensors: list[Tensor | None] = [*own.norm, *((None, None) if cross is None else cross.norm), *layer.norm]
-    tensors += [*_query(own), *_key_value(own), *pack(own.out)]
-    tensors += none if cross is None else [*_query(cross), *pack(cross.out)]
+    self_attention, cross_attention = layer.own, layer.cross
+    no_tensors: list[Tensor | None] = [None] * 4
+    tensors: list[Tensor | None] = [
+        *self_attention.norm,
+        *((None, None) if cross_attention is None else cross_attention.norm),
+        *layer.norm,
+    ]
+    tensors += [*_pack_query(self_attention), *_pack_key_value(self_attention), *pack(self_attention.out)]
+    tensors += no_tensors if cross_attention is None else [*_pack_query(cross_attention), *pack(cross_attention.out)]
     tensors += [*pack(layer.expand), *pack(layer.shrink)]
-    return [*tensors, own.alphas, None if cross is None else cross.alphas]
+    return [*tensors, self_attention.alphas, None if cross_attention is None else cross_attention.alphas]
 
 
-def _query(attention: AttentionWeights) -> tuple[Tensor, Tensor]:
+def _pack_query(attention: AttentionWeights) -> tuple[Tensor, Tensor]:
     (weight, bias), d = attention.projection, len(attention.out[0])
     return pack((weight[:d], bias[:d]))
 
 
-def _key_value(attention: AttentionWeights) -> tuple[Tensor, Tensor]:
+def _pack_key_value(attention: AttentionWeights) -> tuple[Tensor, Tensor]:
     (weight, bias), d = attention.projection, len(attention.out[0])
     return pack((weight[d:], bias[d:]))

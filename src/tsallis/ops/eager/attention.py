@@ -52,13 +52,13 @@ def resolve(args: AttentionArgs) -> AttentionArgs:
 def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, SavedForBackward]:
     """Return the output [batch, heads, queries, value size] and the number of keys per query."""
     query, _, value = args[:3]
-    work = _TiledAttention(args)
+    tiled = _TiledAttention(args)
     out = query.new_zeros(*query.shape[:-1], value.shape[-1])
     support = torch.zeros(query.shape[:-1], dtype=torch.int32, device=query.device)
-    for number, tile, k, v, buffer in work.tiles():
-        weights = work.solve(work.scores(work.rows(query, tile), k, tile, buffer), tile)
-        work.write(support.unsqueeze(-1), tile, (weights > 0).sum(-1))
-        work.write(out, tile, torch.bmm(work.drop(weights, number), v))
+    for number, tile, k, v, buffer in tiled.tiles():
+        weights = tiled.solve(tiled.scores(tiled.rows(query, tile), k, tile, buffer), tile)
+        tiled.write(support.unsqueeze(-1), tile, (weights > 0).sum(-1))
+        tiled.write(out, tile, torch.bmm(tiled.drop(weights, number), v))
     return out, support, SavedForBackward()
 
 
@@ -68,29 +68,29 @@ def attention_gradient(
     """Return the gradients of query, key and value, and the gradients of alphas, mask and slopes if needed."""
     query, key, value, alphas, mask, slopes, *_ = args
     need_alphas, need_mask, need_slopes = needs[3:]
-    work = _TiledAttention(args)
+    tiled = _TiledAttention(args)
     dq = torch.empty_like(query) if args.lengths is None else torch.zeros_like(query)
     dk, dv = torch.zeros_like(key), torch.zeros_like(value)
     da = query.new_zeros(*query.shape[:-1], 1) if need_alphas else None
     dm = torch.zeros_like(mask) if need_mask and mask is not None else None
     slope_grad = query.new_zeros(query.shape[:2]) if need_slopes else None
-    for number, tile, k, v, buffer in work.tiles():
-        q, do = work.rows(query, tile), work.rows(grad, tile)
-        weights = work.solve(work.scores(q, k, tile, buffer), tile)
-        dropped = work.drop(weights, number, copy=True)
-        work.add(dv, tile, torch.bmm(dropped.transpose(1, 2), do))
-        dp = torch.bmm(do, v.transpose(1, 2), out=work.second_buffer(weights))
+    for number, tile, k, v, buffer in tiled.tiles():
+        q, do = tiled.rows(query, tile), tiled.rows(grad, tile)
+        weights = tiled.solve(tiled.scores(q, k, tile, buffer), tile)
+        dropped = tiled.drop(weights, number, copy=True)
+        tiled.add(dv, tile, torch.bmm(dropped.transpose(1, 2), do))
+        dp = torch.bmm(do, v.transpose(1, 2), out=tiled.second_buffer(weights))
         if args.dropout:
-            work.drop(dp, number)
-        ds, alpha_grad = work.pullback(weights, dp, tile, need_alphas)
+            tiled.drop(dp, number)
+        ds, alpha_grad = tiled.pullback(weights, dp, tile, need_alphas)
         if da is not None and alpha_grad is not None:
-            work.write(da, tile, alpha_grad)
+            tiled.write(da, tile, alpha_grad)
         if dm is not None:
-            work.add_mask(dm, tile, ds)
+            tiled.add_mask(dm, tile, ds)
         if slope_grad is not None:
-            work.add_slopes(slope_grad, tile, ds)
-        work.write(dq, tile, torch.bmm(ds, k).mul_(args.scale))
-        work.add(dk, tile, torch.bmm(ds.transpose(1, 2), q).mul_(args.scale))
+            tiled.add_slopes(slope_grad, tile, ds)
+        tiled.write(dq, tile, torch.bmm(ds, k).mul_(args.scale))
+        tiled.add(dk, tile, torch.bmm(ds.transpose(1, 2), q).mul_(args.scale))
     if da is not None and alphas is not None:
         da = da.sum((2, 3)).sum_to_size(alphas.shape)
     if slope_grad is not None and slopes is not None:
@@ -102,8 +102,8 @@ def drop_factors(args: AttentionArgs) -> Tensor:
     """Return the dropout factors of all weights [batch, heads, queries, keys], the same as :func:`attention` draws."""
     query, key, *_ = args
     factors, group = query.new_zeros(*query.shape[:-1], key.shape[2]), args.group
-    every = (tile for shared in cut(args) for tile in shared)
-    for number, (b0, b1, h0, h1, i0, i1, keys) in enumerate(every):
+    tiles = (tile for shared in cut(args) for tile in shared)
+    for number, (b0, b1, h0, h1, i0, i1, keys) in enumerate(tiles):
         part = factors[b0:b1, h0 * group : h1 * group, i0:i1, :keys]
         ones = query.new_ones(part.shape)
         part.copy_(_drop(ones, args, number, ones))
@@ -182,16 +182,16 @@ class _TiledAttention:
         number = 0
         for shared in cut(self.args):
             b0, b1, h0, h1 = shared[0][:4]
-            most = max(tile.keys for tile in shared)
+            max_keys = max(tile.keys for tile in shared)
             pair = (self.args.key, self.args.value)
-            k, v = (self._pad(x[b0:b1, h0:h1, :most], b0).flatten(0, 1) for x in pair)
+            k, v = (self._zero_padding(x[b0:b1, h0:h1, :max_keys], b0).flatten(0, 1) for x in pair)
             for tile in shared:
                 keys = tile.keys
                 rows = self.group * (tile.i1 - tile.i0)
                 yield number, tile, k[:, :keys], v[:, :keys], self._buffer("scores", (len(k), rows, keys))
                 number += 1
 
-    def _pad(self, x: Tensor, b0: int) -> Tensor:
+    def _zero_padding(self, x: Tensor, b0: int) -> Tensor:
         """Set keys or values beyond each length to zero, because infinity times a zero weight would be NaN."""
         lengths, b1 = self.lengths, b0 + len(x)
         if lengths is None or self.args.lengths is None or min(lengths[b0:b1]) >= x.shape[2]:
@@ -210,19 +210,19 @@ class _TiledAttention:
         n, rows, keys = like.shape
         return self._buffer("second", (n, rows, keys))
 
-    def _span(self, x: Tensor, tile: Tile) -> Tensor:
+    def _slice_queries(self, x: Tensor, tile: Tile) -> Tensor:
         """Return a tile's slice of a tensor with one entry per query [batch, heads, queries, ...]."""
         group = self.group
         return x[tile.b0 : tile.b1, tile.h0 * group : tile.h1 * group, tile.i0 : tile.i1]
 
     def rows(self, x: Tensor, tile: Tile) -> Tensor:
         """Return a tile's slice as [heads, group * rows, size], one matrix per key head."""
-        part = self._span(x, tile)
+        part = self._slice_queries(x, tile)
         return part.reshape((tile.b1 - tile.b0) * (tile.h1 - tile.h0), -1, x.shape[-1])
 
     def write(self, x: Tensor, tile: Tile, values: Tensor) -> None:
         """Write a tile's results for its queries into the full tensor."""
-        part = self._span(x, tile)
+        part = self._slice_queries(x, tile)
         part.copy_(values.reshape(part.shape))
 
     def add(self, x: Tensor, tile: Tile, values: Tensor) -> None:
@@ -236,13 +236,13 @@ class _TiledAttention:
         batch, heads = tile.b1 - tile.b0, (tile.h1 - tile.h0) * self.group
         view = scores.view(batch, heads, tile.i1 - tile.i0, tile.keys)
         if self.args.mask is not None:
-            mask = self._mask(self.args.mask, tile)
+            mask = self._slice_mask(self.args.mask, tile)
             if mask.dtype == torch.bool:
                 view.masked_fill_(~mask, -torch.inf)
             else:
                 view += mask
         if self.slopes is not None:
-            view.addcmul_(self._of_heads(self.slopes, tile)[..., None, None], self._distances(tile, q), value=-1)
+            view.addcmul_(self._slice_heads(self.slopes, tile)[..., None, None], self._distances(tile, q), value=-1)
         first = tile.i0 + self.args.offset
         if self.args.causal and tile.keys > first + 1:
             future = future_mask(tile.i1 - tile.i0, tile.keys - first, q.device)
@@ -253,7 +253,7 @@ class _TiledAttention:
                     view[number, :, :, length:] = -torch.inf
         return scores
 
-    def _mask(self, mask: Tensor, tile: Tile) -> Tensor:
+    def _slice_mask(self, mask: Tensor, tile: Tile) -> Tensor:
         group = self.group
         spans = ((tile.b0, tile.b1), (tile.h0 * group, tile.h1 * group), (tile.i0, tile.i1), (0, tile.keys))
         for dim, (first, last) in enumerate(spans):
@@ -263,26 +263,26 @@ class _TiledAttention:
 
     def add_mask(self, total: Tensor, tile: Tile, values: Tensor) -> None:
         """Add the gradients of a tile's scores to the gradient of the additive mask."""
-        part = self._mask(total, tile)
+        part = self._slice_mask(total, tile)
         shape = (tile.b1 - tile.b0, (tile.h1 - tile.h0) * self.group, tile.i1 - tile.i0, tile.keys)
         part += values.view(shape).sum_to_size(part.shape)
 
     def add_slopes(self, total: Tensor, tile: Tile, values: Tensor) -> None:
         """Add a tile's contribution to the gradient of the slopes [batch, heads]."""
-        part, far = self._of_heads(total, tile), self._distances(tile, values)
-        part -= torch.tensordot(values.view(*part.shape, *far.shape), far, 2)
+        part, distance = self._slice_heads(total, tile), self._distances(tile, values)
+        part -= torch.tensordot(values.view(*part.shape, *distance.shape), distance, 2)
 
     def _distances(self, tile: Tile, like: Tensor) -> Tensor:
         return distances(tile.i1 - tile.i0, tile.keys, tile.i0 + self.args.offset, like)
 
-    def _of_heads(self, x: Tensor, tile: Tile) -> Tensor:
+    def _slice_heads(self, x: Tensor, tile: Tile) -> Tensor:
         """Return a tile's slice of a tensor [batch, heads]."""
         return x[tile.b0 : tile.b1, tile.h0 * self.group : tile.h1 * self.group]
 
     def _alphas(self, tile: Tile) -> Alpha:
         if isinstance(self.alpha, float):
             return self.alpha
-        part = self._of_heads(self.alpha, tile)
+        part = self._slice_heads(self.alpha, tile)
         return part.unsqueeze(-1).expand(-1, -1, tile.i1 - tile.i0).reshape(-1, 1).contiguous()
 
     def solve(self, scores: Tensor, tile: Tile) -> Tensor:

@@ -26,7 +26,7 @@ class Beams:
     def __init__(self, limits: Sequence[BeamLimits], options: BeamOptions, token: int) -> None:
         self.size = options.size
         self.nan_source: int | None = None  # first source with a NaN probability
-        self._beams = [_Beam(own, options) for own in limits]
+        self._beams = [_Beam(source_limits, options) for source_limits in limits]
         self._active = list(enumerate(self._beams))
         self._tokens, self._parents = [token] * len(limits), [-1] * len(limits)  # one per current row
         self._parent_rows: list[int] = list(range(len(limits)))  # the parent's row in the previous step
@@ -47,8 +47,8 @@ class Beams:
         prefixes = [beam.limits.prefix for _, beam in self._active for _ in beam.log_probs]
         if all(length >= len(prefix) for prefix in prefixes):
             return None
-        only = [prefix[length] if length < len(prefix) else -1 for prefix in prefixes]
-        return torch.tensor(only, device="cpu")
+        symbols = [prefix[length] if length < len(prefix) else -1 for prefix in prefixes]
+        return torch.tensor(symbols, device="cpu")
 
     def follow(self, best: BestSymbols, num_attended: Tensor) -> bool:
         """Choose the next prefixes from the results of a step; if a probability is NaN, only record its source.
@@ -57,9 +57,9 @@ class Beams:
             Whether the search continues.
         """
         owners = [source for source, beam in self._active for _ in beam.log_probs]
-        nan = [source for source, mass in zip(owners, best.mass.tolist(), strict=True) if mass != mass]
-        if nan:
-            self.nan_source = min(nan)
+        nan_sources = [source for source, mass in zip(owners, best.mass.tolist(), strict=True) if mass != mass]
+        if nan_sources:
+            self.nan_source = min(nan_sources)
             return False
         for source, mass in zip(owners, best.mass.tolist(), strict=True):
             self._beams[source].unclear |= mass == math.inf
@@ -71,14 +71,14 @@ class Beams:
         self._parent_rows = []
         row = 0
         for _, beam in self._active:
-            after = row + len(beam.log_probs)
-            candidates = beam.continuations(log_probs[row:after], symbols[row:after])
-            beam.finish(ends[row:after], candidates, self._length, first + row)
+            end_row = row + len(beam.log_probs)
+            candidates = beam.continuations(log_probs[row:end_row], symbols[row:end_row])
+            beam.finish(ends[row:end_row], candidates, self._length, first + row)
             for _, parent, token in beam.choose(candidates, self._length):
                 self._tokens.append(token)
                 self._parents.append(first + row + parent)
                 self._parent_rows.append(row + parent)
-            row = after
+            row = end_row
         self._active = [(source, beam) for source, beam in self._active if beam.log_probs]
         self._length += 1
         return bool(self._active)
@@ -119,7 +119,9 @@ class _Beam:
         if length < self.limits.free_from:
             return
         penalty = self.options.length_penalty
-        totals = [before + log_prob for before, log_prob in zip(self.log_probs, log_probs, strict=True)]
+        totals = [
+            prefix_log_prob + log_prob for prefix_log_prob, log_prob in zip(self.log_probs, log_probs, strict=True)
+        ]
         if self.options.competing_ends and not self._at_limit(length):
             totals = self._compete(totals, candidates)
         for i, total in enumerate(totals):
@@ -146,28 +148,28 @@ class _Beam:
 
     def _add_cost(self, cost: float) -> bool:
         """Add a score if it is among the best; return whether it is, ties included."""
-        costs, room = self.costs, max(self.options.n_best, self.options.num_recorded)
-        if len(costs) == room and cost >= costs[-1]:
+        costs, capacity = self.costs, max(self.options.n_best, self.options.num_recorded)
+        if len(costs) == capacity and cost >= costs[-1]:
             return cost == costs[-1]
         insort(costs, cost)
-        del costs[room:]
+        del costs[capacity:]
         return True
 
     def continuations(self, best: list[list[float]], symbols: list[list[int]]) -> list[Candidate]:
         """Return the best continuations of all prefixes, sorted; at most one more than the beam size."""
         candidates: list[Candidate] = []
         size = self.options.size
-        most = math.inf  # more than `size` candidates cost at most this much
-        for parent, before in enumerate(self.log_probs):
-            costs = [-(before + log_prob) for log_prob in best[parent]]
-            number = bisect_right(costs, most)
+        max_cost = math.inf  # more than `size` candidates cost at most this much
+        for parent, prefix_log_prob in enumerate(self.log_probs):
+            costs = [-(prefix_log_prob + log_prob) for log_prob in best[parent]]
+            number = bisect_right(costs, max_cost)
             candidates += [
                 (cost, parent, token)
                 for cost, token in zip(costs[:number], symbols[parent], strict=False)
                 if cost < math.inf
             ]
             if len(costs) > size:
-                most = min(most, costs[size])
+                max_cost = min(max_cost, costs[size])
         return sorted(candidates)
 
     def choose(self, candidates: list[Candidate], length: int) -> list[Candidate]:
@@ -184,8 +186,8 @@ class _Beam:
         """Drop candidates that can't change the best outputs or the certificate of a normalized model."""
         if len(self.costs) < self.options.n_best:
             return selection
-        worst, longest = -self.costs[self.options.n_best - 1], self.limits.steps**self.options.length_penalty
-        survivors = [candidate for candidate in selection if -candidate[0] / longest > worst]
+        worst, max_penalty = -self.costs[self.options.n_best - 1], self.limits.steps**self.options.length_penalty
+        survivors = [candidate for candidate in selection if -candidate[0] / max_penalty > worst]
         if len(survivors) < len(selection):
             self.give_up(-selection[len(survivors)][0])
         return survivors

@@ -78,9 +78,9 @@ def _steep(scores: Tensor, top: Tensor, eps: float | Tensor) -> Tensor:
     _, high = _bisect(top - 1 / eps, top, STEPS, lambda c: _steep_power(scores - c, eps).sum(-1, keepdim=True) > 1)
     least = torch.where(scores >= high, scores, torch.inf).amin(-1, keepdim=True)
     # Near 0, the spacing of floats is smaller than the final bracket, so one score may lie inside the bracket.
-    between = torch.where(scores < high, scores, -torch.inf).amax(-1, keepdim=True)
-    inside = _steep_power(scores - between, eps).sum(-1, keepdim=True) < 1
-    least = torch.where(inside, between, least)
+    next_score = torch.where(scores < high, scores, -torch.inf).amax(-1, keepdim=True)
+    inside = _steep_power(scores - next_score, eps).sum(-1, keepdim=True) < 1
+    least = torch.where(inside, next_score, least)
     above, ties = scores > least, scores == least
     num_ties = ties.to(scores.dtype).sum(-1, keepdim=True).clamp(min=1)
     x = torch.where(above, eps * (scores - least), 1)
@@ -144,8 +144,8 @@ def _steep_budget(z: Tensor, pivot: Tensor, eps: float | Tensor, budget: float) 
 
     _, high = _bisect(pivot - 1 / eps, pivot, DOUBLE_STEPS, lambda c: mass(c) >= budget)
     least = torch.where(z >= high, z, torch.inf).amin(-1, keepdim=True)
-    between = torch.where(z < high, z, -torch.inf).amax(-1, keepdim=True)
-    least = torch.where(mass(between) < budget, between, least)
+    next_score = torch.where(z < high, z, -torch.inf).amax(-1, keepdim=True)
+    least = torch.where(mass(next_score) < budget, next_score, least)
     above, ties = z > least, z == least
     x = torch.where(above, eps * (z - least), 1)
 

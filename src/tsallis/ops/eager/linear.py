@@ -50,7 +50,7 @@ def spmm(
 ) -> tuple[Tensor, Tensor | None]:
     """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`, and each row's sum of values."""
     wide = table.to(lists.value.dtype)
-    out = _sparse(lists, len(table)) @ wide
+    out = _sparse_matrix(lists, len(table)) @ wide
     total = (
         lists.value.new_zeros(len(out)).index_add_(0, row_numbers(lists.offsets, len(lists.column)), lists.value)
         if need_total
@@ -79,7 +79,7 @@ def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> C
     return CsrRows(offsets, row[order].to(torch.int32), value[order])
 
 
-def _sparse(lists: CsrRows, width: int) -> Tensor:
+def _sparse_matrix(lists: CsrRows, width: int) -> Tensor:
     indices = torch.stack([row_numbers(lists.offsets, len(lists.column)), lists.column.long()])
     size = (len(lists.offsets) - 1, width)
     return torch.sparse_coo_tensor(indices, lists.value, size, is_coalesced=True, check_invariants=False)

@@ -30,14 +30,14 @@ def log_probs(scores: Tensor, probs: Tensor, alpha: Alpha) -> Tensor:
     The result is differentiable to every order in the scores and in alpha (a float or [..., 1]), also at alpha = 1.
     """
     eps = alpha - 1
-    place = scores.argmax(-1, keepdim=True)
-    top, largest = scores.gather(-1, place), probs.gather(-1, place)
+    best_index = scores.argmax(-1, keepdim=True)
+    top, largest = scores.gather(-1, best_index), probs.gather(-1, best_index)
     # For a probability near 1, use log(1 - sum of all other probabilities): rounding has removed digits of the
     # probability itself.
-    others = probs.scatter(-1, place, 0).sum(-1, keepdim=True)
+    other_mass = probs.scatter(-1, best_index, 0).sum(-1, keepdim=True)
     near_one = largest > 0.5
     log_largest = torch.where(
-        near_one, torch.where(near_one, -others, 0).log1p(), torch.where(largest == 0, 1, largest).log()
+        near_one, torch.where(near_one, -other_mass, 0).log1p(), torch.where(largest == 0, 1, largest).log()
     )
     offset = log_largest * _quotient(torch.expm1, eps, log_largest, lambda n: 1 / math.factorial(n + 1))
     w = scores - torch.where(top == -torch.inf, 0, top) + offset

@@ -10,8 +10,8 @@ _OPS = torch.ops.aten
 
 def cell_step(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
     """Return hidden state and cell [..., size] after a step, from gates [..., 4 * size] in PyTorch's order."""
-    into, forget, candidate, out = gates.chunk(4, -1)
-    cell = forget.sigmoid() * cell + into.sigmoid() * candidate.tanh()
+    input_gate, forget, candidate, out = gates.chunk(4, -1)
+    cell = forget.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
     return out.sigmoid() * cell.tanh(), cell
 
 
@@ -29,8 +29,8 @@ def cell_forward(gates: Tensor, cell: Tensor, new_cell: Tensor, tanh_cell: Tenso
     gates[..., : 2 * size].sigmoid_()
     gates[..., 2 * size : 3 * size].tanh_()
     gates[..., 3 * size :].sigmoid_()
-    into, forget, candidate, out = gates.chunk(4, -1)
-    torch.mul(forget, cell, out=new_cell).addcmul_(into, candidate)
+    input_gate, forget, candidate, out = gates.chunk(4, -1)
+    torch.mul(forget, cell, out=new_cell).addcmul_(input_gate, candidate)
     return torch.mul(out, torch.tanh(new_cell, out=tanh_cell), out=hidden)
 
 
@@ -48,15 +48,15 @@ def cell_backward(
         gates_grad: Buffer for the gradient of the gates before the activations [..., 4 * size].
     """
     size = cell.shape[-1]
-    into, forget, candidate, out = gates.chunk(4, -1)
+    input_gate, forget, candidate, out = gates.chunk(4, -1)
     cell_grad = _OPS.tanh_backward(hidden_grad * out, tanh_cell).add_(cell_grad)
-    into_grad, forget_grad, candidate_grad, out_grad = gates_grad.chunk(4, -1)
-    torch.mul(cell_grad, candidate, out=into_grad)
+    input_gate_grad, forget_grad, candidate_grad, out_grad = gates_grad.chunk(4, -1)
+    torch.mul(cell_grad, candidate, out=input_gate_grad)
     torch.mul(cell_grad, cell, out=forget_grad)
-    torch.mul(cell_grad, into, out=candidate_grad)
+    torch.mul(cell_grad, input_gate, out=candidate_grad)
     torch.mul(hidden_grad, tanh_cell, out=out_grad)
-    both, own = gates_grad[..., : 2 * size], gates[..., : 2 * size]
-    _OPS.sigmoid_backward.grad_input(both, own, grad_input=both)
+    input_forget_grad, input_forget = gates_grad[..., : 2 * size], gates[..., : 2 * size]
+    _OPS.sigmoid_backward.grad_input(input_forget_grad, input_forget, grad_input=input_forget_grad)
     _OPS.tanh_backward.grad_input(candidate_grad, candidate, grad_input=candidate_grad)
     _OPS.sigmoid_backward.grad_input(out_grad, out, grad_input=out_grad)
     return cell_grad * forget

@@ -139,8 +139,8 @@ def pullback(
         return dz.to(probs.dtype), None if da is None else da.to(probs.dtype)
     s = slope(probs, inside, alpha)
     total = s.sum(-1, keepdim=True)
-    some = total > 0
-    delta = (s * grad).sum(-1, keepdim=True) / torch.where(some, total, 1)
+    nonzero = total > 0
+    delta = (s * grad).sum(-1, keepdim=True) / torch.where(nonzero, total, 1)
     centred = grad - delta
     if not need_alpha:
         return s * centred, None
@@ -234,9 +234,9 @@ def _solve_budget(scores: Tensor, alpha: Alpha, budget: float, pivot: Tensor) ->
     eps = torch.as_tensor(alpha, dtype=scores.dtype, device=scores.device).sub(1)
     eps = torch.where(eps == 0, eps, eps.clamp(min=TINY_EPS))
     # As exp_alpha(u) <= exp(u), the sum can't exceed the budget if c is log(d / (budget - k + 1)) above z_k.
-    far = math.log(d) - math.log(budget - count + 1) if budget < d else 1.0
+    max_shift = math.log(d) - math.log(budget - count + 1) if budget < d else 1.0
     low = torch.zeros_like(pivot)
-    high = (1 / eps.clamp(min=TINY_EPS)).clamp(max=far).expand_as(low)
+    high = (1 / eps.clamp(min=TINY_EPS)).clamp(max=max_shift).expand_as(low)
     for _ in range(64):
         middle = (low + high) / 2
         above = _exp_alpha(values - middle, eps).clamp_(max=1).sum(-1, keepdim=True) > budget
@@ -257,7 +257,7 @@ def candidates(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, CompactInd
     """
     rows, d = scores.shape
     if d < LONG or rows == 0 or (alpha if isinstance(alpha, float) else float(alpha.amin())) < NEARLY_DENSE:
-        return _whole(scores, scores.amax(-1, keepdim=True), None)
+        return _uncompacted(scores, scores.amax(-1, keepdim=True), None)
     lanes = 256 if d >= 8192 else 64
     blocks = d // lanes
     maxima = scores[:, : blocks * lanes].unflatten(-1, (blocks, lanes)).amax(1)  # [rows, lanes]
@@ -271,12 +271,14 @@ def candidates(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, CompactInd
     keep = scores > top + bound - slack
     packed = compact(keep)
     if packed is None:
-        return _whole(scores, top, start)
+        return _uncompacted(scores, top, start)
     table = packed.gather(scores, -torch.inf)
     return table - torch.where(top == -torch.inf, 0, top), top, packed, start, table
 
 
-def _whole(scores: Tensor, top: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor, None, Tensor | None, Tensor]:
+def _uncompacted(
+    scores: Tensor, top: Tensor, start: Tensor | None
+) -> tuple[Tensor, Tensor, None, Tensor | None, Tensor]:
     return scores - torch.where(top == -torch.inf, 0, top), top, None, start, scores
 
 
@@ -287,15 +289,15 @@ def steep(alpha: Alpha) -> bool:
 
 def maybe_steep(alpha: Alpha) -> bool:
     """Return whether an alpha may be above 2; True for tensors that can't be read without waiting."""
-    return _unseen(alpha) or steep(alpha)
+    return _is_unreadable(alpha) or steep(alpha)
 
 
 def upcast_steep(x: Tensor, alpha: Alpha) -> Tensor:
     """Return a tensor in float64 if an alpha is known to be above 2, because its powers magnify rounding."""
-    return x if _unseen(alpha) else x.double()
+    return x if _is_unreadable(alpha) else x.double()
 
 
-def _unseen(alpha: Alpha) -> bool:
+def _is_unreadable(alpha: Alpha) -> bool:
     return isinstance(alpha, Tensor) and (alpha.is_cuda or traced() or without_numbers(alpha))
 
 

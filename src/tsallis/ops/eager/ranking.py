@@ -46,11 +46,11 @@ def best_of_log_probs(
         mass = mass.masked_fill(unclear & (support > 0), torch.inf)
     mass = mass.masked_fill(log_probs.isnan().any(-1), torch.nan)
     ends = log_probs[:, end].clone()
-    others = log_probs.index_fill(1, torch.tensor([end], device=log_probs.device), -torch.inf)
+    candidates = log_probs.index_fill(1, torch.tensor([end], device=log_probs.device), -torch.inf)
     if only is not None:
-        outside = torch.arange(others.shape[1], device=others.device) != only.unsqueeze(1)  # [rows, symbols]
-        others = others.masked_fill(outside & (only >= 0).unsqueeze(1), -torch.inf)
-    best, symbols = _top(others, count)
+        excluded = torch.arange(candidates.shape[1], device=candidates.device) != only.unsqueeze(1)  # [rows, symbols]
+        candidates = candidates.masked_fill(excluded & (only >= 0).unsqueeze(1), -torch.inf)
+    best, symbols = _top(candidates, count)
     return BestSymbols(best, symbols, ends, support, mass)
 
 

@@ -31,8 +31,8 @@ def solve_steep(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
     eps = _eps(alpha, scores)
     top = scores.amax(-1, keepdim=True)
     finite = scores.clamp(min=torch.finfo(scores.dtype).min)
-    least, mass = _least_of_support(_best(finite, top, eps), eps, 1.0)
-    x, above, ties = _split(finite, least, eps)
+    least, mass = _smallest_support_score(_largest_scores(finite, top, eps), eps, 1.0)
+    x, above, ties = _compare_with_smallest(finite, least, eps)
     num_ties = ties.sum(-1, keepdim=True).to(x.dtype)
     # The sum is convex in q and at least `mass + num_ties q`, so Newton steps from above converge.
     q = ((1 - mass) / num_ties).minimum(1 / (above.sum(-1, keepdim=True) + num_ties))
@@ -60,13 +60,13 @@ def solve_steep_budget(scores: Tensor, alpha: Alpha, budget: float, pivot: Tenso
     """
     eps = _eps(alpha, scores)
     finite = scores.clamp(min=torch.finfo(scores.dtype).min)
-    least, _ = _least_of_support(_best(finite, pivot, eps), eps, budget)
-    x, above, ties = _split(finite, least, eps)
+    least, _ = _smallest_support_score(_largest_scores(finite, pivot, eps), eps, budget)
+    x, above, ties = _compare_with_smallest(finite, least, eps)
     low, high = torch.zeros_like(least), torch.ones_like(least)
     for _ in range(HALVINGS):  # bisect, because the cap makes the sum not convex in q
         middle = (low + high) / 2
-        more = _probabilities(x, above, ties, middle, eps).clamp_(max=1).sum(-1, keepdim=True) > budget
-        low, high = torch.where(more, low, middle), torch.where(more, middle, high)
+        exceeds_budget = _probabilities(x, above, ties, middle, eps).clamp_(max=1).sum(-1, keepdim=True) > budget
+        low, high = torch.where(exceeds_budget, low, middle), torch.where(exceeds_budget, middle, high)
     return _probabilities(x, above, ties, high, eps).clamp_(max=1)
 
 
@@ -74,13 +74,13 @@ def _eps(alpha: Alpha, like: Tensor) -> Alpha:
     return (alpha.to(like.dtype) if isinstance(alpha, Tensor) else alpha) - 1
 
 
-def _best(scores: Tensor, pivot: Tensor, eps: Alpha) -> Tensor:
+def _largest_scores(scores: Tensor, pivot: Tensor, eps: Alpha) -> Tensor:
     """Return the largest scores of rows, sorted; scores with probability 0, far below the pivot, may be missing."""
     near = ((scores - pivot) * eps > -1) & (pivot > -torch.inf)
     return scores.topk(max(int(near.sum(-1).amax()), 1) if len(scores) else 1, -1).values
 
 
-def _least_of_support(best: Tensor, eps: Alpha, budget: float) -> tuple[Tensor, Tensor]:
+def _smallest_support_score(best: Tensor, eps: Alpha, budget: float) -> tuple[Tensor, Tensor]:
     """Return the smallest score of each row's support [rows, 1], and the row's sum at that threshold.
 
     `best` holds the largest scores of each row, sorted. A score is in the support if the sum with the threshold at that
@@ -99,7 +99,7 @@ def _least_of_support(best: Tensor, eps: Alpha, budget: float) -> tuple[Tensor, 
     return best.gather(-1, first), mass
 
 
-def _split(scores: Tensor, least: Tensor, eps: Alpha) -> tuple[Tensor, Tensor, Tensor]:
+def _compare_with_smallest(scores: Tensor, least: Tensor, eps: Alpha) -> tuple[Tensor, Tensor, Tensor]:
     """Return `eps (z - z_s)`, and masks of the scores above `z_s` and equal to it."""
     above, ties = scores > least, scores == least
     return torch.where(above, (scores - least) * eps, 1), above, ties
@@ -123,8 +123,8 @@ def apply_jacobian(probs: Tensor, vector: Tensor, alpha: Alpha, inside: Tensor) 
     share = share / torch.where(total > 0, total, 1)
     difference = vector - vector.gather(-1, first)
     s = log_s.clamp(max=LARGEST.get(probs.dtype, 80.0)).exp().scatter(-1, first, 0)
-    part = s * (difference - (share * difference).sum(-1, keepdim=True))
-    return part.scatter(-1, first, -part.sum(-1, keepdim=True))
+    result = s * (difference - (share * difference).sum(-1, keepdim=True))
+    return result.scatter(-1, first, -result.sum(-1, keepdim=True))
 
 
 def alpha_direction(probs: Tensor, alpha: Alpha, inside: Tensor) -> Tensor:
@@ -140,6 +140,6 @@ def alpha_direction(probs: Tensor, alpha: Alpha, inside: Tensor) -> Tensor:
         return torch.where(inside, x.exp() * (1 - x) / (eps * eps), 0)
     steep = eps > 1
     x = torch.where(steep, eps, 1) * log_p
-    far = x.exp() * (1 - x) / torch.where(steep, eps, 1).square()
+    steep_direction = x.exp() * (1 - x) / torch.where(steep, eps, 1).square()
     x = (torch.where(steep, 0, eps) * log_p).clamp(max=LARGEST.get(probs.dtype, 80.0))
-    return torch.where(inside, torch.where(steep, far, -log_p * log_p * expm1_over_slope(x)), 0)
+    return torch.where(inside, torch.where(steep, steep_direction, -log_p * log_p * expm1_over_slope(x)), 0)

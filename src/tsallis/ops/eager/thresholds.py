@@ -57,7 +57,7 @@ def _solve_two(x: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     if x.numel() < SMALL:
         # A row's threshold is the maximum over k of the threshold of its k largest scores.
         best = x.clamp(min=-1).sort(-1, descending=True).values
-        tau = best.cumsum(-1).sub_(1).div_(_counting(best)).amax(-1, keepdim=True)
+        tau = best.cumsum(-1).sub_(1).div_(_ranks(best)).amax(-1, keepdim=True)
         u = (x - tau).clamp_(min=0)
         return _normalise(u, u.sum(-1, keepdim=True)), 1 + tau
     tau = start - 1
@@ -94,21 +94,21 @@ def _solve_three_halves(values: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
 
 def _solve_three_halves_sorted(x: Tensor) -> tuple[Tensor, Tensor]:
     best = x.clamp(min=-1).sort(-1, descending=True).values
-    k = _counting(best)
+    k = _ranks(best)
     mean = best.cumsum(-1).div_(k)
-    spread = best.square().cumsum_(-1).addcmul_(k * mean, mean, value=-1)
-    taus = mean.sub_(((1 - spread) / k).clamp_(min=0).sqrt_())
+    squared_deviations = best.square().cumsum_(-1).addcmul_(k * mean, mean, value=-1)
+    taus = mean.sub_(((1 - squared_deviations) / k).clamp_(min=0).sqrt_())
     size = (taus < best).sum(-1, keepdim=True).clamp_(min=1)
     tau = taus.gather(-1, size - 1)
     u = (x - tau).clamp_(min=0)
     norm = u.square().sum(-1, keepdim=True).sqrt_()
-    # `spread` is a difference of sums; one Newton step removes its rounding error.
+    # `squared_deviations` is a difference of sums; one Newton step removes its rounding error.
     tau = tau + norm * (norm - 1) / u.sum(-1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny)
     p = (x - tau).clamp_(min=0).square_()
     return _normalise(p, p.sum(-1, keepdim=True)), 2 * (1 + tau)
 
 
-def _counting(rows: Tensor) -> Tensor:
+def _ranks(rows: Tensor) -> Tensor:
     return torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device)
 
 

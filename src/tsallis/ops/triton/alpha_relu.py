@@ -78,11 +78,11 @@ def _append_positive(
     # Run the token blocks of a group one after another, so that they find rows of the weight in the cache.
     number = tl.program_id(0)
     token_blocks, class_blocks = tl.cdiv(tokens, BLOCK_T), tl.cdiv(classes, BLOCK_C)
-    first = number // (GROUP * class_blocks) * GROUP
-    group_rows = tl.minimum(token_blocks - first, GROUP)
-    within = number - first * class_blocks
-    start_token = (first + within % group_rows) * BLOCK_T
-    start_class = within // group_rows * BLOCK_C
+    first_block = number // (GROUP * class_blocks) * GROUP
+    group_rows = tl.minimum(token_blocks - first_block, GROUP)
+    index_in_group = number - first_block * class_blocks
+    start_token = (first_block + index_in_group % group_rows) * BLOCK_T
+    start_class = index_in_group // group_rows * BLOCK_C
 
     rows = start_token + tl.arange(0, BLOCK_T)
     lanes = tl.arange(0, BLOCK_C)
@@ -111,13 +111,13 @@ def _append_positive(
     y = tl.load(target + rows, mask=rows < tokens, other=-1)
     in_block = (y >= start_class) & (y < start_class + BLOCK_C)
     if tl.max(in_block.to(tl.int32)) > 0:
-        at_gold = columns[None, :] == y[:, None]
-        tl.store(gold + rows, tl.sum(tl.where(at_gold, scores, 0.0), 1), mask=in_block)
+        is_gold = columns[None, :] == y[:, None]
+        tl.store(gold + rows, tl.sum(tl.where(is_gold, scores, 0.0), 1), mask=in_block)
 
     margin = eps * scores - tau
     margin = tl.where((y >= 0)[:, None] & (columns < classes)[None, :], margin, 0.0)
     margin = tl.where(margin <= 0.0, 0.0, tl.where(margin == margin, margin, float("inf")))
-    top, at = tl.max(margin, 1, return_indices=True)
+    top, top_lane = tl.max(margin, 1, return_indices=True)
     largest = tl.max(top)
     if largest == float("inf"):
         tl.store(state + 1, 1)
@@ -128,10 +128,10 @@ def _append_positive(
         start = tl.atomic_add(state, tl.sum(positive))
         slot = start + tl.cumsum(positive) - positive
         inside = (positive > 0) & (slot < capacity)
-        tl.store(key + slot, rows.to(tl.int64) * classes + start_class + at, mask=inside)
+        tl.store(key + slot, rows.to(tl.int64) * classes + start_class + top_lane, mask=inside)
         tl.store(value + slot, _power(tl.where(positive > 0, top, 1.0), eps, MODE), mask=inside)
-        margin = tl.where(lanes[None, :] == at[:, None], 0.0, margin)
-        top, at = tl.max(margin, 1, return_indices=True)
+        margin = tl.where(lanes[None, :] == top_lane[:, None], 0.0, margin)
+        top, top_lane = tl.max(margin, 1, return_indices=True)
         running = (tl.max(top) > 0.0) & (start <= capacity)
 
 
@@ -214,6 +214,6 @@ def alpha_relu_one_pass(
     ordered, order = key[:count].sort()
     value = value[order]
     offsets = torch.searchsorted(ordered, torch.arange(tokens + 1, device=hidden.device) * classes)
-    rest = 1 / (alpha * eps) + tau / eps
-    run(_losses, (tokens,), hidden, **shared, offsets=offsets, value=value, loss=loss, rest=rest, ENTRIES=ENTRIES)
+    constant = 1 / (alpha * eps) + tau / eps
+    run(_losses, (tokens,), hidden, **shared, offsets=offsets, value=value, loss=loss, rest=constant, ENTRIES=ENTRIES)
     return loss, CsrRows(offsets, (ordered % classes).to(torch.int32), value)

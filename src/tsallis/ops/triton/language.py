@@ -137,16 +137,16 @@ def log1p(y: tl.tensor) -> Any:
 def entmax_weights(x: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
     """Return weights `p` and `p^(2 - alpha)` of scores minus threshold: 0 outside the support; NaN stays NaN."""
     y = eps * x
-    off = y <= -1.0
+    outside = y <= -1.0
     if MODE == TWO:
-        p = tl.where(off, 0.0, 1.0 + y)
-        w = tl.where(off, 0.0, 1.0)
+        p = tl.where(outside, 0.0, 1.0 + y)
+        w = tl.where(outside, 0.0, 1.0)
     elif MODE == THREE_HALVES:
-        w = tl.where(off, 0.0, 1.0 + y)
+        w = tl.where(outside, 0.0, 1.0 + y)
         p = w * w
     else:
-        y = tl.where(off, 0.0, y)
-        p = tl.where(off, 0.0, tl.exp(log1p(y) / eps))
+        y = tl.where(outside, 0.0, y)
+        p = tl.where(outside, 0.0, tl.exp(log1p(y) / eps))
         w = p / (1.0 + y)
     return p, w
 

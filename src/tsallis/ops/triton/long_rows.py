@@ -389,9 +389,9 @@ def part_gradient(
     plane = tl.num_programs(1).to(tl.int64) * parts
     if WRITE:
         lanes = tl.arange(0, PADDED)
-        at = partial + row * parts + lanes
-        S = tl.sum(tl.load(at, mask=lanes < parts, other=0.0))
-        N = tl.sum(tl.load(at + plane, mask=lanes < parts, other=0.0))
+        pointers = partial + row * parts + lanes
+        S = tl.sum(tl.load(pointers, mask=lanes < parts, other=0.0))
+        N = tl.sum(tl.load(pointers + plane, mask=lanes < parts, other=0.0))
         da = gradient_all(source, upstream, target, first, last, d, S, N, eps, LANES, MODE, NEED_ALPHA)
         if NEED_ALPHA:
             tl.store(alpha_grad + row * parts + part, da)

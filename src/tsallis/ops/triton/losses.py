@@ -96,11 +96,11 @@ def _short_loss(
     size = tl.sum(tl.where(p > 0.0, 1.0, 0.0), 1)
     row_loss, slope, scale, size = _finish_loss(y, gold, empty & (F == F), top, c, eps, F, mean, slope_sum, size)
     tl.store(loss + row, row_loss, mask=row < rows)
-    at = stats + row * STATS
-    tl.store(at, top, mask=row < rows)
-    tl.store(at + 1, c, mask=row < rows)
-    tl.store(at + 2, scale, mask=row < rows)
-    tl.store(at + 3, size, mask=row < rows)
+    stats_row = stats + row * STATS
+    tl.store(stats_row, top, mask=row < rows)
+    tl.store(stats_row + 1, c, mask=row < rows)
+    tl.store(stats_row + 2, scale, mask=row < rows)
+    tl.store(stats_row + 3, size, mask=row < rows)
     if NEED_ALPHA:
         tl.store(alpha_grad + row, slope, mask=row < rows)
 
@@ -225,11 +225,11 @@ def _long_loss(
             F, mean, slope_sum, support = _moments(source, d, top, c, eps, LANES, MODE, NEED_ALPHA)
         row_loss, slope, scale, support = _finish_loss(y, gold, empty, top, c, eps, F, mean, slope_sum, support)
         tl.store(loss + row, row_loss)
-        at = stats + row * STATS
-        tl.store(at, top)
-        tl.store(at + 1, c)
-        tl.store(at + 2, scale)
-        tl.store(at + 3, support)
+        stats_row = stats + row * STATS
+        tl.store(stats_row, top)
+        tl.store(stats_row + 1, c)
+        tl.store(stats_row + 2, scale)
+        tl.store(stats_row + 3, support)
         if NEED_ALPHA:
             tl.store(alpha_grad + row, slope)
         row += tl.num_programs(0)
@@ -258,7 +258,7 @@ def _loss_gradient(
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     row_mask = row < rows
     inside = row_mask[:, None] & (column < d)[None, :]
-    at = row[:, None] * d + column[None, :]
+    offsets = row[:, None] * d + column[None, :]
     eps = block_eps(row, alpha, eps_scalar, rows, ROWS, ALPHAS, TINY)[:, None]
     top = tl.load(stats + row * STATS, mask=row_mask, other=0.0)[:, None]
     c = tl.load(stats + row * STATS + 1, mask=row_mask, other=0.0)[:, None]
@@ -267,7 +267,7 @@ def _loss_gradient(
     has_loss = (y >= 0) & (scale != 0.0)
     weight = tl.where(has_loss, tl.load(grad + row, mask=row_mask, other=0.0).to(tl.float32), 0.0)[:, None]
     scale = tl.where(has_loss, scale, 0.0)[:, None]
-    x = tl.load(scores + at, mask=inside, other=float("-inf")).to(tl.float32) - top - c
+    x = tl.load(scores + offsets, mask=inside, other=float("-inf")).to(tl.float32) - top - c
     gold = tl.where((column[None, :] == y[:, None]) & has_loss[:, None], 1.0, 0.0)
     if MODE == ANY_ALPHA:  # most tiles have no support and need no powers
         p = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -278,7 +278,7 @@ def _loss_gradient(
         p, _w = entmax_weights(x, eps, MODE)
         p = p * scale
     dz = tl.where(has_loss[:, None], (p - gold) * weight, 0.0)
-    tl.store(scores_grad + at, dz.to(scores_grad.dtype.element_ty), mask=inside)
+    tl.store(scores_grad + offsets, dz.to(scores_grad.dtype.element_ty), mask=inside)
 
 
 @_kernel
@@ -305,8 +305,8 @@ def _relu_loss(
     for tile in range(0, tl.cdiv(d, WIDTH)):
         column = tile * WIDTH + lanes
         inside = row_mask[:, None] & (column < d)[None, :]
-        at = scores + row[:, None] * d + column[None, :]
-        x = tl.load(at, mask=inside, other=float("-inf")).to(tl.float32) - c
+        pointers = scores + row[:, None] * d + column[None, :]
+        x = tl.load(pointers, mask=inside, other=float("-inf")).to(tl.float32) - c
         if MODE == ANY_ALPHA:
             if tl.max(tl.where(eps * x <= -1.0, 0, 1)) > 0:
                 tile_p, _tile_w = entmax_weights(x, eps, MODE)
@@ -320,11 +320,11 @@ def _relu_loss(
     gold = tl.load(scores + row * d + tl.maximum(y, 0), mask=row_mask, other=0.0).to(tl.float32)
     row_loss = tl.sum(total, 1) / (1.0 + eps) + rest - gold
     tl.store(loss + row, tl.where(y < 0, 0.0, row_loss), mask=row_mask)
-    at = stats + row * STATS
-    tl.store(at, tl.zeros((ROWS,), tl.float32), mask=row_mask)
-    tl.store(at + 1, tl.zeros((ROWS,), tl.float32) + c, mask=row_mask)
-    tl.store(at + 2, tl.where(y < 0, 0.0, 1.0), mask=row_mask)
-    tl.store(at + 3, tl.where(y < 0, 0.0, tl.sum(support, 1)), mask=row_mask)
+    stats_row = stats + row * STATS
+    tl.store(stats_row, tl.zeros((ROWS,), tl.float32), mask=row_mask)
+    tl.store(stats_row + 1, tl.zeros((ROWS,), tl.float32) + c, mask=row_mask)
+    tl.store(stats_row + 2, tl.where(y < 0, 0.0, 1.0), mask=row_mask)
+    tl.store(stats_row + 3, tl.where(y < 0, 0.0, tl.sum(support, 1)), mask=row_mask)
 
 
 @_kernel
@@ -358,10 +358,10 @@ def _support(
         if tl.max(tl.where(eps * x <= -1.0, 0, 1)) > 0:
             p, _w = entmax_weights(x, eps, MODE)
             positive = (p > 0.0).to(tl.int32)
-            at = slot + tl.cumsum(positive, 0) - 1
-            room = (positive > 0) & (at < end)
-            tl.store(index + at, column, mask=room)
-            tl.store(value + at, p * scale, mask=room)
+            position = slot + tl.cumsum(positive, 0) - 1
+            has_room = (positive > 0) & (position < end)
+            tl.store(index + position, column, mask=has_room)
+            tl.store(value + position, p * scale, mask=has_room)
             slot += tl.sum(positive)
         tile += 1
 
@@ -386,7 +386,7 @@ def entmax_loss(
     stats = scores.new_empty(rows, STATS, dtype=torch.float32)
     alpha_grad = scores.new_empty(rows, 1, dtype=torch.float32) if need_alpha else None
     alpha_arguments = alphas(alpha, scores)
-    own = {
+    arguments = {
         "scores": scores,
         "target": target,
         "loss": loss,
@@ -399,10 +399,10 @@ def entmax_loss(
     if isinstance(tiles, Short):
         sizes = {"ROWS": tiles.rows, "WIDTH": tiles.width, "LANES": tiles.lanes, "LIMIT": NEWTON_LIMIT}
         grid = (-(-rows // tiles.rows),)
-        run(_short_loss, grid, scores, **own, rows=rows, d=d, **sizes, **alpha_arguments, num_warps=tiles.warps)
+        run(_short_loss, grid, scores, **arguments, rows=rows, d=d, **sizes, **alpha_arguments, num_warps=tiles.warps)
     else:
         shared, programs = scan_arguments(scores, tiles, alpha_arguments, None)
-        run(_long_loss, (programs,), scores, **own, **shared, num_warps=tiles.warps)
+        run(_long_loss, (programs,), scores, **arguments, **shared, num_warps=tiles.warps)
     return loss, stats, alpha_grad
 
 
@@ -412,10 +412,10 @@ def entmax_loss_gradient(
     """Return the gradient of the scores: (p - e_y) times the gradient of each row's loss. `out` may be `scores`."""
     scores_grad = torch.empty_like(scores) if out is None else out
     rows, d = scores.shape
-    some, width = block(d)
+    block_rows, width = block(d)
     run(
         _loss_gradient,
-        (-(-rows // some), -(-d // width)),
+        (-(-rows // block_rows), -(-d // width)),
         scores,
         scores=scores,
         target=target,
@@ -424,7 +424,7 @@ def entmax_loss_gradient(
         scores_grad=scores_grad,
         rows=rows,
         d=d,
-        ROWS=some,
+        ROWS=block_rows,
         WIDTH=width,
         STATS=STATS,
         **alphas(alpha, scores),
@@ -442,10 +442,10 @@ def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) ->
     loss = scores.new_empty(rows, dtype=torch.float32)
     stats = scores.new_empty(rows, STATS, dtype=torch.float32)
     eps = alpha - 1
-    some, width = block(d)
+    block_rows, width = block(d)
     run(
         _relu_loss,
-        (-(-rows // some),),
+        (-(-rows // block_rows),),
         scores,
         scores=scores,
         target=target,
@@ -456,7 +456,7 @@ def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) ->
         rest=1 / (alpha * eps) + tau / eps,
         rows=rows,
         d=d,
-        ROWS=some,
+        ROWS=block_rows,
         WIDTH=width,
         STATS=STATS,
         MODE=maps.powers_of(alpha),

@@ -139,8 +139,8 @@ def scan_arguments(
     numbers = (scores.new_empty(rows, count, dtype=torch.float32) for _ in range(2))
     parts = dict(zip(("tops", "lows"), numbers, strict=True))
     parts["sizes"] = scores.new_empty(rows, count, dtype=torch.int32)
-    own = candidate_buffers(rows * count, room, scores)
-    parts |= {"part_candidates": own["candidates"], "part_columns": own["candidate_columns"]}
+    part_lists = candidate_buffers(rows * count, room, scores)
+    parts |= {"part_candidates": part_lists["candidates"], "part_columns": part_lists["candidate_columns"]}
     lanes = slot_buffers(rows * count, tiling, scores)
     run(
         long_rows.part_scan,
@@ -198,8 +198,8 @@ def entmax_gradient(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of the scores and of alpha [rows, 1]; `out` may be `probs`."""
     if dim not in (-1, probs.dim() - 1):
-        moved, slopes = (x.movedim(dim, -1).contiguous() for x in (probs, grad))
-        dz, da = entmax_gradient(moved, slopes, alpha, need_alpha)
+        moved_probs, moved_grad = (x.movedim(dim, -1).contiguous() for x in (probs, grad))
+        dz, da = entmax_gradient(moved_probs, moved_grad, alpha, need_alpha)
         dz = dz.movedim(-1, dim)
         return dz if out is None else out.copy_(dz), da
     scores_grad = torch.empty_like(probs) if out is None else out
@@ -243,9 +243,9 @@ def entmax_gradient(
 def _gradient_by_parts(shared: dict[str, Any], tiles: Long, rows: int, alpha_grad: Tensor | None) -> Tensor | None:
     """Launch two kernels: the first computes the sums of each part, the second the gradients of each part."""
     probs, d = shared["probs"], shared["d"]
-    every = -(-d // tiles.lanes)
-    stride = -(-every // tiles.parts)
-    count = -(-every // stride)
+    num_tiles = -(-d // tiles.lanes)
+    stride = -(-num_tiles // tiles.parts)
+    count = -(-num_tiles // stride)
     partial = probs.new_empty(2, rows, count, dtype=torch.float32)
     slopes = probs.new_empty(rows, count, dtype=torch.float32) if alpha_grad is not None else None
     shared = {**shared, "alpha_grad": partial if slopes is None else slopes}

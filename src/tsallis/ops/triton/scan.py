@@ -67,10 +67,10 @@ def collect_candidates(
             tl.store(zeros + column, tl.zeros((LANES,), zeros.dtype.element_ty), mask=column < d)
         largest = tl.maximum(largest, x, propagate_nan=tl.PropagateNan.ALL)
         above = x > cut
-        room = above & (count < DEPTH)
-        at = count * LANES + lanes
-        tl.store(slots + at, x, mask=room)
-        tl.store(slot_columns + at, column, mask=room)
+        has_room = above & (count < DEPTH)
+        slot = count * LANES + lanes
+        tl.store(slots + slot, x, mask=has_room)
+        tl.store(slot_columns + slot, column, mask=has_room)
         count += above.to(tl.int32)
     return largest, count
 
@@ -109,9 +109,9 @@ def compact_candidates(
     lanes = tl.arange(0, LANES)
     size = 0
     for depth in range(0, tl.max(count)):
-        at = depth * LANES + lanes
-        x = tl.load(slots + at, mask=depth < count, other=float("-inf"))
-        column = tl.load(slot_columns + at, mask=depth < count, other=0)
+        slot = depth * LANES + lanes
+        x = tl.load(slots + slot, mask=depth < count, other=float("-inf"))
+        column = tl.load(slot_columns + slot, mask=depth < count, other=0)
         size = append_candidates(x, column, x > cut, size, candidates, candidate_columns, room)
     return size
 
@@ -198,20 +198,20 @@ def merge_parts(
     low = float("-inf")
     complete = True
     for part in range(0, parts):
-        at = row * parts + part
-        top = tl.maximum(top, tl.load(tops + at), propagate_nan=tl.PropagateNan.ALL)
-        low = tl.maximum(low, tl.load(lows + at))
-        complete = complete & (tl.load(sizes + at) <= part_room)
+        part_index = row * parts + part
+        top = tl.maximum(top, tl.load(tops + part_index), propagate_nan=tl.PropagateNan.ALL)
+        low = tl.maximum(low, tl.load(lows + part_index))
+        complete = complete & (tl.load(sizes + part_index) <= part_room)
     low = tl.maximum(low, top)
     cut = cutoff(low, eps)
     size = room + 1
     if complete:
         size = 0
         for part in range(0, parts):
-            at = row * parts + part
-            part_size = tl.load(sizes + at)
+            part_index = row * parts + part
+            part_size = tl.load(sizes + part_index)
             for start in range(0, part_size, LANES):
-                entry = at * part_room + start + lanes
+                entry = part_index * part_room + start + lanes
                 x = tl.load(part_candidates + entry, mask=start + lanes < part_size, other=float("-inf"))
                 column = tl.load(part_columns + entry, mask=start + lanes < part_size, other=0)
                 size = append_candidates(x, column, x > cut, size, candidates, candidate_columns, room)

@@ -55,10 +55,10 @@ def approximate_weights(x: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any
     """Return `entmax_weights` with about six correct digits, which suffice for bounds and first steps."""
     if MODE == ANY_ALPHA:
         u = 1.0 + eps * x
-        off = u <= 0.0
-        u = tl.where(off, 1.0, u)
+        outside = u <= 0.0
+        u = tl.where(outside, 1.0, u)
         power = tl.where(eps < 1e-3, x * 1.4426950408889634, tl.log2(u) / eps)  # nearly softmax: u loses digits
-        p = tl.where(off, 0.0, tl.exp2(power))
+        p = tl.where(outside, 0.0, tl.exp2(power))
         w = p / u
     else:
         p, w = entmax_weights(x, eps, MODE)
@@ -108,10 +108,10 @@ def short_solve(
             F = tl.sum(p, 1)
             next_c = newton_step(c, F, tl.sum(w, 1), eps, MODE)
             steps += 1
-            far = (tl.abs(F - 1.0) > APPROX_TOLERANCE) & (
+            unconverged = (tl.abs(F - 1.0) > APPROX_TOLERANCE) & (
                 tl.abs(next_c - c) > (1.0 + tl.abs(next_c)) * APPROX_TOLERANCE
             )
-            running = (tl.max((far & (F > 0.0)).to(tl.int32)) > 0) & (steps < LIMIT)
+            running = (tl.max((unconverged & (F > 0.0)).to(tl.int32)) > 0) & (steps < LIMIT)
             c = next_c
         steps = 0
         running = True
@@ -144,29 +144,29 @@ def short_map(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     inside = (row < rows)[:, None] & (column < d)[None, :]
-    at = row[:, None] * d + column[None, :]
+    offsets = row[:, None] * d + column[None, :]
     eps = block_eps(row, alpha, eps_scalar, rows, ROWS, ALPHAS, TINY)
-    x = tl.load(scores + at, mask=inside, other=float("-inf")).to(tl.float32)
+    x = tl.load(scores + offsets, mask=inside, other=float("-inf")).to(tl.float32)
     top = tl.max(x, 1)
     x -= tl.where(top == float("-inf"), 0.0, top)[:, None]
     c = short_solve(x, eps, ROWS, WIDTH, LANES, MODE, LIMIT)
     p, _w = entmax_weights(x - c[:, None], eps[:, None], MODE)
     F = tl.sum(p, 1)
     p *= (1.0 / tl.where(F == 0.0, 1.0, F))[:, None]
-    tl.store(probs + at, p.to(probs.dtype.element_ty), mask=inside)
+    tl.store(probs + offsets, p.to(probs.dtype.element_ty), mask=inside)
 
 
 @_kernel
 def probability_slope(p: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
     """Return `p^(2 - alpha)` and `eps log p`; both are 0 outside the support; NaN stays NaN."""
-    off = p == 0.0
-    t = tl.where(off, 0.0, eps * tl.log(tl.where(off, 1.0, p)))
+    outside = p == 0.0
+    t = tl.where(outside, 0.0, eps * tl.log(tl.where(outside, 1.0, p)))
     if MODE == TWO:
-        w = tl.where(off, 0.0, p / p)  # keeps NaN
+        w = tl.where(outside, 0.0, p / p)  # keeps NaN
     elif MODE == THREE_HALVES:
         w = tl.sqrt(p)
     else:
-        w = tl.where(off, 0.0, p * tl.exp(-t))
+        w = tl.where(outside, 0.0, p * tl.exp(-t))
     return w, t
 
 
@@ -191,18 +191,18 @@ def short_gradient(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     inside = (row < rows)[:, None] & (column < d)[None, :]
-    at = row[:, None] * d + column[None, :]
+    offsets = row[:, None] * d + column[None, :]
     eps = block_eps(row, alpha, eps_scalar, rows, ROWS, ALPHAS, TINY)[:, None]
-    p = tl.load(probs + at, mask=inside, other=0.0).to(tl.float32)
+    p = tl.load(probs + offsets, mask=inside, other=0.0).to(tl.float32)
     needed = inside
     if SKIP:
         needed = inside & (p != 0.0)
-    g = tl.load(grad + at, mask=needed, other=0.0).to(tl.float32)
+    g = tl.load(grad + offsets, mask=needed, other=0.0).to(tl.float32)
     g = tl.where(p == 0.0, 0.0, g)  # outside the support, even an infinite gradient must have no effect
     w, t = probability_slope(p, eps, MODE)
     S = tl.sum(w, 1)
     g -= (tl.sum(w * g, 1) / tl.where(S == 0.0, 1.0, S))[:, None]
-    tl.store(scores_grad + at, (w * g).to(scores_grad.dtype.element_ty), mask=inside)
+    tl.store(scores_grad + offsets, (w * g).to(scores_grad.dtype.element_ty), mask=inside)
     if NEED_ALPHA:
         da = -tl.sum(alpha_curvature_at(t, p, w, eps) * g, 1)
         tl.store(alpha_grad + row, da, mask=row < rows)

@@ -104,10 +104,10 @@ def _gather_rows(
     inside = columns < size
     begin = tl.load(offsets + row)
     count = (tl.load(offsets + row + 1) - begin).to(tl.int32)
-    whole = count
+    uncut_count = count
     if CUT:
-        whole = tl.where(count > piece, 0, count)
-    row_sum, values = _weighted_rows(column + begin, value + begin, whole, table, size, columns, ENTRIES, COLUMNS)
+        uncut_count = tl.where(count > piece, 0, count)
+    row_sum, values = _weighted_rows(column + begin, value + begin, uncut_count, table, size, columns, ENTRIES, COLUMNS)
     if CUT:  # noqa: SIM102 - the compiler decides this one, each program the next
         if count > piece:
             number = tl.load(first + row)
@@ -200,15 +200,15 @@ def _power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def _pieces(offsets: Tensor, piece: int, most: int) -> tuple[Tensor, Tensor]:
-    """Return the row of each of `most` pieces, and the first piece of each row.
+def _pieces(offsets: Tensor, piece: int, num_pieces: int) -> tuple[Tensor, Tensor]:
+    """Return the row of each of `num_pieces` pieces, and the first piece of each row.
 
     Only lists longer than a piece are cut. Together, they have fewer than 2 * entries / piece pieces.
     """
     lengths = offsets.diff()
     count = torch.where(lengths > piece, (lengths + (piece - 1)).div(piece, rounding_mode="floor"), 0)
     ends = count.cumsum(0)
-    piece_row = torch.searchsorted(ends, torch.arange(most, device=ends.device), right=True)
+    piece_row = torch.searchsorted(ends, torch.arange(num_pieces, device=ends.device), right=True)
     return piece_row, ends - count
 
 

@@ -117,11 +117,11 @@ def _collect_notes() -> Iterator[dict[str, None]]:
     with warnings.catch_warnings():
         warnings.simplefilter("always", IgnoredInputWarning)
         notes: dict[str, None] = {}
-        plain = warnings.showwarning
+        original_showwarning = warnings.showwarning
 
-        def show(message: Any, category: type[Warning], *place: Any, **options: Any) -> None:
+        def show(message: Any, category: type[Warning], *location: Any, **options: Any) -> None:
             if not issubclass(category, IgnoredInputWarning):
-                plain(message, category, *place, **options)
+                original_showwarning(message, category, *location, **options)
             elif os.environ.get("RANK", "0") == "0":
                 notes[one_line(f"tsallis: {message}")] = None
 
@@ -144,7 +144,7 @@ def _status(command: Callable[[], object]) -> object:
         _discard_output()  # the reader closed the pipe; commands write their files before they print
     except (InputError, OSError) as error:
         _discard_output()
-        if os.environ.get("LOCAL_RANK", "0") == "0" or not _known_to_all(error):
+        if os.environ.get("LOCAL_RANK", "0") == "0" or not _is_common_error(error):
             rank = os.environ.get("RANK", "0")
             process = f" (process {rank})" if rank != "0" else ""
             print(one_line(f"tsallis{process}: {_explain(error)}"), file=sys.stderr, flush=True)
@@ -159,9 +159,9 @@ def _run(command: Callable[[], object]) -> object:
     except typer.Abort:
         print("tsallis: interrupted", file=sys.stderr)
         return 130
-    except SystemExit as leave:
-        if isinstance(leave.__context__, BrokenPipeError):  # typer converts a broken pipe to exit status 1
-            raise leave.__context__ from None
+    except SystemExit as exit_error:
+        if isinstance(exit_error.__context__, BrokenPipeError):  # typer converts a broken pipe to exit status 1
+            raise exit_error.__context__ from None
         raise
     except typer.TyperException as error:
         if type(error).__name__ == "NoArgsIsHelpError":
@@ -204,12 +204,12 @@ def _discard_output() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, sys.stdout.fileno())
+        os.close(devnull)
 
 
-def _known_to_all(error: Exception) -> bool:
+def _is_common_error(error: Exception) -> bool:
     """Return whether every process raised this error. In this case, only the first process prints the error."""
-    world = sys.modules.get("tsallis.toolkit.training.distributed")
-    return world is not None and isinstance(error, world.CommonError)
+    distributed = sys.modules.get("tsallis.toolkit.training.distributed")
+    return distributed is not None and isinstance(error, distributed.CommonError)

@@ -91,8 +91,8 @@ def analyze(
         _write(Report(sweep=read_sweep(runs)), out, records)
         return
     opened = [open_run(run, checkpoint, device) for run in runs]
-    for one in opened:
-        one.check_command("analyze")
+    for text_run in opened:
+        text_run.check_command("analyze")
     options: dict[str, int] = {"limit": limit, "sentences": sentences, "importance": importance}
     options |= {} if searched is None else {"searched": searched}
     report_runs(opened, search, out, split, text, records, options, language=language)
@@ -125,20 +125,20 @@ def report_runs(
     from tsallis.toolkit.run_analysis.densities import is_label_run
     from tsallis.toolkit.run_analysis.summary import has_importance
 
-    loaded = [(one.run, one.task) for one in opened]
-    folders = [one.run.folder for one in opened]
+    loaded = [(text_run.run, text_run.task) for text_run in opened]
+    folders = [text_run.run.folder for text_run in opened]
     lines = None if text is None else Text.read(text)
-    every = {} if lines is None else dict.fromkeys(("limit", "sentences"), max(1, len(lines.lines)))
+    text_limits = {} if lines is None else dict.fromkeys(("limit", "sentences"), max(1, len(lines.lines)))
     beam = search.with_defaults(opened[0].search_options.without_limits).arguments
-    options = Options(**(limits or every), **beam)
+    options = Options(**(limits or text_limits), **beam)
     try:
         if any(is_label_run(run) for run, _ in loaded):
-            of_sequences = {
+            sequence_options = {
                 "--beam-size": search.beam_size,
                 "--importance": options.importance,
                 "--searched": (limits or {}).get("searched"),
             }
-            if names := [name for name, value in of_sequences.items() if value]:
+            if names := [name for name, value in sequence_options.items() if value]:
                 raise InputError(
                     f"{folders[0]}: runs of the task {loaded[0][1].name} predict labels without a search: "
                     f"leave out {', '.join(names)}"
@@ -148,9 +148,9 @@ def report_runs(
             unused = {"--searched": (limits or {}).get("searched"), "--beam-size": search.beam_size}
             if not all(task.searched for _, task in loaded) and (names := [n for n, v in unused.items() if v]):
                 raise InputError(f"{folders[0]}: the task {loaded[0][1].name} uses no search: leave out {names[0]}")
-            if options.importance and (other := next((run for run, _ in loaded if not has_importance(run)), None)):
-                kind = type(other.model).__name__
-                raise InputError(f"{other.folder}: --importance needs a Transformer, found {kind}: leave it out")
+            if options.importance and (unusable := next((run for run, _ in loaded if not has_importance(run)), None)):
+                kind = type(unusable.model).__name__
+                raise InputError(f"{unusable.folder}: --importance needs a Transformer, found {kind}: leave it out")
             # Default to dev: training data can be far too large for a report.
             report = Report(*summarize_all(loaded, split or "dev", lines, values, options, limits is not None))
         _write(report._replace(sweep=sweep_if_any(folders)), out, records)
@@ -167,7 +167,7 @@ def _write(report: Report, out: Path, records: Path | None) -> None:
 
     files: dict[Path, str] = {}
     if records is not None:
-        content = {name: _plain(part) for name, part in report._asdict().items()}
+        content = {name: _to_dicts(part) for name, part in report._asdict().items()}
         files[records] = json_text(content)
     page = build_page(**report._asdict(), note=f"tsallis {tsallis.__version__}")
     count = len(report.runs[0].sentences) if report.runs else 0
@@ -182,5 +182,5 @@ def _write(report: Report, out: Path, records: Path | None) -> None:
         print_fields(str(path))
 
 
-def _plain(part: Any) -> Any:
-    return [_plain(record) for record in part] if isinstance(part, list | tuple) else part and part.to_dict()
+def _to_dicts(part: Any) -> Any:
+    return [_to_dicts(record) for record in part] if isinstance(part, list | tuple) else part and part.to_dict()

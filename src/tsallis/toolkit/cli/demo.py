@@ -59,10 +59,10 @@ def demo(
     """Train two small models on English verbs, and show every possible answer with its proof."""
     output: Any = OptionalOutput(sys.stdout, "the demo continues and writes its page")
     with contextlib.redirect_stdout(output):
-        _show(run_dir, updates, device)
+        _run_demo(run_dir, updates, device)
 
 
-def _show(run_dir: Path, updates: int | None, device: str) -> None:
+def _run_demo(run_dir: Path, updates: int | None, device: str) -> None:
     from importlib.resources import as_file, files
 
     import torch
@@ -88,7 +88,7 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
         for folder, settings in ((run_dir, overrides), (softmax_dir, [*overrides, *SOFTMAX])):
             prepare_training(load_config(path, settings), folder, world)
         arguments = [str(path), *overrides, *SOFTMAX, "--run-dir", str(softmax_dir), "--device", device]
-        with _training_beside(arguments):
+        with _training_in_background(arguments):
             run_training(config, run_dir, world)
     opened = [open_run(folder, device=device) for folder in (run_dir, softmax_dir)]
     sparse, softmax, task = opened[0].run, opened[1].run, opened[0].task
@@ -98,11 +98,11 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
     _print_scores(*scores)
     print("\n2. Answers for three other verbs, with the certificates of both lists:")
     answers = [_answer(run, task) for run in (sparse, softmax)]
-    for question, result, beside in zip(QUESTIONS, *answers, strict=True):
-        _print_answers(question, result, beside, sparse, softmax)
+    for question, result, softmax_result in zip(QUESTIONS, *answers, strict=True):
+        _print_answers(question, result, softmax_result, sparse, softmax)
     _explain(answers[0])
     print("\n3. The letters (columns) to which the model attends at each step (rows). A blank is exactly zero:\n")
-    _draw(sparse, task.read([QUESTIONS[0].line], "demo", sparse, gold=False).corpus.src[0], answers[0][0])
+    _print_attention(sparse, task.read([QUESTIONS[0].line], "demo", sparse, gold=False).corpus.src[0], answers[0][0])
     print("\n4. A report on both models; open it in a browser:\n")
     limits = {"limit": REPORT_EXAMPLES, "sentences": 12}
     report_runs(opened, SearchOptions(), run_dir / "report.html", limits=limits)
@@ -113,7 +113,7 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
 
 
 @contextlib.contextmanager
-def _training_beside(arguments: list[str]) -> Iterator[None]:
+def _training_in_background(arguments: list[str]) -> Iterator[None]:
     """Train in a second process with half of the threads; wait for that process at the end."""
     import torch
 
@@ -126,9 +126,9 @@ def _training_beside(arguments: list[str]) -> Iterator[None]:
     torch.set_num_threads(half)
     try:
         yield
-        _, mistakes = process.communicate()
+        _, stderr = process.communicate()
         if process.returncode:
-            print(mistakes, end="", file=sys.stderr)
+            print(stderr, end="", file=sys.stderr)
             raise typer.Exit(process.returncode)
     finally:
         process.terminate()
@@ -172,8 +172,8 @@ def _hypotheses(question: Question, result: Result, run: Run) -> list[str]:
         f"  {text or '(empty)':<14}{prob:.6f}{'  correct' * (text in question.right)}"
         for text, prob in texts[:MOST_ANSWERS]
     ]
-    if others := texts[MOST_ANSWERS:]:
-        rows.append(f"  {f'and {len(others)} more':<14}{sum(prob for _, prob in others):.6f}")
+    if omitted := texts[MOST_ANSWERS:]:
+        rows.append(f"  {f'and {len(omitted)} more':<14}{sum(prob for _, prob in omitted):.6f}")
     return [*rows, f"  {'sum':<14}{result.mass:.6f}"]
 
 
@@ -188,7 +188,7 @@ def _explain(results: list[Result]) -> None:
     )
 
 
-def _draw(run: Run, source: Any, result: Result) -> None:
+def _print_attention(run: Run, source: Any, result: Result) -> None:
     """Print the attention weights of the best answer as a picture."""
     from tsallis.analysis.record import read_model, record
     from tsallis.toolkit.data.corpus import Corpus
@@ -197,10 +197,10 @@ def _draw(run: Run, source: Any, result: Result) -> None:
         return
     corpus = Corpus([source], [list(result.best.tokens)])
     (sentence,) = record(read_model(run.model, run.src_vocab, run.tgt_vocab), [corpus.batch([0])])
-    written, read = sentence.text.sides("cross")
+    queries, keys = sentence.text.sides("cross")
     weights = sentence.weights[-1].head(0).dense()[0]
-    names = [piece.removeprefix("<tag:").removesuffix(">") if len(piece) > 1 else piece for piece in read]
-    for line in attention_lines(weights.tolist(), names, [*written[1:], "end"]):
+    names = [piece.removeprefix("<tag:").removesuffix(">") if len(piece) > 1 else piece for piece in keys]
+    for line in attention_lines(weights.tolist(), names, [*queries[1:], "end"]):
         print(f"  {line}".rstrip())
 
 

@@ -265,8 +265,8 @@ def _wrong_outputs(task: Task, lines: Lines, texts: Sequence[str]) -> Iterator[S
     from tsallis.toolkit.evaluation.text_scores import LineScore
 
     scores = {score.name: score.lines for score in task.score(texts, lines.references, quick=True)}
-    right = scores.get("accuracy")
-    wrong = [row for row, value in enumerate(right.values) if not value] if isinstance(right, LineScore) else []
+    accuracy = scores.get("accuracy")
+    wrong = [row for row, value in enumerate(accuracy.values) if not value] if isinstance(accuracy, LineScore) else []
     if not wrong:
         return
     yield ("",)
@@ -294,7 +294,7 @@ def _records(evaluated: Evaluated) -> str:
 
     run, lines = evaluated.opened.run, evaluated.lines
     answers = [evaluated.opened.task.answers(reference) for reference in lines.references]
-    of_rows = output_records(run.model, run.tgt_vocab, lines.corpus, answers, evaluated.results)
+    row_records = output_records(run.model, run.tgt_vocab, lines.corpus, answers, evaluated.results)
     records = (
         {
             "line": lines.numbers[row] + 1,
@@ -302,6 +302,6 @@ def _records(evaluated: Evaluated) -> str:
             **({"language": lines.languages[row]} if lines.languages else {}),
             **record,
         }
-        for row, record in enumerate(of_rows)
+        for row, record in enumerate(row_records)
     )
     return "".join(f"{json_text(record)}\n" for record in records)

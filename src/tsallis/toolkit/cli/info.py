@@ -49,11 +49,11 @@ def _check(as_json: bool) -> None:
 
     from tsallis.toolkit.cli.self_check import survey
 
-    right = True
+    all_agree = True
     if not as_json:
         print(f"{'backend':8}{'device':8}{'dtype':10}{'family':14}{'error':>9}{'limit':>9}{'seconds':>9}  case")
     for row in survey():
-        right = right and row.agrees
+        all_agree = all_agree and row.agrees
         if as_json:
             error = row.error if math.isfinite(row.error) else None
             print_json({**row._asdict(), "error": error, "agrees": row.agrees})
@@ -62,5 +62,5 @@ def _check(as_json: bool) -> None:
             numbers = f"{row.error:9.1e}{row.limit:9.1e}{row.seconds:9.2f}"
             print(f"{row.backend:8}{row.device:8}{row.dtype:10}{row.family:14}{numbers}  {words}")
         sys.stdout.flush()
-    if not right:
+    if not all_agree:
         raise typer.Exit(1)

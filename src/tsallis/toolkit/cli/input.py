@@ -53,13 +53,13 @@ def read_all(run: Run, task: Task, file: Path | None, gold: bool, **options: Any
     from tsallis.toolkit.tasks.copying import copy_unknown
 
     with _open_lines(task.formats[gold], file) as (lines, name, _):
-        read = task.read(list(lines), name, run, gold, **task.check_options(run, options))
-    if not len(read.corpus):
+        encoded = task.read(list(lines), name, run, gold, **task.check_options(run, options))
+    if not len(encoded.corpus):
         raise InputError(f"{name}: expected lines of {task.formats[gold]}, found none")
-    read.ignored.warn(name)
-    run, read = copy_unknown(task, run, read)
-    warn_unknown(run, task, read, name)
-    return run, read
+    encoded.ignored.warn(name)
+    run, encoded = copy_unknown(task, run, encoded)
+    warn_unknown(run, task, encoded, name)
+    return run, encoded
 
 
 def warn_unknown(run: Run, task: Task, lines: Lines, name: str) -> None:
@@ -113,8 +113,8 @@ class UnknownSymbols:
             symbols = f"{self.total} source symbol is" if self.total == 1 else f"{self.total} source symbols are"
             warn_places(name, f"{symbols} unknown to {folder} and read as <unk>", places)
         if outputs := self.impossible:
-            have = "1 output has" if len(outputs) == 1 else f"{len(outputs)} outputs have"
-            message = f"{have} symbols that are unknown to {folder}, so the run can't predict them"
+            subject = "1 output has" if len(outputs) == 1 else f"{len(outputs)} outputs have"
+            message = f"{subject} symbols that are unknown to {folder}, so the run can't predict them"
             warn_places(name, message, [f"line {line}" for line in outputs])
 
 
@@ -174,10 +174,10 @@ def line_blocks(
             texts = [""] * len(block)
             if beginnings is not False:
                 columns = task.formats[gold].count("<TAB>") + 1
-                split = _split(block, columns, f"{name}:{{}}: expected {expected}", first, beginnings is None)
+                split = _split_last(block, columns, f"{name}:{{}}: expected {expected}", first, beginnings is None)
                 block, texts = map(list, zip(*split, strict=True))
-            own, rows = copy_unknown(task, run, task.read(block, name, run, gold, first, **values))
-            answered = Block(first, rows, [texts[number] for number in rows.numbers], own)
+            extended_run, encoded = copy_unknown(task, run, task.read(block, name, run, gold, first, **values))
+            answered = Block(first, encoded, [texts[number] for number in encoded.numbers], extended_run)
             check(answered)
             return answered
 
@@ -187,7 +187,7 @@ def line_blocks(
                 for block in _good_lines(texts, first, read, skip):
                     unknown_symbols.add(block)
                     ignored.ends += block.lines.ignored.ends
-                    ignored.answers += gold and sum(len(task.answers(each)) > 1 for each in block.lines.references)
+                    ignored.answers += gold and sum(len(task.answers(text)) > 1 for text in block.lines.references)
                     yield block
                 first += len(texts)
     ignored.warn(name)
@@ -247,7 +247,7 @@ def _good_lines(
         block = read(lines, first)
     except OptionError:
         raise
-    except InputError as wrong:
+    except InputError as block_error:
         good = [*lines]
         for number, line in enumerate(lines):
             try:
@@ -260,12 +260,12 @@ def _good_lines(
                 skip(error)
                 good[number] = ""
         if good == lines:
-            raise wrong
+            raise block_error
         block = read(good, first)
     yield block
 
 
-def _split(block: list[str], columns: int, message: str, first: int, optional: bool) -> Iterator[tuple[str, str]]:
+def _split_last(block: list[str], columns: int, message: str, first: int, optional: bool) -> Iterator[tuple[str, str]]:
     """Yield each line without its last column, and that column."""
     for number, line in enumerate(block, start=first + 1):
         if not line.strip():
@@ -275,8 +275,8 @@ def _split(block: list[str], columns: int, message: str, first: int, optional: b
                 raise InputError(f"{message.format(number)}, found {tabs + 1} column{'s' * (tabs > 0)}")
             yield line, ""
         else:
-            rest, _, beginning = line.rpartition("\t")
-            yield rest, beginning.removesuffix("\r")
+            input_line, _, beginning = line.rpartition("\t")
+            yield input_line, beginning.removesuffix("\r")
 
 
 def _blocks(lines: Iterator[str], ready: Callable[[], bool]) -> Iterator[list[str]]:
@@ -326,9 +326,9 @@ class LineReader:
 
     def _fill(self) -> bool:
         """Wait for bytes and add them to the buffer; return False at the end of the input."""
-        part = b"" if self.ended else os.read(self.handle, 1 << 16)
-        self.buffer += part
-        self.ended = not part
+        chunk = b"" if self.ended else os.read(self.handle, 1 << 16)
+        self.buffer += chunk
+        self.ended = not chunk
         return not self.ended
 
 

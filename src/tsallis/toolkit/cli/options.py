@@ -59,10 +59,10 @@ class Command(TyperCommand):
     """Command that refuses an option given more than once; otherwise, only its last value would count."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given: Any = self.make_parser(ctx).parse_args([*args])[2]  # one item per occurrence
-        for option in given:
+        occurrences: Any = self.make_parser(ctx).parse_args([*args])[2]  # one item per occurrence
+        for option in occurrences:
             single = option.param_type_name == "option" and not (option.multiple or option.is_flag)
-            if single and given.count(option) > 1:
+            if single and occurrences.count(option) > 1:
                 ctx.fail(f"{option.opts[0]} can be given only once")
         return super().parse_args(ctx, args)
 
@@ -108,10 +108,10 @@ def search_options(
 
         @functools.wraps(command)
         def wrapped(**values: Any) -> None:
-            short = [mode for mode in SHORTHANDS if values.pop(mode, False)]
-            given = {name: values.pop(name) for name in names}
-            given["mode"] = _mode(given.get("mode"), short) or modes[0]
-            command(**{options: SearchOptions(**given)}, **values)
+            shorthands = [mode for mode in SHORTHANDS if values.pop(mode, False)]
+            search_values = {name: values.pop(name) for name in names}
+            search_values["mode"] = _mode(search_values.get("mode"), shorthands) or modes[0]
+            command(**{options: SearchOptions(**search_values)}, **values)
 
         wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -143,13 +143,13 @@ def _shorthand(mode: Mode) -> inspect.Parameter:
     return inspect.Parameter(mode, KEYWORD, default=False, annotation=Annotated[bool, option])
 
 
-def _mode(mode: Mode | None, short: list[Mode]) -> Mode | None:
+def _mode(mode: Mode | None, shorthands: list[Mode]) -> Mode | None:
     """Return the search mode that the flags select, or None.
 
     Raises:
         InputError: If two flags select a mode.
     """
-    flags = [*([f"--mode {mode}"] if mode else []), *map(flag, short)]
+    flags = [*([f"--mode {mode}"] if mode else []), *map(flag, shorthands)]
     if len(flags) > 1:
         raise InputError(f"use only one of {', '.join(flags)}: each sets the search mode")
-    return short[0] if short else mode
+    return shorthands[0] if shorthands else mode

@@ -86,9 +86,9 @@ def score_table(report: dict[str, Any]) -> str:
     from tsallis.toolkit.evaluation.metrics import Evaluation
 
     known = {*SCORES, *Evaluation.__dataclass_fields__}
-    others = {key: value for key, value in report.items() if isinstance(value, float) and key not in known}
-    titles = {key: find_score(key) or ScoreFormat(key, ".4f") for key in others}
-    lines = [f"{titles[key].title:<34}{format(value, titles[key].format):>10}" for key, value in others.items()]
+    custom_scores = {key: value for key, value in report.items() if isinstance(value, float) and key not in known}
+    titles = {key: find_score(key) or ScoreFormat(key, ".4f") for key in custom_scores}
+    lines = [f"{titles[key].title:<34}{format(value, titles[key].format):>10}" for key, value in custom_scores.items()]
     rows = {key: row for key, row in SCORES.items() if key in report and (report[key] or key not in WHERE_ANY)}
     for key, row in rows.items():
         interval = report.get("intervals", {}).get(key)

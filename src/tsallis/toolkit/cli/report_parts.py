@@ -103,7 +103,7 @@ def summarize_all(
     """
     _check_one_task(runs)
     inputs, answers = [], None
-    own_name = io.distinct_names([run.folder for run, _ in runs])[0]
+    first_run_name = io.distinct_names([run.folder for run, _ in runs])[0]
     data = run_config(runs[0][0].folder).data if text is None else None
     for run, task in runs:
         name, has_targets = f"the {split} split", True
@@ -115,8 +115,8 @@ def summarize_all(
         run, lines = copy_unknown(task, run, lines)
         corpus, references = lines.corpus, [task.answers(reference) for reference in lines.references]
         if not has_targets:
-            answers = answers or _search_answers(run, own_name, corpus, options)
-            corpus, name = _with_answers(run, task, corpus, answers), f"{name} (targets: answers of {own_name})"
+            answers = answers or _search_answers(run, first_run_name, corpus, options)
+            corpus, name = _with_answers(run, task, corpus, answers), f"{name} (targets: answers of {first_run_name})"
         counts = _count_training(run, task) if count_training else None
         inputs.append(RunInput(run, corpus, name, counts, answers and answers.name, references))
     with _progress([run for run, _ in runs]) as advance:
@@ -146,7 +146,7 @@ def describe_labels(
     (first, _), rows = runs[0], None
     summaries: list[DensitySummary] = []
     names = io.distinct_names([run.folder for run, _ in runs])
-    for (run, task), own_name in zip(runs, names, strict=True):
+    for (run, task), run_name in zip(runs, names, strict=True):
         name = f"the {split} split" if text is None else text.name
         if text is None:
             lines = task.split(run, run_config(first.folder).data, split, **values)
@@ -159,7 +159,7 @@ def describe_labels(
         with _progress([run]) as advance:
             summary = summarize_densities(run, lines.corpus, name, lines.titles, options, rows, advance)
         rows = [example.index for example in summary.shown]
-        summaries.append(replace(summary, name=own_name))
+        summaries.append(replace(summary, name=run_name))
     return summaries
 
 
@@ -196,12 +196,12 @@ def _count_training(run: Run, task: Task) -> TrainingCounts | None:
 def _read_text(run: Run, task: Task, text: Text, values: Mapping[str, Any], limit: int) -> tuple[Lines, bool]:
     """Read lines with or without outputs. Also return whether all needed targets exist."""
     has_outputs = _has_outputs(task, text.lines)
-    read = task.read(text.lines[:limit], text.name, run, has_outputs, **task.check_options(run, values))
-    if not len(read.corpus):
+    encoded = task.read(text.lines[:limit], text.name, run, has_outputs, **task.check_options(run, values))
+    if not len(encoded.corpus):
         raise InputError(f"{text.name}: expected lines of {task.formats[has_outputs]}, found none")
-    read.ignored.warn(text.name)
+    encoded.ignored.warn(text.name)
     plain, with_outputs = (columns.count("<TAB>") for columns in task.formats)
-    return read, has_outputs or with_outputs == plain
+    return encoded, has_outputs or with_outputs == plain
 
 
 def _search_answers(run: Run, name: str, corpus: Corpus, options: Options) -> _Answers:

@@ -57,34 +57,34 @@ def score(
         values: dict[str, Any] = {"language": language, "images": images}
         blocks = line_blocks(loaded, task, file, True, empty_outputs=True, on_error=on_error, **values)
         for block in share_blocks(blocks, world, file):
-            for known in opened.for_run(block.run).score_lines(block.lines, block.first):
+            for text_score in opened.for_run(block.run).score_lines(block.lines, block.first):
                 if as_json:
-                    print_json(known.to_dict())
+                    print_json(text_score.to_dict())
                 else:
-                    print_fields(*_total(known), *(_fields(known) if tokens else ()))
+                    print_fields(*_total(text_score), *(_symbol_fields(text_score) if tokens else ()))
             sys.stdout.flush()
 
 
-def _total(known: TextScore) -> list[str]:
+def _total(text_score: TextScore) -> list[str]:
     """Return the log-probability. If segmentations are missing from the sum, add the kind of bound."""
-    if known.scores is None:  # a blank line
+    if text_score.scores is None:  # a blank line
         return [""]
-    if known.possible is None and known.text is not None:  # no segmentation was found, but others may exist
-        return [f"{math.log(known.text.missing):.6f}", "upper bound"]
-    total = f"{known.log_prob:.6f}" if known.possible else "-inf"
-    return [total] if known.exact else [total, "lower bound"]
+    if text_score.possible is None and text_score.text is not None:  # no segmentation was found, but others may exist
+        return [f"{math.log(text_score.text.missing):.6f}", "upper bound"]
+    total = f"{text_score.log_prob:.6f}" if text_score.possible else "-inf"
+    return [total] if text_score.exact else [total, "lower bound"]
 
 
-def _fields(known: TextScore) -> list[str]:
+def _symbol_fields(text_score: TextScore) -> list[str]:
     """Return one field per symbol; if a symbol is impossible, add a field that explains it."""
-    if known.scores is None:
+    if text_score.scores is None:
         return []
-    content: dict[str, Any] = known.to_dict()
+    content: dict[str, Any] = text_score.to_dict()
     fields = [
         f"{token['symbol']} {token['log_prob']:.6f}" for token in content["tokens"] if token["log_prob"] is not None
     ]
     if (excluded := content["impossible"]) is not None:
-        others = ", ".join(f"{other['symbol']} {other['prob']:.6g}" for other in excluded["instead"])
+        possible_symbols = ", ".join(f"{symbol['symbol']} {symbol['prob']:.6g}" for symbol in excluded["instead"])
         gap = "" if excluded["gap"] is None else f", its score {excluded['gap']:.6g} below the threshold"
-        fields.append(f"{excluded['symbol']} impossible{gap}; possible: {others or 'nothing'}")
+        fields.append(f"{excluded['symbol']} impossible{gap}; possible: {possible_symbols or 'nothing'}")
     return fields

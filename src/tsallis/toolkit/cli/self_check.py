@@ -40,26 +40,26 @@ def _alphas(can: Capabilities) -> Tensor:
     return torch.linspace(can.alphas[0], min(can.alphas[1], 4.0), 5)
 
 
-def _rows(can: Capabilities, long: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(can: Capabilities, long_alpha_index: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield short rows, many rows that exceed a GPU's on-chip memory, and one row that several programs share."""
     alphas = _alphas(can)
     scores = 2 * torch.randn(6, 65)
     scores[5] = -math.inf  # a row with all scores masked
     yield "rows with an alpha each", {"scores": scores, "alpha": alphas[[0, 1, 2, 3, 4, 4]].unsqueeze(-1)}
-    many = torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 2
-    shapes = {"short rows": (3, 1000), "long rows": (many, 8200), "parts of a long row": (1, 8200)}
-    for (name, shape), alpha in zip(shapes.items(), alphas[[2, long, 1]].tolist(), strict=True):
+    num_long_rows = torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 2
+    shapes = {"short rows": (3, 1000), "long rows": (num_long_rows, 8200), "parts of a long row": (1, 8200)}
+    for (name, shape), alpha in zip(shapes.items(), alphas[[2, long_alpha_index, 1]].tolist(), strict=True):
         yield name, {"scores": (2 * torch.randn(shape)).index_fill_(1, torch.tensor(3), -math.inf), "alpha": alpha}
 
 
 def _maps(can: Capabilities) -> Iterator[Case]:
     # At alpha 2, the gradient jumps if a score equals the threshold, which is common in half precision.
-    for name, arguments in _rows(can, long=3):
+    for name, arguments in _rows(can, long_alpha_index=3):
         yield f"entmax of {name}", tsallis.entmax, arguments
 
 
 def _losses(can: Capabilities) -> Iterator[Case]:
-    for name, arguments in _rows(can, long=4):
+    for name, arguments in _rows(can, long_alpha_index=4):
         target = torch.arange(len(arguments["scores"])) % 3
         target[1:2] = -100
         arguments |= {"target": target, "reduction": "none"}
@@ -86,16 +86,16 @@ def _attention(can: Capabilities) -> Iterator[Case]:
     """Yield three kinds of attention: few keys; so many keys that kernels select blocks; decoding."""
     alphas, few, many = _alphas(can), 37, 1100
     head = int(min(256, can.largest_head))
-    pair, behind = {"alpha": alphas[1:3]}, {"slopes": torch.tensor([0.25, 0.0078125]), "query_offset": many - 40}
+    pair, slopes = {"alpha": alphas[1:3]}, {"slopes": torch.tensor([0.25, 0.0078125]), "query_offset": many - 40}
     mask, lengths = torch.randn(1, 4, 9, few), torch.tensor([few, 20])
     shapes: dict[str, tuple[tuple[int, int, int, int, int], dict[str, Any]]] = {
         "few keys": ((2, 4, 9, few, 32), {"alpha": alphas[:4], "attn_mask": mask, "key_lengths": lengths}),
         "many keys": ((1, 2, 40, many, 32), {**pair, "is_causal": True}),
         "wide heads": ((1, 2, 40, many, 128), {"attn_mask": torch.randn(many)}),
         "the widest heads": ((1, 2, 40, many, head), pair),
-        "slopes": ((1, 2, 40, many, 32), {**behind, "is_causal": True}),
+        "slopes": ((1, 2, 40, many, 32), {**slopes, "is_causal": True}),
         "decoding": ((2, 4, 1, many, 128), {"alpha": alphas[:4], "attn_mask": torch.arange(many) % 2 == 0}),
-        "decoding with slopes": ((2, 2, 1, many, 32), behind),
+        "decoding with slopes": ((2, 2, 1, many, 32), slopes),
     }
     for name, ((batch, heads, queries, keys, size), options) in shapes.items():
         key, value = torch.randn(2, batch, heads // 2, keys, size)
@@ -151,15 +151,15 @@ def measure(backend: str, device: torch.device, dtype: torch.dtype, family: str)
             cases = list(FAMILIES[family](registry.capabilities(backend)))
         for name, function, arguments in cases:
             with tsallis.backend("eager"):
-                right = _results(function, arguments, dtype, torch.float64, torch.device("cpu"))
+                references = _results(function, arguments, dtype, torch.float64, torch.device("cpu"))
             with tsallis.backend(backend):
                 results = _results(function, arguments, dtype, dtype, device)
-            for result, expected in right.items():
-                error = (results[result] - expected).abs().nan_to_num(math.inf, math.inf).max()
-                errors[f"{name}, {result}"] = (error / expected.abs().max().clamp(min=1)).item()
+            for result_name, expected in references.items():
+                error = (results[result_name] - expected).abs().nan_to_num(math.inf, math.inf).max()
+                errors[f"{name}, {result_name}"] = (error / expected.abs().max().clamp(min=1)).item()
     except Exception as error:
         errors, message = {name: math.inf}, f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-    worst = max(errors, key=lambda each: errors[each])
+    worst = max(errors, key=lambda case: errors[case])
     where = (backend, str(device), str(dtype).removeprefix("torch."), family)
     return Row(*where, worst, errors[worst], limit, message, time.perf_counter() - start)
 
@@ -167,21 +167,21 @@ def measure(backend: str, device: torch.device, dtype: torch.dtype, family: str)
 def _results(
     function: Callable[..., Any],
     arguments: dict[str, Any],
-    rounded: torch.dtype,
+    input_dtype: torch.dtype,
     dtype: torch.dtype,
-    where: torch.device,
+    device: torch.device,
 ) -> dict[str, Tensor]:
     """Return the results of a function and the gradients of its arguments, as float64 on the CPU."""
-    arguments = {name: x.to(where) if isinstance(x, Tensor) else x for name, x in arguments.items()}
+    arguments = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in arguments.items()}
     inputs = {name: x for name, x in arguments.items() if isinstance(x, Tensor) and x.is_floating_point()}
-    inputs = {name: x.to(rounded).to(dtype).requires_grad_() for name, x in inputs.items()}
+    inputs = {name: x.to(input_dtype).to(dtype).requires_grad_() for name, x in inputs.items()}
     decoding = "query" in inputs and inputs["query"].shape[-2] == 1
     with torch.set_grad_enabled(not decoding):
         results = function(**{**arguments, **inputs})
     results = dict(zip(("output", "support"), results if isinstance(results, tuple) else (results,), strict=False))
     if not decoding:
         output = results["output"]
-        grad = (torch.arange(output.numel(), device=where) % 7 - 3).view_as(output).to(dtype)
+        grad = (torch.arange(output.numel(), device=device) % 7 - 3).view_as(output).to(dtype)
         gradients = torch.autograd.grad(output, list(inputs.values()), grad)
         results |= {f"gradient of {name}": x for name, x in zip(inputs, gradients, strict=True)}
     return {name: x.detach().to("cpu", torch.float64) for name, x in results.items()}

@@ -109,12 +109,12 @@ def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, exa
         opened = open_run(folder, checkpoint, device)
         opened.check_command("serve")
         run, task = opened.run, opened.task
-        own_lines = lines if examples else _dev_lines(run, task)
-        readable = tuple(line for line in own_lines if _is_readable(run, task, line))
-        one = ServedRun(name, run, task, opened.search_options, limits, checkpoint, readable[:MOST_EXAMPLES])
-        _ = one.facts  # read now, so that a bad folder is reported before the server starts
-        served.append(one)
-    if lines and not any(one.examples for one in served):
+        run_lines = lines if examples else _dev_lines(run, task)
+        readable = tuple(line for line in run_lines if _is_readable(run, task, line))
+        served_run = ServedRun(name, run, task, opened.search_options, limits, checkpoint, readable[:MOST_EXAMPLES])
+        _ = served_run.facts  # read now, so that a bad folder is reported before the server starts
+        served.append(served_run)
+    if lines and not any(served_run.examples for served_run in served):
         raise InputError(
             f"{input_name(examples)}: no run can read any of these lines: expected the format "
             f"{served[0].task.formats[0]}"

@@ -88,12 +88,12 @@ def _converse(completer: Completer, options: dict[str, Any]) -> None:
         while True:
             line = input(f"{task.formats[0]}: ").replace("<TAB>", "\t")
             try:
-                own, lines = copy_unknown(task, run, task.read([line], "the line", run, False, **options))
+                extended_run, lines = copy_unknown(task, run, task.read([line], "the line", run, False, **options))
             except InputError as error:
                 print(error)
                 continue
             if lines.numbers:
-                source, typed, completer = lines.corpus.batch([0]), "", replace(completer, run=own)
+                source, typed, completer = lines.corpus.batch([0]), "", replace(completer, run=extended_run)
                 _print_suggestions(completer.suggest(source, typed))
                 while typed := input(f"{task.noun}: "):
                     _print_suggestions(completer.suggest(source, typed))

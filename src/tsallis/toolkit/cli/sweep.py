@@ -96,7 +96,7 @@ def split_settings(settings: Sequence[str]) -> tuple[list[str], dict[str, list[A
         values = parse_yaml(text, f"override {describe(setting)}") if equals and text.startswith("[") else None
         if not isinstance(values, list):
             fixed.append(setting)
-        elif not values or key in swept or any(value in values[:place] for place, value in enumerate(values)):
+        elif not values or key in swept or any(value in values[:position] for position, value in enumerate(values)):
             fault = "another list sets the same setting; join the lists" if key in swept else "the list repeats a value"
             fault = fault if values else "the list has no values"
             raise InputError(f"override {describe(setting)}: {fault}")
@@ -121,8 +121,8 @@ def combinations(swept: Mapping[str, Sequence[Any]], draw: int | None, seed: int
     for number in chosen:
         values = {}
         for key, options in swept.items():
-            number, place = divmod(number, len(options))
-            values[key] = options[place]
+            number, position = divmod(number, len(options))
+            values[key] = options[position]
         result.append(values)
     return result
 
@@ -223,8 +223,8 @@ def _results(runs: Mapping[str, Mapping[str, Any]], folder: Path) -> list[dict[s
     for name, values in runs.items():
         run = SweepRun(name, values, value_history(folder / name))
         score = score_name(run)
-        place = best_validation(run, score)
-        value, step = run.history.values[score][place], run.history.steps[place]
+        best = best_validation(run, score)
+        value, step = run.history.values[score][best], run.history.steps[best]
         score = score.removeprefix(ON_DEV)
         results.append({"run": name, "settings": values, "score": score, "value": value, "step": step})
     return sorted(results, key=lambda result: -rank_score(result["score"], result["value"]))
@@ -238,10 +238,10 @@ def _write_charts(swept: Mapping[str, Sequence[Any]], results: Sequence[dict[str
 
     paths = []
     for key in swept if results else ():
-        others = [other for other in swept if other not in (key, SEED)]
+        other_keys = [other for other in swept if other not in (key, SEED)]
         best = results[0]["settings"]
-        alike = [r["run"] for r in results if all(r["settings"][other] == best[other] for other in others)]
-        points = None if key == SEED else sweep_if_any([folder / name for name in alike])
+        comparable = [r["run"] for r in results if all(r["settings"][other] == best[other] for other in other_keys)]
+        points = None if key == SEED else sweep_if_any([folder / name for name in comparable])
         if points is not None:
             paths.append(folder / f"{run_name({key: ''})[:-1]}.html")
             write_output(paths[-1], build_page((), sweep=points))

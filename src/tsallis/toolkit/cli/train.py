@@ -66,8 +66,8 @@ def train(
 
     with init_distributed(device) as world:
         with world.share_mistakes():
-            of_data = is_data_file(config)
-            loaded = (config_of_file if of_data else load_config)(config, overrides or [])
+            from_data_file = is_data_file(config)
+            loaded = (config_of_file if from_data_file else load_config)(config, overrides or [])
             folder = run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / plain_name(config))
             if not (folder / CONFIG).exists():  # only new runs: a resumed run keeps its settings
                 refuse_idle(loaded, overrides or [])
@@ -76,7 +76,7 @@ def train(
         if dry_run:
             print_plan(loaded, folder, world)
         else:
-            run_training(loaded, folder, world, preview=of_data)
+            run_training(loaded, folder, world, preview=from_data_file)
 
 
 class TrainingStart(NamedTuple):
@@ -155,7 +155,7 @@ def run_training(loaded: Config, folder: Path, world: World, preview: bool = Fal
         )
         trainer.load()
         checkpoints = Checkpoints(folder / CHECKPOINTS)
-        before = checkpoints.index() if start.resumed else None
+        previous_index = checkpoints.index() if start.resumed else None
         with world.share_mistakes():
             if world.main:  # the first write comes after all checks
                 _write_run(start.run, start.blob, folder, lock)
@@ -171,7 +171,7 @@ def run_training(loaded: Config, folder: Path, world: World, preview: bool = Fal
                 [f"Stopped by SIGTERM after update {trainer.position.step}: run the same command again to resume"]
             )
             raise typer.Exit(STATUS)
-        if before is not None and before.finished and checkpoints.index() == before:
+        if previous_index is not None and previous_index.finished and checkpoints.index() == previous_index:
             display.print_lines([_describe_finished(checkpoints)])
 
 
@@ -182,14 +182,14 @@ def _prepare_locked(
     from tsallis.toolkit.training.file_names import CONFIG
     from tsallis.toolkit.training.run_folder import locked
 
-    begun = (folder / CONFIG).exists()
-    if not begun:
+    run_exists = (folder / CONFIG).exists()
+    if not run_exists:
         check_folder(folder)
-    lock = stack.enter_context(locked(folder)) if world.main and begun else None
+    lock = stack.enter_context(locked(folder)) if world.main and run_exists else None
     start = prepare_training(loaded, folder, world)
     if world.main and lock is None:  # the folder of a new run is created after all checks
         lock = stack.enter_context(locked(folder))
-    if world.main and (folder / CONFIG).exists() != begun:
+    if world.main and (folder / CONFIG).exists() != run_exists:
         raise InputError(
             f"{folder}: another process has started a run in this folder; run the same command again to resume it"
         )
@@ -204,9 +204,9 @@ def _describe_finished(checkpoints: Checkpoints) -> str:
     metrics = best["metrics"]
     select = metrics.get("select") or next((key.removeprefix("dev_") for key in metrics if key != "dev_loss"), "loss")
     value, score = metrics.get(f"dev_{select}"), find_score(select)
-    number = "" if value is None else f" dev {select.replace('_', ' ')} {value:{score.format if score else '.2%'}}"
+    score_text = "" if value is None else f" dev {select.replace('_', ' ')} {value:{score.format if score else '.2%'}}"
     return (
-        f"The run is finished: {last['epoch']} epochs, {last['step']} updates, best{number} after "
+        f"The run is finished: {last['epoch']} epochs, {last['step']} updates, best{score_text} after "
         f"update {best['step']}; "
         "increase training.epochs, training.updates or training.patience to continue it"
     )
@@ -238,8 +238,8 @@ def _describe_plan(start: TrainingStart, folder: Path, world: World) -> Iterator
     yield from _describe_data(run)
     yield f"{run.description['class']}: {sum(p.numel() for p in start.parameters.model.parameters())} parameters"
     updates = len(settings.plan(data.train.lengths()).updates(0, settings.accumulate, world.size))
-    most = min(settings.epochs * updates, settings.updates or settings.epochs * updates)
-    yield f"{updates} update{'' if updates == 1 else 's'} in the first epoch, about {most} in all"
+    total_updates = min(settings.epochs * updates, settings.updates or settings.epochs * updates)
+    yield f"{updates} update{'' if updates == 1 else 's'} in the first epoch, about {total_updates} in all"
     yield from start.parameters.lines
     yield f"{folder}: {'the run in this folder is resumed' if start.resumed else 'a new run'}"
     yield from run.changes.lines if run.changes else ()

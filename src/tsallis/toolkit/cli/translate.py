@@ -89,12 +89,12 @@ def translate(
         def check(block: Block) -> None:
             opened.for_run(block.run).spell(block.lines, options, block.first, block.beginnings, name)
 
-        reading = opened.run, opened.task, file, False, prefix_column
-        shown, empty = as_json or options.returns != "best", list[int]()
-        blocks = line_blocks(*reading, check=check, on_error=on_error, language=language, images=images)
+        input_arguments = opened.run, opened.task, file, False, prefix_column
+        probs, empty = as_json or options.returns != "best", list[int]()
+        blocks = line_blocks(*input_arguments, check=check, on_error=on_error, language=language, images=images)
         for block in share_blocks(blocks, world, file):
-            rows = block.lines, options, block.first, block.beginnings
-            for answer in opened.for_run(block.run).answer(*rows, name, tokens, alignment, probabilities=shown):
+            arguments = block.lines, options, block.first, block.beginnings
+            for answer in opened.for_run(block.run).answer(*arguments, name, tokens, alignment, probabilities=probs):
                 if as_json:
                     print_json(answer.to_dict())
                 else:

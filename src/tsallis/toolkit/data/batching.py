@@ -42,8 +42,8 @@ def make_batch(src: Rows, tgt: Rows, index: Sequence[int], empty_sources: bool =
     rows = [int(i) for i in index]
     if not rows:
         raise ValueError("index must contain at least one row, got none")
-    sources, src_lengths = _flat(src, rows)
-    targets, tgt_lengths = _flat(tgt, rows)
+    sources, src_lengths = _concatenate(src, rows)
+    targets, tgt_lengths = _concatenate(tgt, rows)
     if not empty_sources and not src_lengths.all():
         raise ValueError(f"sources must not be empty, got an empty source in row {rows[int(src_lengths.argmin())]}")
     tgt_in = _pad(targets, tgt_lengths, PAD, start=BOS)
@@ -57,7 +57,7 @@ def make_batch(src: Rows, tgt: Rows, index: Sequence[int], empty_sources: bool =
     )
 
 
-def _flat(data: Rows, rows: list[int]) -> tuple[NDArray[Any], Ints]:
+def _concatenate(data: Rows, rows: list[int]) -> tuple[NDArray[Any], Ints]:
     """Return the concatenated symbols of the given rows, and the lengths of these rows."""
     if isinstance(data, RaggedRows):
         return data.rows(rows)
@@ -125,13 +125,13 @@ class Updates:
         width = self.accumulate * self.ranks
         window = range(len(self.batches))[index * width : (index + 1) * width]
         costs = self.batches.costs[window.start : window.stop]
-        dealt: list[list[int]] = [[] for _ in range(self.ranks)]
+        indices_by_rank: list[list[int]] = [[] for _ in range(self.ranks)]
         order = range(len(window)) if self.ranks == 1 else np.argsort(-costs, kind="stable").tolist()
         for turn, i in enumerate(order):
-            lap, rank = divmod(turn, self.ranks)
+            round_number, rank = divmod(turn, self.ranks)
             # The rank with the most expensive batch of one round gets the cheapest batch of the next round.
-            dealt[rank if lap % 2 == 0 else self.ranks - 1 - rank].append(i)
-        return [[self.batches[window[i]] for i in mine] for mine in dealt]
+            indices_by_rank[rank if round_number % 2 == 0 else self.ranks - 1 - rank].append(i)
+        return [[self.batches[window[i]] for i in indices] for indices in indices_by_rank]
 
 
 ORDERS = ("total", "target")  # allowed values of `sort_by`
@@ -221,14 +221,14 @@ class BatchPlan:
         """Return the batches of an epoch. Each batch is a list of row numbers."""
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + number) % 2**63)
         order = torch.randperm(len(self.widths), generator=generator).numpy()
-        pool = np.arange(len(order)) // self._pool()
+        pool = np.arange(len(order)) // self._pool_size()
         if self.max_tokens is None:
             rows = order[np.lexsort((*(key[order] for key in self.keys), pool))]
             starts = np.arange(0, len(rows), self.batch_size)
         else:
             widths = self.widths[order]
             rows = order[np.lexsort((self.totals[order], widths, pool))]
-            starts = self._cuts(self.widths[rows])
+            starts = self._batch_starts(self.widths[rows])
         stops = np.append(starts[1:], len(rows))
         costs = np.maximum.reduceat(self.widths[rows], starts) * (stops - starts)
         shuffled = torch.randperm(len(starts), generator=generator).numpy()
@@ -247,27 +247,30 @@ class BatchPlan:
         """
         return Updates(self.epoch(number), accumulate, ranks)
 
-    def _pool(self) -> int:
+    def _pool_size(self) -> int:
         """Return the size of a pool: the number of rows that are sorted together."""
         if self.max_tokens is None:
             return self.batch_size * self.bucket
         return max(1, round(self.bucket * self.max_tokens / max(1.0, float(self.widths.mean()))))
 
-    def _cuts(self, widths: Ints) -> Ints:
+    def _batch_starts(self, widths: Ints) -> Ints:
         """Return the start of each batch. Batches are as large as possible, but none contains rows of two pools."""
         assert self.max_tokens is not None
-        budget, pool, count = self.max_tokens, self._pool(), len(widths)
+        budget, pool_size, count = self.max_tokens, self._pool_size(), len(widths)
         starts: list[int] = []
-        at = 0
-        while at < count:
-            starts.append(at)
+        start = 0
+        while start < count:
+            starts.append(start)
             # Widths ascend inside a pool, so the last row of a batch is its widest row.
-            fits, over = at + 1, min(at - at % pool + pool, count, at + budget // max(1, int(widths[at]))) + 1
+            fits, over = (
+                start + 1,
+                min(start - start % pool_size + pool_size, count, start + budget // max(1, int(widths[start]))) + 1,
+            )
             while over - fits > 1:
                 middle = (fits + over) // 2
-                if (middle - at) * int(widths[middle - 1]) <= budget:
+                if (middle - start) * int(widths[middle - 1]) <= budget:
                     fits = middle
                 else:
                     over = middle
-            at = fits
+            start = fits
         return np.array(starts, np.int64)

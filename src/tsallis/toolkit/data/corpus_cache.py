@@ -202,20 +202,20 @@ def cached_corpus(
     """
     cache, keep_text = Path(cache_folder), alpha is not None
     with _writable(cache):
-        made_from = {
+        key_content = {
             "format": FORMAT,
             "files": [digest_file(path) for path in (src_path, tgt_path)],
             "subwords": [src.fingerprint(), tgt.fingerprint()],
             "max_length": max_length,
             "text": keep_text,
         }
-        key = key_of(made_from)
+        key = key_of(key_content)
         entry = cache / key
-        with locked(cache / f"{key}.lock") as alone:
-            if alone:  # no other process is writing this entry, so these folders were left by killed processes
-                for left in cache.glob(f".{key}.*.tmp"):
-                    shutil.rmtree(left, ignore_errors=True)
-            if not _whole(entry, keep_text):
+        with locked(cache / f"{key}.lock") as has_lock:
+            if has_lock:  # no other process is writing this entry, so these folders were left by killed processes
+                for leftover in cache.glob(f".{key}.*.tmp"):
+                    shutil.rmtree(leftover, ignore_errors=True)
+            if not _is_complete(entry, keep_text):
                 # Write to a temporary folder beside the entry, and rename it when it is complete.
                 with tempfile.TemporaryDirectory(".tmp", f".{key}.", cache, ignore_cleanup_errors=True) as folder:
                     new = Path(folder) / "new"
@@ -224,7 +224,7 @@ def cached_corpus(
                     try:
                         new.rename(entry)
                     except OSError:  # the entry is damaged, or another process without a lock has just written it
-                        if not _whole(entry, keep_text):
+                        if not _is_complete(entry, keep_text):
                             shutil.rmtree(entry)  # processes that mapped the old files can still read them
                             new.rename(entry)
     corpus = open_corpus(entry)
@@ -245,7 +245,7 @@ def _writable(cache: Path) -> Iterator[None]:
         raise InputError(f"{cache}: can't be used as a cache: {error.strerror or error}") from error
 
 
-def _whole(entry: Path, keep_text: bool) -> bool:
+def _is_complete(entry: Path, keep_text: bool) -> bool:
     """Return whether an entry is complete."""
     try:
         corpus = open_corpus(entry)

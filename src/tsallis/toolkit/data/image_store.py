@@ -51,9 +51,9 @@ class ImageStore:
         Raises:
             InputError: If an image differs in size from the images in the store, or the model can't read it.
         """
-        return [self._number(pictures, name) for pictures, name in images]
+        return [self._add_image(pictures, name) for pictures, name in images]
 
-    def _number(self, pictures: Pictures, name: str) -> int:
+    def _add_image(self, pictures: Pictures, name: str) -> int:
         key = (id(pictures), name)  # the store keeps pictures alive, so their ids stay unique
         if key not in self._numbers:
             if self._check is not None and not self._images:
@@ -65,8 +65,8 @@ class ImageStore:
             shape = self._images[0][0].shape if self._images else pictures.shape
             if pictures.shape != shape:
                 raise InputError(
-                    f"image {describe(name)} must have the size of the other images, {_size(shape)}, "
-                    f"got {_size(pictures.shape)}"
+                    f"image {describe(name)} must have the size of the other images, {_format_size(shape)}, "
+                    f"got {_format_size(pictures.shape)}"
                 )
             self._numbers[key] = len(self._images)
             self._images.append((pictures, name))
@@ -82,5 +82,5 @@ class ImageStore:
         return torch.cat([pictures.batch([name]) for pictures, name in images])
 
 
-def _size(shape: tuple[int, ...]) -> str:
+def _format_size(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))

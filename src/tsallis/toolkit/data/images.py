@@ -50,11 +50,11 @@ def open_pictures(path: Path | str, size: tuple[int, int] | None = None) -> Pict
     if size is not None and math.prod(size) > MOST_PIXELS:
         raise InputError(f"{path}: size must have at most {MOST_PIXELS} pixels, got {describe(size)}")
     if os.path.isdir(path):
-        return Photos(_in_folder(path), str(path), size)
+        return Photos(_folder_loaders(path), str(path), size)
     if path.name.endswith(".tar"):
-        return Photos(_in_tar(path), str(path), size)
+        return Photos(_tar_loaders(path), str(path), size)
     if path.name.endswith(ARRAYS):
-        return ArrayPictures(_array(path), str(path), size)
+        return ArrayPictures(_load_array(path), str(path), size)
     if not os.path.exists(path):
         raise InputError(f"{path}: no such file or folder")
     raise InputError(f"{path}: expected {', '.join(ARRAYS)}, .tar or a folder of images")
@@ -79,10 +79,10 @@ class ArrayPictures:
     def __init__(self, array: NDArray[Any], source: str = "images", size: tuple[int, int] | None = None) -> None:
         if array.ndim != 4 or not array.size:
             raise InputError(f"{source}: expected shape [images, height, width, channels], found {list(array.shape)}")
-        pictures = array.dtype == np.uint8
-        if not pictures and array.dtype.kind != "f":
+        is_uint8 = array.dtype == np.uint8
+        if not is_uint8 and array.dtype.kind != "f":
             raise InputError(f"{source}: expected dtype uint8 or a floating-point dtype, found {array.dtype}")
-        if pictures and array.shape[-1] != 3:
+        if is_uint8 and array.shape[-1] != 3:
             raise InputError(f"{source}: expected pictures with 3 channels, found {array.shape[-1]}")
         height, width, channels = array.shape[1:]
         if size is not None and tuple(size) != (height, width):
@@ -144,8 +144,8 @@ class Photos:
             for name in {path, str(PurePosixPath(path).with_suffix(""))}:
                 self._paths.setdefault(name, []).append(path)
         self._images: dict[str, NDArray[np.uint8]] = {}
-        first = size or self._read(next(iter(files))).shape[:2]
-        self.shape: tuple[int, int, int] = (first[0], first[1], 3)
+        image_size = size or self._read(next(iter(files))).shape[:2]
+        self.shape: tuple[int, int, int] = (image_size[0], image_size[1], 3)
 
     def __len__(self) -> int:
         return len(self._files)
@@ -207,7 +207,7 @@ def decode_picture(content: bytes, source: str, size: tuple[int, int] | None = N
     return np.array(image, np.uint8)
 
 
-def _in_folder(folder: Path) -> dict[str, Load]:
+def _folder_loaders(folder: Path) -> dict[str, Load]:
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PHOTOS and path.is_file())
 
     def load(path: Path) -> Load:
@@ -216,7 +216,7 @@ def _in_folder(folder: Path) -> dict[str, Load]:
     return {path.relative_to(folder).as_posix(): load(path) for path in paths}
 
 
-def _in_tar(path: Path) -> dict[str, Load]:
+def _tar_loaders(path: Path) -> dict[str, Load]:
     """Return a loading function for each image name in an uncompressed tar archive. The archive stays open."""
     check_file(path)
     try:
@@ -231,7 +231,7 @@ def _in_tar(path: Path) -> dict[str, Load]:
     return {str(PurePosixPath(member.name)): load(member) for member in members}
 
 
-def _array(path: Path) -> NDArray[Any]:
+def _load_array(path: Path) -> NDArray[Any]:
     """Load an array without Python objects. An uncompressed file is mapped into memory."""
     with open_file(path) as stream, input_errors(path), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # NumPy warns about headers written by Python 2
@@ -256,8 +256,8 @@ def _check_header(stream: Any, size: int) -> None:
     """
     header = BytesIO(stream.read(LONGEST_HEADER))
     version = np.lib.format.read_magic(header)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(header)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(header)
     if math.prod(shape) * dtype.itemsize > max(PLAUSIBLE, MOST_PACKED * size):
         raise ValueError(f"{size} bytes are too few for an array {list(shape)} of {dtype}")
     stream.seek(0)

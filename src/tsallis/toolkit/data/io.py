@@ -65,15 +65,15 @@ def json_text(content: Any, **options: Any) -> str:
     >>> json_text({"loss": math.nan, "probs": (0.5, 1.0)})
     '{"loss": null, "probs": [0.5, 1.0]}'
     """
-    return json.dumps(_finite(content), ensure_ascii=False, allow_nan=False, **options)
+    return json.dumps(_replace_nonfinite(content), ensure_ascii=False, allow_nan=False, **options)
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
+        return {key: _replace_nonfinite(part) for key, part in value.items()}
+    return [_replace_nonfinite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def write_atomic(path: Path | str, data: bytes | str) -> None:
@@ -144,20 +144,20 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
     >>> distinct_names([Path("/a/best"), Path("/b/best"), Path("/b/last")])
     ['a/best', 'b/best', 'last']
     """
-    parts = [Path(os.path.abspath(path)).parts for path in paths]
+    split_paths = [Path(os.path.abspath(path)).parts for path in paths]
     names = []
-    for own in parts:
-        others = [other for other in parts if other != own]
-        count = next(n for n in range(1, len(own) + 1) if all(other[-n:] != own[-n:] for other in others))
-        names.append("/".join(own[-count:]).lstrip("/") or "/")
+    for parts in split_paths:
+        other_paths = [other for other in split_paths if other != parts]
+        count = next(n for n in range(1, len(parts) + 1) if all(other[-n:] != parts[-n:] for other in other_paths))
+        names.append("/".join(parts[-count:]).lstrip("/") or "/")
     return names
 
 
 def write_all(handle: int, blob: bytes) -> None:
     """Write all of `blob`, in several calls if the system requires it."""
-    rest = memoryview(blob)
-    while rest:
-        rest = rest[os.write(handle, rest) :]
+    remaining = memoryview(blob)
+    while remaining:
+        remaining = remaining[os.write(handle, remaining) :]
 
 
 def sync_folder(folder: Path) -> None:
@@ -306,7 +306,7 @@ def _decode(blob: bytes, origin: str, place: str = "") -> str:
     try:
         text = blob.decode("utf-8")
     except UnicodeDecodeError as error:
-        mark = next((f": {found}" for mark, found in MARKS.items() if blob.startswith(mark)), "")
+        mark = next((f": {description}" for mark, description in MARKS.items() if blob.startswith(mark)), "")
         culprit = f"byte 0x{blob[error.start]:02x}{place.format(error.start)}{mark}"
         raise InputError(f"{origin}: expected UTF-8 text, found {culprit}") from error
     if "\0" in text:
@@ -431,23 +431,23 @@ def number_lines(
     >>> ignored
     Ignored(blank=1, ends=1, answers=0)
     """
-    run = 0
+    num_blank = 0
     for number, line in enumerate(lines):
         if not line.strip():
             ignored.blank += 1
-            run += 1
-            if run > MOST_BLANK:  # small compressed files could otherwise fill the memory
+            num_blank += 1
+            if num_blank > MOST_BLANK:  # small compressed files could otherwise fill the memory
                 raise InputError(f"expected text, found more than {MOST_BLANK} blank lines in a row")
             continue
-        run = 0
+        num_blank = 0
         fields = line.split("\t")
         while len(fields) > columns and not fields[-1].strip():
             fields.pop()
         last = fields[-1].rstrip()
-        part = last
-        while part and part[-1] in separators:
-            part = part[:-1].rstrip()
-        text = "\t".join([*fields[:-1], part or last])
+        stripped = last
+        while stripped and stripped[-1] in separators:
+            stripped = stripped[:-1].rstrip()
+        text = "\t".join([*fields[:-1], stripped or last])
         ignored.ends += text != line.rstrip(" \r")
         yield number, text
 
@@ -506,13 +506,13 @@ class BoundedStream:
 
     def read(self, size: int = -1, /) -> bytes:
         """Read up to `size` bytes and check the compression ratio."""
-        return self._count(self.stream.read(size))
+        return self._check_size(self.stream.read(size))
 
     def readline(self, size: int = -1, /) -> bytes:
         """Read a line of up to `size` bytes and check the compression ratio."""
-        return self._count(self.stream.readline(size))
+        return self._check_size(self.stream.readline(size))
 
-    def _count(self, content: bytes) -> bytes:
+    def _check_size(self, content: bytes) -> bytes:
         self.size += len(content)
         if self.size > self.limit:
             raise TooLarge(f"{self.path}: unpacks to more than {RATIO} times its size, which is too much for text")

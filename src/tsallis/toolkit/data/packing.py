@@ -57,9 +57,9 @@ class PackedCorpus(Corpus):
         lengths = self.tgt.offsets[rows + 1] - starts
         offsets = starts[:, None] + np.arange(int(lengths.max()) + 1)  # [batch, tgt + 1]
         tokens = self.stream[offsets.clip(max=len(self.stream) - 1)].astype(np.int64)
-        within = np.arange(tokens.shape[1] - 1) < lengths[:, None]
-        tgt_in, following = np.where(within, tokens[:, :-1], PAD), tokens[:, 1:]
-        tgt_out = np.where(within, np.where(following == BOS, EOS, following), IGNORE_INDEX)
+        mask = np.arange(tokens.shape[1] - 1) < lengths[:, None]
+        tgt_in, next_tokens = np.where(mask, tokens[:, :-1], PAD), tokens[:, 1:]
+        tgt_out = np.where(mask, np.where(next_tokens == BOS, EOS, next_tokens), IGNORE_INDEX)
         empty = torch.zeros(len(rows), 0, dtype=torch.long), torch.zeros(len(rows), dtype=torch.long)
         return Batch(*empty, torch.from_numpy(tgt_in), torch.from_numpy(tgt_out), tuple(map(int, rows)))
 
@@ -94,7 +94,7 @@ def pack(texts: Iterable[ArrayLike], length: int, symbols: int) -> PackedCorpus:
         >>> corpus.batch([1, 2]).tgt_out.tolist()
         [[5, 5, 5, 5, 5], [2, -100, -100, -100, -100]]
     """
-    kind, start = np.dtype(type_for(symbols)), np.array([BOS])
+    dtype, start = np.dtype(type_for(symbols)), np.array([BOS])
     parts: list[NDArray[np.generic]] = []
     offsets = [0]
     total = 0
@@ -102,7 +102,7 @@ def pack(texts: Iterable[ArrayLike], length: int, symbols: int) -> PackedCorpus:
         tokens = np.asarray(text)
         if not len(tokens):
             continue
-        parts.append(np.concatenate([start, tokens]).astype(kind))
+        parts.append(np.concatenate([start, tokens]).astype(dtype))
         begin, total = total, total + len(tokens) + 1
         if total - offsets[-1] > length and begin > offsets[-1]:
             offsets.append(begin)
@@ -110,7 +110,7 @@ def pack(texts: Iterable[ArrayLike], length: int, symbols: int) -> PackedCorpus:
             offsets.append(offsets[-1] + length)
     if not parts:
         raise InputError("expected at least one text with symbols, found none")
-    stream = np.concatenate([*parts, start.astype(kind)])
+    stream = np.concatenate([*parts, start.astype(dtype)])
     rows = RaggedRows(stream[:-1], np.array([*offsets, total], np.int64))
-    nothing = RaggedRows(stream[:0], np.zeros(len(rows) + 1, np.int64))
-    return PackedCorpus(nothing, rows, stream=stream)
+    empty_rows = RaggedRows(stream[:0], np.zeros(len(rows) + 1, np.int64))
+    return PackedCorpus(empty_rows, rows, stream=stream)

@@ -75,7 +75,9 @@ class RaggedRows(Sequence[Row]):
         manifest = read_json(folder / MANIFEST)
         match [manifest.get(key) for key in ("format", "dtype", "rows", "symbols", "digest")]:
             case [1, str(dtype), int(rows), int(symbols), str(digest)] if dtype in TYPES:
-                return cls(_map(folder / TOKENS, dtype, symbols), _map(folder / OFFSETS, "<i8", rows + 1), digest)
+                return cls(
+                    _memory_map(folder / TOKENS, dtype, symbols), _memory_map(folder / OFFSETS, "<i8", rows + 1), digest
+                )
         raise InputError(f"{folder / MANIFEST}: not a manifest of token files")
 
     def __len__(self) -> int:
@@ -191,7 +193,7 @@ class _Digest:
         return hashlib.sha256(self._tokens.digest() + self._lengths.digest()).hexdigest()
 
 
-def _map(path: Path, dtype: str, count: int) -> NDArray[Any]:
+def _memory_map(path: Path, dtype: str, count: int) -> NDArray[Any]:
     try:
         size = path.stat().st_size
     except OSError as error:

@@ -52,7 +52,7 @@ def renumber(model: bytes) -> bytes:
     spellings = {name: bytes(settings.get(n, text.encode())).decode() for name, (n, text) in SPELLINGS.items()}
     pieces = [bytes(value) for number, value in fields if number == PIECES]
     special: dict[str, bytes] = {}
-    rest = []
+    ordinary = []
     for piece in pieces:
         content = dict(message_fields(piece))
         spelling = bytes(content[1]).decode()
@@ -60,22 +60,24 @@ def renumber(model: bytes) -> bytes:
         if content.get(TYPE) == UNKNOWN:
             special["unk"] = piece
         elif name is not None:
-            special[name] = piece + _number(TYPE, CONTROL)  # if a field occurs twice, the last value counts
+            special[name] = piece + _int_field(TYPE, CONTROL)  # if a field occurs twice, the last value counts
         else:
-            rest.append(piece)
+            ordinary.append(piece)
     for name, text in spellings.items():
-        special.setdefault(name, _text(1, text.encode()) + _number(TYPE, CONTROL))
-    trainer += b"".join(_number(NUMBERS[name], number) for number, name in enumerate(ORDER))
-    others = [_text(number, bytes(value)) for number, value in fields if number not in (PIECES, TRAINER)]
-    ordered = [*(special[name] for name in ORDER), *rest]
-    return b"".join([*(_text(PIECES, piece) for piece in ordered), _text(TRAINER, trainer), *others])
+        special.setdefault(name, _bytes_field(1, text.encode()) + _int_field(TYPE, CONTROL))
+    trainer += b"".join(_int_field(NUMBERS[name], number) for number, name in enumerate(ORDER))
+    other_fields = [_bytes_field(number, bytes(value)) for number, value in fields if number not in (PIECES, TRAINER)]
+    ordered = [*(special[name] for name in ORDER), *ordinary]
+    return b"".join(
+        [*(_bytes_field(PIECES, piece) for piece in ordered), _bytes_field(TRAINER, trainer), *other_fields]
+    )
 
 
-def _text(field: int, content: bytes) -> bytes:
+def _bytes_field(field: int, content: bytes) -> bytes:
     return bytes([*_varint(field << 3 | 2), *_varint(len(content))]) + content
 
 
-def _number(field: int, value: int) -> bytes:
+def _int_field(field: int, value: int) -> bytes:
     return bytes([*_varint(field << 3), *_varint(value)])
 
 

@@ -47,17 +47,17 @@ class Sampler:
         self.numbers = {p.text: i for i, p in spelled}
         self.scores = {p.text: p.score for _, p in spelled}
         self.bytes = {int(p.text[3:5], 16): i for i, p in enumerate(pieces) if p.type == BYTE}  # such as <0x41>
-        self._joints = {pair for _, p in spelled for pair in map("".join, zip(p.text, p.text[1:], strict=False))}
-        fixed = sorted((p.text for _, p in spelled if p.type == USER_DEFINED), key=len, reverse=True)
-        self._fixed = re.compile(f"({'|'.join(map(re.escape, fixed))})") if fixed else None
+        self._bigrams = {pair for _, p in spelled for pair in map("".join, zip(p.text, p.text[1:], strict=False))}
+        user_defined = sorted((p.text for _, p in spelled if p.type == USER_DEFINED), key=len, reverse=True)
+        self._user_defined = re.compile(f"({'|'.join(map(re.escape, user_defined))})") if user_defined else None
 
     def draw(self, text: str, alpha: float, seed: int) -> list[int]:
         """Return a random segmentation of a normalised text."""
         chance = Random(seed).random
         tokens: list[int] = []
         for stretch in self._stretches(text):
-            whole = len(stretch) == 1 or (self._fixed and self._fixed.fullmatch(stretch))
-            for token in self.spell(stretch) if whole else self.draw_stretch(stretch, alpha, chance):
+            indivisible = len(stretch) == 1 or (self._user_defined and self._user_defined.fullmatch(stretch))
+            for token in self.spell(stretch) if indivisible else self.draw_stretch(stretch, alpha, chance):
                 # Merge adjacent unknown symbols, as sentencepiece does.
                 if token != UNK or tokens[-1:] != [UNK]:
                     tokens.append(token)
@@ -74,14 +74,14 @@ class Sampler:
         return [self.bytes[b] for b in part.encode()] if self.bytes else [UNK]
 
     def _stretches(self, text: str) -> Iterator[str]:
-        parts = self._fixed.split(text) if self._fixed else [text]
+        parts = self._user_defined.split(text) if self._user_defined else [text]
         for position, part in enumerate(parts):
             if position % 2:  # odd parts are user-defined pieces, which are never split
                 yield part
                 continue
             start = 0
             for i in range(1, len(part)):
-                if part[i - 1 : i + 1] not in self._joints:
+                if part[i - 1 : i + 1] not in self._bigrams:
                     yield part[start:i]
                     start = i
             if part:
@@ -93,56 +93,56 @@ class MergeSampler(Sampler):
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         super().__init__(pieces)
-        self._merged = lru_cache(CACHE_SIZE)(self._merge)
+        self._cached_merge = lru_cache(CACHE_SIZE)(self._merge)
 
     def draw_stretch(self, stretch: str, alpha: float, chance: Chance) -> Sequence[int]:
-        turns, tokens = self._merged(stretch, ())
+        num_merges, tokens = self._cached_merge(stretch, ())
         if alpha == 0:
             return tokens
-        left_out: tuple[int, ...] = ()
-        turn = _next(-1, alpha, chance)
+        skipped: tuple[int, ...] = ()
+        next_skipped = _next_skipped_merge(-1, alpha, chance)
         # Few merges of a word are skipped, so the same combinations of skipped merges repeat, and caching saves time.
-        while turn < turns:
-            left_out = (*left_out, turn)
-            turns, tokens = self._merged(stretch, left_out)
-            turn = _next(turn, alpha, chance)
+        while next_skipped < num_merges:
+            skipped = (*skipped, next_skipped)
+            num_merges, tokens = self._cached_merge(stretch, skipped)
+            next_skipped = _next_skipped_merge(next_skipped, alpha, chance)
         return tokens
 
-    def _merge(self, stretch: str, left_out: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """Merge a stretch without the merges `left_out`. Return the number of possible merges, and the pieces."""
+    def _merge(self, stretch: str, skipped: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        """Merge a stretch without the merges `skipped`. Return the number of possible merges, and the pieces."""
         parts: list[str] = list(stretch)
         after, before = list(range(1, len(parts) + 1)), list(range(-1, len(parts) - 1))
-        waiting: list[tuple[float, int, int, str]] = []
+        candidates: list[tuple[float, int, int, str]] = []
 
-        def offer(left: int, right: int) -> None:
+        def push_candidate(left: int, right: int) -> None:
             if left < 0 or right == len(parts):
                 return
-            both = parts[left] + parts[right]
-            if both in self.scores:
-                heapq.heappush(waiting, (-self.scores[both], left, right, both))
+            merged = parts[left] + parts[right]
+            if merged in self.scores:
+                heapq.heappush(candidates, (-self.scores[merged], left, right, merged))
 
         for i in range(len(parts) - 1):
-            offer(i, i + 1)
-        turns = 0
-        while waiting:
-            _, left, right, both = heapq.heappop(waiting)
-            if not parts[left] or not parts[right] or len(parts[left]) + len(parts[right]) != len(both):
+            push_candidate(i, i + 1)
+        num_merges = 0
+        while candidates:
+            _, left, right, merged = heapq.heappop(candidates)
+            if not parts[left] or not parts[right] or len(parts[left]) + len(parts[right]) != len(merged):
                 continue  # one of the two parts was merged with another part
-            turns += 1
-            if turns - 1 in left_out:
+            num_merges += 1
+            if num_merges - 1 in skipped:
                 continue
-            parts[left], parts[right] = both, ""
+            parts[left], parts[right] = merged, ""
             after[left] = after[right]
             if after[right] < len(parts):
                 before[after[right]] = left
-            offer(before[left], left)
-            offer(left, after[left])
-        return turns, tuple(i for part in parts if part for i in self.spell(part))
+            push_candidate(before[left], left)
+            push_candidate(left, after[left])
+        return num_merges, tuple(i for part in parts if part for i in self.spell(part))
 
 
-def _next(turn: int, alpha: float, chance: Chance) -> int:
-    """Draw the next skipped merge after `turn`; each merge is skipped with probability `alpha`, which is above 0."""
-    return turn + 1 + (int(math.log(1.0 - chance()) / math.log1p(-alpha)) if alpha < 1 else 0)
+def _next_skipped_merge(merge: int, alpha: float, chance: Chance) -> int:
+    """Draw the next skipped merge after `merge`; each merge is skipped with probability `alpha`, which is above 0."""
+    return merge + 1 + (int(math.log(1.0 - chance()) / math.log1p(-alpha)) if alpha < 1 else 0)
 
 
 class LatticeSampler(Sampler):
@@ -151,11 +151,11 @@ class LatticeSampler(Sampler):
     def __init__(self, pieces: Sequence[Piece]) -> None:
         super().__init__(pieces)
         self._longest = max(map(len, self.numbers), default=1)
-        self._unknown = min(self.scores.values(), default=0.0) - UNKNOWN_PENALTY
-        self._weighed = lru_cache(CACHE_SIZE)(self._weigh)
+        self._unknown_score = min(self.scores.values(), default=0.0) - UNKNOWN_PENALTY
+        self._cached_lattice = lru_cache(CACHE_SIZE)(self._build_lattice)
 
     def draw_stretch(self, stretch: str, alpha: float, chance: Chance) -> Sequence[int]:
-        lattice = self._weighed(stretch, alpha)
+        lattice = self._cached_lattice(stretch, alpha)
         tokens: list[int] = []
         end = len(stretch)
         while end:
@@ -165,7 +165,7 @@ class LatticeSampler(Sampler):
             end = start
         return tokens[::-1]
 
-    def _weigh(self, stretch: str, alpha: float) -> list[tuple[list[int], list[float]]]:
+    def _build_lattice(self, stretch: str, alpha: float) -> list[tuple[list[int], list[float]]]:
         """Return, for every end position, the possible starts of the last piece and their cumulative weights."""
         logs = [0.0]  # log of the total weight before each position
         lattice: list[tuple[list[int], list[float]]] = [([], [])]
@@ -173,7 +173,7 @@ class LatticeSampler(Sampler):
             starts: list[int] = []
             weights: list[float] = []
             for start in range(max(0, end - self._longest), end):
-                score = self.scores.get(stretch[start:end], self._unknown if start == end - 1 else None)
+                score = self.scores.get(stretch[start:end], self._unknown_score if start == end - 1 else None)
                 if score is not None:
                     starts.append(start)
                     weights.append(logs[start] + alpha * score)

@@ -94,11 +94,11 @@ class Subwords:
         from sentencepiece import SentencePieceTrainer
 
         errors: list[Exception] = []
-        written = BytesIO()
+        buffer = BytesIO()
         try:
             SentencePieceTrainer.train(
                 sentence_iterator=_keep_error(lines, errors),
-                model_writer=written,
+                model_writer=buffer,
                 vocab_size=size,
                 model_type=kind,
                 character_coverage=coverage,
@@ -116,7 +116,7 @@ class Subwords:
             if errors:
                 raise errors[0] from None
             raise InputError(f"{name}: " * (name is not None) + _explain(str(error), size)) from error
-        return cls(written.getvalue())
+        return cls(buffer.getvalue())
 
     def __len__(self) -> int:
         return int(self._processor.GetPieceSize())
@@ -199,13 +199,16 @@ class Subwords:
         bytes_of = {number: bytes([value]) for value, number in self._sampler.bytes.items()}
         ordinary = [number for number in numbers if number not in bytes_of]
         anchor = next((number for number in ordinary if self.name(number).strip(SPACE)), None)
-        before = [] if anchor is None else [anchor]
-        length = len(self.decode(before))
+        prefix = [] if anchor is None else [anchor]
+        prefix_length = len(self.decode(prefix))
         first = self._processor.decode([[number] for number in ordinary]) if ordinary else []
-        later = self._processor.decode([[*before, number] for number in ordinary]) if ordinary else []
+        later = self._processor.decode([[*prefix, number] for number in ordinary]) if ordinary else []
         return (
             {**bytes_of, **{number: text.encode() for number, text in zip(ordinary, first, strict=True)}},
-            {**bytes_of, **{number: text[length:].encode() for number, text in zip(ordinary, later, strict=True)}},
+            {
+                **bytes_of,
+                **{number: text[prefix_length:].encode() for number, text in zip(ordinary, later, strict=True)},
+            },
         )
 
     @property
@@ -263,11 +266,11 @@ def _kind(model: bytes, label: str) -> str:
         # A model contains its pieces, the training settings and the normaliser, in this order
         # (sentencepiece_model.proto).
         kind = dict(message_fields(fields[2])).get(3, KINDS["unigram"])
-        whole = {1, 2, 3} <= fields.keys()
+        complete = {1, 2, 3} <= fields.keys()
     except (IndexError, KeyError, ValueError, TypeError) as error:
         raise InputError(f"{label}: not a sentencepiece model, or a truncated one") from error
     names = [name for name, number in KINDS.items() if number == kind]
-    if not whole or not names:
+    if not complete or not names:
         expected = f"a sentencepiece model of the kind {' or '.join(KINDS)}"
         raise InputError(f"{label}: expected {expected}, found another kind or a truncated file")
     return names[0]
@@ -280,29 +283,29 @@ def _piece(message: bytes) -> Piece:
 
 def message_fields(blob: Any) -> Iterator[tuple[int, Any]]:
     """Yield the number and content of each field of a protocol buffer message; a nested message is yielded as bytes."""
-    at = 0
-    while at < len(blob):
-        tag, at = _varint(blob, at)
+    position = 0
+    while position < len(blob):
+        tag, position = _varint(blob, position)
         value: Any
         if tag & 7 == 0:
-            value, at = _varint(blob, at)
+            value, position = _varint(blob, position)
         else:
             if tag & 7 not in (1, 2, 5):
                 raise ValueError(f"no such wire type: {tag & 7}")
-            length, at = _varint(blob, at) if tag & 7 == 2 else (8 if tag & 7 == 1 else 4, at)
-            if at + length > len(blob):
+            length, position = _varint(blob, position) if tag & 7 == 2 else (8 if tag & 7 == 1 else 4, position)
+            if position + length > len(blob):
                 raise ValueError("the message ends inside a field")
-            value, at = blob[at : at + length], at + length
+            value, position = blob[position : position + length], position + length
         yield tag >> 3, value
 
 
-def _varint(blob: bytes, at: int) -> tuple[int, int]:
+def _varint(blob: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = blob[at]
+        byte = blob[position]
         value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
+        position, shift = position + 1, shift + 7
         if not byte & 0x80:
-            return value, at
+            return value, position
         if shift > 63:
             raise ValueError("a number of more than 64 bits")

@@ -65,8 +65,8 @@ class Vocabulary:
             )
         self._number = {symbol: i + len(SPECIALS) for i, symbol in enumerate(self.symbols)}
         if len(self._number) != len(self.symbols):
-            twice = next(s for s, n in Counter(self.symbols).items() if n > 1)
-            raise InputError(f"vocabulary: symbol {describe(twice)} occurs more than once")
+            duplicate = next(s for s, n in Counter(self.symbols).items() if n > 1)
+            raise InputError(f"vocabulary: symbol {describe(duplicate)} occurs more than once")
 
     @classmethod
     def build(cls, sequences: Iterable[str | Iterable[str]], min_count: int = 1, separator: str = "") -> Vocabulary:
@@ -116,10 +116,10 @@ class Vocabulary:
         if not (self.separator and text):
             return self.encode(text), ""
         if self.separator == GRAPHEMES:
-            rest = [*split_symbols(text, GRAPHEMES)][-1]
-            return self.encode(text.removesuffix(rest)), rest
-        whole, _, rest = text.rpartition(self.separator)
-        return self.encode(whole), self.separator + rest
+            last = [*split_symbols(text, GRAPHEMES)][-1]
+            return self.encode(text.removesuffix(last)), last
+        complete, _, last = text.rpartition(self.separator)
+        return self.encode(complete), self.separator + last
 
     def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
         """Return the UTF-8 bytes of symbols in two cases: at the beginning of a text, and after other symbols."""
@@ -154,12 +154,12 @@ class Vocabulary:
         try:
             content = json.loads(text)
             vocabulary = cls(content["symbols"], content.get("separator", ""))
-            is_whole = content["format"] == FORMAT and content["fingerprint"] == vocabulary.fingerprint()
+            is_intact = content["format"] == FORMAT and content["fingerprint"] == vocabulary.fingerprint()
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InputError(f"{source}: not a vocabulary file (JSON with format, fingerprint and symbols)") from error
-        if not is_whole:
+        if not is_intact:
             raise InputError(f"{source}: the symbols do not match the fingerprint; restore the file")
         return vocabulary
 

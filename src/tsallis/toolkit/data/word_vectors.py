@@ -65,8 +65,8 @@ def read_word_vectors(
     else:
         rows = _read_text(path, symbols)
     if not rows:
-        some = ", ".join(map(describe, list(symbols)[:3]))
-        raise InputError(f"{path}: contains no vector for any of the {len(symbols)} symbols, such as {some}")
+        examples = ", ".join(map(describe, list(symbols)[:3]))
+        raise InputError(f"{path}: contains no vector for any of the {len(symbols)} symbols, such as {examples}")
     for symbol, number in symbols.items():
         if number in rows and not rows[number].isfinite().all():
             raise InputError(f"{path}: the vector of {describe(symbol)} must be finite")

@@ -56,19 +56,19 @@ def fetch_text(file: SourceFile, path: Path, packed: Path, report: Report | None
             return path
         _fetch_parts(file, packed, report)
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(path.name + ".part")
+        partial = path.with_name(path.name + ".part")
         try:
-            _write(file, beside, packed)
-            if not same_digest(file, beside, path):
+            _write(file, partial, packed)
+            if not same_digest(file, partial, path):
                 raise ValueError(f"{path}: the download differs from {known(file, path)} (wrong checksum)")
         except ValueError as error:
-            beside.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
             for archive in {source for part in file.parts for source in part.needs}:
                 if not archive.has_digest:  # delete the archive: if it is wrong, every later attempt would fail, too
                     (packed / archive.name).unlink(missing_ok=True)
                     record_of(packed / archive.name).unlink(missing_ok=True)
             raise InputError(f"{error}; the download was deleted") from error
-        take_name(file, beside, path)
+        take_name(file, partial, path)
     except OSError as error:
         raise InputError(f"{path}: can't be written: {error}") from error
     return path
@@ -104,7 +104,7 @@ def _write(file: SourceFile, path: Path, packed: Path) -> None:
         _write_files(file, path, packed)
     else:
         (part,) = file.parts
-        with _blame(part.archive.name):
+        with _unpacking_errors(part.archive.name):
             _write_images(part, path, packed / part.archive.name)
     if file.size not in (None, size := path.stat().st_size):
         raise ValueError(f"{path.stem}: expected {file.size} bytes, found {size}")
@@ -130,7 +130,7 @@ def _write_images(part: Part, path: Path, archive: Path) -> None:
 
     from tsallis.toolkit.data.images import decode_picture
 
-    images = {key: decode_picture(content, name[0]) for key, name, content in _members(part, archive)}
+    images = {key: decode_picture(content, match[0]) for key, match, content in _members(part, archive)}
     if sorted(images) != [(number,) for number in range(len(images))]:
         raise ValueError(f"expected images numbered from 0 to {len(images) - 1}, found other numbers")
     with path.open("wb") as stream:
@@ -149,7 +149,7 @@ def _write_files(file: SourceFile, path: Path, packed: Path) -> None:
 
 def read_part(part: Part, path: Path) -> Iterator[bytes]:
     """Yield the selected lines of a text in an archive, without line ends."""
-    with _blame(f"{path.name}: {part.member}" if part.member else path.name):
+    with _unpacking_errors(f"{path.name}: {part.member}" if part.member else path.name):
         step = abs(part.every)
         for number, line in enumerate(_part_lines(part, path), start=1):
             if not step or (number % step == 0) == (part.every > 0):
@@ -157,7 +157,7 @@ def read_part(part: Part, path: Path) -> Iterator[bytes]:
 
 
 @contextmanager
-def _blame(where: str) -> Iterator[None]:
+def _unpacking_errors(where: str) -> Iterator[None]:
     """Convert errors of unpacking and conversion to a ValueError that names the file."""
     try:
         yield
@@ -168,9 +168,9 @@ def _blame(where: str) -> Iterator[None]:
 def _part_lines(part: Part, path: Path) -> Iterator[bytes]:
     if part.packing == "tar-folder":
         contents = {}
-        for key, name, content in _members(part, path):
-            with _blame(name[0]):
-                contents[key] = list(FOLDER_FORMS[part.form](name, content))
+        for key, match, content in _members(part, path):
+            with _unpacking_errors(match[0]):
+                contents[key] = list(FOLDER_FORMS[part.form](match, content))
         for key in sorted(contents):
             yield from contents.pop(key)
         return
@@ -197,11 +197,11 @@ def _members(part: Part, path: Path) -> Iterator[tuple[tuple[int | str, ...], re
     with _open_tar(path) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
             tar.members = []  # type: ignore[attr-defined]  # free the memory: tarfile keeps all members
-            name = pattern.fullmatch(member.name)
-            content = tar.extractfile(member) if name is not None and member.isreg() else None
-            if name is None or content is None:
+            match = pattern.fullmatch(member.name)
+            content = tar.extractfile(member) if match is not None and member.isreg() else None
+            if match is None or content is None:
                 continue
-            key = tuple(int(group) if group.isdecimal() else group for group in name.groups())
+            key = tuple(int(group) if group.isdecimal() else group for group in match.groups())
             if key in keys or member.size > LONGEST:
                 problem = (
                     "occurs twice in the archive"
@@ -210,7 +210,7 @@ def _members(part: Part, path: Path) -> Iterator[tuple[tuple[int | str, ...], re
                 )
                 raise ValueError(f"{member.name}: {problem}")
             keys.add(key)
-            yield key, name, content.read()
+            yield key, match, content.read()
         # Read to the end, so that the checksum is verified: tarfile does not report truncated archives.
         while stream.read(LONGEST):
             pass

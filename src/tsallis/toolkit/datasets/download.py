@@ -77,7 +77,7 @@ def fetch(file: SourceFile, path: Path) -> Path:
         with created_folder(path.parent):
             part = path.with_name(path.name + ".part")
             # A wrong partial file is detected only when it is complete. Then download once more from the start.
-            if not (part.exists() and _complete(file, part, path)) and not _complete(file, part, path):
+            if not (part.exists() and _finish_part(file, part, path)) and not _finish_part(file, part, path):
                 raise InputError(
                     f"{path}: the download differs from {known(file, path)} (wrong checksum); it was deleted"
                 )
@@ -136,12 +136,12 @@ def count_lines(path: Path) -> int:
         return sum(chunk.count(b"\n") for chunk in iter(lambda: stream.read(CHUNK), b""))
 
 
-def _complete(file: SourceFile, part: Path, path: Path) -> bool:
+def _finish_part(file: SourceFile, part: Path, path: Path) -> bool:
     """Download the rest of `part` and return whether its content is correct; remove a wrong file."""
-    have = _size(part)
-    if file.size is not None and have > file.size:
+    downloaded = _file_size(part)
+    if file.size is not None and downloaded > file.size:
         part.unlink()
-    if have != file.size:
+    if downloaded != file.size:
         _download(file, part)
     if same_digest(file, part, path):
         return True
@@ -152,7 +152,7 @@ def _complete(file: SourceFile, part: Path, path: Path) -> bool:
 def _download(file: SourceFile, part: Path) -> None:
     for url in file.urls:
         try:
-            _stream(url, part, file.size)
+            _download_from(url, part, file.size)
             return
         except urllib.error.HTTPError as error:
             if error.code == 416 and file.size is None and part.exists():
@@ -162,24 +162,29 @@ def _download(file: SourceFile, part: Path) -> None:
             if error.code != 404:
                 raise InputError(f"{url}: the server answered {error.code} {error.reason}") from error
         except (OSError, HTTPException) as error:
-            kept = f"{_size(part)} of {file.size or 'an unknown number of'} bytes are kept"
-            raise InputError(f"{url}: {error}; {kept}; run the same command again to resume the download") from error
+            progress = f"{_file_size(part)} of {file.size or 'an unknown number of'} bytes are kept"
+            raise InputError(
+                f"{url}: {error}; {progress}; run the same command again to resume the download"
+            ) from error
     raise InputError(f"{' and '.join(file.urls)}: not found on the server")
 
 
-def _stream(url: str, part: Path, size: int | None) -> None:
-    have = _size(part)
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-        sent = answer.headers.get("Content-Range", "")
-        if answer.status == 206 and not sent.startswith(f"bytes {have}-"):
-            raise InputError(f"{url}: expected the bytes from {have} to the end of the file, found the range {sent!r}")
-        position = have if answer.status == 206 else 0  # if a server ignores the range, it sends the whole file again
-        length = answer.headers.get("Content-Length", "")
+def _download_from(url: str, part: Path, size: int | None) -> None:
+    downloaded = _file_size(part)
+    request = urllib.request.Request(url, headers={"Range": f"bytes={downloaded}-"} if downloaded else {})
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+        content_range = response.headers.get("Content-Range", "")
+        if response.status == 206 and not content_range.startswith(f"bytes {downloaded}-"):
+            raise InputError(
+                f"{url}: expected the bytes from {downloaded} to the end of the file, found the range {content_range!r}"
+            )
+        # If a server ignores the range, it sends the whole file again.
+        position = downloaded if response.status == 206 else 0
+        length = response.headers.get("Content-Length", "")
         end = position + int(length) if length.isdecimal() else size
         with part.open("ab" if position else "wb") as stream:
             # Limit the download to the expected size, even if the server sends more.
-            while chunk := answer.read(CHUNK if size is None else min(CHUNK, size - position)):
+            while chunk := response.read(CHUNK if size is None else min(CHUNK, size - position)):
                 stream.write(chunk)
                 position += len(chunk)
             stream.flush()
@@ -188,5 +193,5 @@ def _stream(url: str, part: Path, size: int | None) -> None:
         raise ConnectionError("the connection ended early")
 
 
-def _size(path: Path) -> int:
+def _file_size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0

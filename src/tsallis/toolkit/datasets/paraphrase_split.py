@@ -29,11 +29,11 @@ def split_pairs(pairs: Iterable[Pair], held_out: int = HELD_OUT) -> dict[str, li
     split_of = ["train"] * len(clean)
     counts = {"dev": 0, "test": 0}
     for members in order:
-        wanting = [split for split in counts if counts[split] < held_out]
-        if len(members) <= LARGEST and wanting:
-            counts[wanting[0]] += len(members)
+        unfilled = [split for split in counts if counts[split] < held_out]
+        if len(members) <= LARGEST and unfilled:
+            counts[unfilled[0]] += len(members)
             for i in members:
-                split_of[i] = wanting[0]
+                split_of[i] = unfilled[0]
     splits: dict[str, list[Pair]] = {"train": [], "dev": [], "test": []}
     for pair, split in zip(clean, split_of, strict=True):
         splits[split].append(pair)

@@ -67,7 +67,7 @@ class Source:
             "licence": self.licence,
             "citation": self.citation,
             "files": len(self.files),
-            "without_digest": sum(not _vouched_for(file) for file in self.files),
+            "without_digest": sum(not _has_known_digest(file) for file in self.files),
             "bytes": None if None in self._sizes() else self.size,
             "parallel": self.parallel,
             "languages": self.languages(),
@@ -79,18 +79,18 @@ class Source:
         if facts["bytes"] is None:
             size = "size not known" if not self.size else f"more than {size}"
         unknown = facts["without_digest"]
-        checked = f", {unknown} of them without a published digest" if unknown else ""
+        digest_note = f", {unknown} of them without a published digest" if unknown else ""
         return [
             f"{self.name}\t{self.title}",
-            f"\t{len(self.files)} files{checked}, {size}, licence: {self.licence}",
+            f"\t{len(self.files)} files{digest_note}, {size}, licence: {self.licence}",
             f"\tcite: {self.citation}",
         ]
 
 
-def _vouched_for(file: SourceFile) -> bool:
+def _has_known_digest(file: SourceFile) -> bool:
     """Return whether a digest is known for a file or for all of its archives."""
     packed = [archive for part in file.parts for archive in part.needs]
-    return file.has_digest or (bool(packed) and all(map(_vouched_for, packed)))
+    return file.has_digest or (bool(packed) and all(map(_has_known_digest, packed)))
 
 
 def language_of(name: str) -> str:
@@ -114,16 +114,16 @@ def read_sources() -> dict[str, Source]:
         TypeError: If a field is missing or unknown.
     """
     content = json.loads(files("tsallis.toolkit.datasets").joinpath("sources.json").read_text(encoding="utf-8"))
-    return {name: _source(name, **facts) for name, facts in content.items()}
+    return {name: _make_source(name, **facts) for name, facts in content.items()}
 
 
-def _source(
+def _make_source(
     name: str, files: dict[str, Any], archives: dict[str, Any] | None = None, urls: Sequence[str] = (), **facts: Any
 ) -> Source:
     def make_file(name: str, parts: Sequence[Any] = (), **facts: Any) -> SourceFile:
         addresses = facts.pop("urls", () if parts else urls)
-        made = tuple(part for content in parts for part in make_parts(**content))
-        return SourceFile(name, tuple(url.replace("{name}", name) for url in addresses), parts=made, **facts)
+        file_parts = tuple(part for content in parts for part in make_parts(**content))
+        return SourceFile(name, tuple(url.replace("{name}", name) for url in addresses), parts=file_parts, **facts)
 
     def find_archive(name: str) -> SourceFile:
         return make_file(name, **(archives or {}).get(name, {}))
@@ -166,8 +166,8 @@ def get(
     names = source.languages()
     unknown = [language for language in languages or () if language not in names]
     if unknown:
-        what = "file" if names == sorted(f.name for f in source.files) else "language"
-        raise InputError(f"{name} has no {what} {', '.join(map(repr, unknown))}; it has {', '.join(names)}")
+        kind = "file" if names == sorted(f.name for f in source.files) else "language"
+        raise InputError(f"{name} has no {kind} {', '.join(map(repr, unknown))}; it has {', '.join(names)}")
     files = [f for f in source.files if languages is None or source.language_of(f.name) in languages]
     packed = folder / PACKED_FILE
     present = [file for file in files if (folder / file.name).exists()]
@@ -181,7 +181,7 @@ def get(
         paths.append(fetch_text(file, path, packed, report) if file.parts else fetch(file, path))
     if source.parallel:
         check_sides(paths)
-    _clear(packed, [a for file in files for part in file.parts for a in part.needs])
+    _remove_archives(packed, [a for file in files for part in file.parts for a in part.needs])
     return paths
 
 
@@ -201,7 +201,7 @@ def check_sides(paths: Sequence[Path]) -> None:
             )
 
 
-def _clear(packed: Path, archives: Sequence[SourceFile]) -> None:
+def _remove_archives(packed: Path, archives: Sequence[SourceFile]) -> None:
     """Remove unpacked archives, and their folder unless it contains other files."""
     for archive in archives:
         for path in (packed / archive.name, record_of(packed / archive.name)):

@@ -38,7 +38,7 @@ class SyntheticTask:
     make: Callable[[Random, int], SyntheticExample]
 
 
-def _rearranged(order: Callable[[list[int]], list[int]]) -> Callable[[Random, int], SyntheticExample]:
+def _make_reordering(order: Callable[[list[int]], list[int]]) -> Callable[[Random, int], SyntheticExample]:
     """Return a function that creates examples: a sequence, a separator, and the sequence in another order."""
 
     def make(random: Random, length: int) -> SyntheticExample:
@@ -118,9 +118,9 @@ SYNTHETIC_TASKS = {
     task.name: task
     for task in (
         SyntheticTask("recall", LETTERS + 1, 8, recall),
-        SyntheticTask("copy", SYMBOLS + 1, 2, _rearranged(list)),
-        SyntheticTask("reverse", SYMBOLS + 1, 2, _rearranged(lambda tokens: tokens[::-1])),
-        SyntheticTask("sort", SYMBOLS + 1, 2, _rearranged(sorted)),
+        SyntheticTask("copy", SYMBOLS + 1, 2, _make_reordering(list)),
+        SyntheticTask("reverse", SYMBOLS + 1, 2, _make_reordering(lambda tokens: tokens[::-1])),
+        SyntheticTask("sort", SYMBOLS + 1, 2, _make_reordering(sorted)),
         SyntheticTask("two-back", SYMBOLS + 1, 3, two_back),
         SyntheticTask("flip-flop", ZERO + 2, 4, flip_flop),
         SyntheticTask("local-count", SYMBOLS + 1, 1, local_count),

@@ -83,5 +83,5 @@ def synthetic_corpus(name: str, each: int, lengths: Sequence[tuple[int, int]], s
         ValueError: If the task is unknown, or has no examples of these lengths.
     """
     streams = tuple(SyntheticStream(name, least, most, seed) for least, most in lengths)
-    nothing = RaggedRows(np.empty(0, np.int64), np.zeros(each * len(streams) + 1, np.int64))
-    return SyntheticCorpus(nothing, nothing, streams=streams, each=each)
+    empty_rows = RaggedRows(np.empty(0, np.int64), np.zeros(each * len(streams) + 1, np.int64))
+    return SyntheticCorpus(empty_rows, empty_rows, streams=streams, each=each)

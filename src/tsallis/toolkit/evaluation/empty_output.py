@@ -22,12 +22,12 @@ def empty_log_probs(model: Decoder, corpus: Corpus, batch_size: int = 128, vocab
     If several symbol sequences of `vocabulary` can spell the same text, compute the log-probability of the empty text.
     """
     log_probs = torch.empty(len(corpus), dtype=torch.float64)
-    device, texts = device_of(model), vocabulary is not None and ambiguous_text(vocabulary) is not None
+    device, as_texts = device_of(model), vocabulary is not None and ambiguous_text(vocabulary) is not None
     for batch in corpus.batches(batch_size):
-        if texts:
+        if as_texts:
             sources = batch.src.to(device), batch.src_lengths.to(device)
-            found = score_texts(model, *sources, [""] * len(batch.src), spellings_of(vocabulary))
-            log_probs[list(batch.index)] = torch.tensor([text.log_prob for text in found], dtype=torch.float64)
+            text_probs = score_texts(model, *sources, [""] * len(batch.src), spellings_of(vocabulary))
+            log_probs[list(batch.index)] = torch.tensor([text.log_prob for text in text_probs], dtype=torch.float64)
             continue
         begin, end = (torch.full((len(batch.src), 1), token, device=device) for token in (BOS, EOS))
         log_probs[list(batch.index)] = score(
@@ -54,17 +54,17 @@ def compare_empty(log_prob: float, result: Result, vocabulary: Any = None) -> tu
     best, certificate = result.best, result.certificate
     if log_prob == -math.inf:
         return False, "no"
-    others = [h for h in result.hypotheses if (h.tokens if vocabulary is None else vocabulary.decode(h.tokens))]
-    best_is_empty = best is not None and best not in others[:1]
-    beaten = best is None or (not best_is_empty and log_prob > best.log_prob)
+    nonempty = [h for h in result.hypotheses if (h.tokens if vocabulary is None else vocabulary.decode(h.tokens))]
+    best_is_empty = best is not None and best not in nonempty[:1]
+    more_probable = best is None or (not best_is_empty and log_prob > best.log_prob)
     # With a length penalty, the best hypothesis is not always the most probable one.
-    if any(hypothesis.log_prob > log_prob for hypothesis in others):
-        return beaten, "no"
+    if any(hypothesis.log_prob > log_prob for hypothesis in nonempty):
+        return more_probable, "no"
     if best_is_empty:
         return False, "yes" if certificate.proves_best else "unknown"
     if result.scope == "limited":  # the probabilities of outputs outside the scope are unknown
-        return beaten, "unknown"
+        return more_probable, "unknown"
     proved = certificate.kind == "complete" or (certificate.kind != "none" and log_prob >= certificate.bound)
-    if result.missing and others:  # the listed probability of a text is only a lower bound
-        proved = proved and math.exp(log_prob) >= max(h.prob for h in others) + result.missing
-    return beaten, "yes" if proved else "unknown"
+    if result.missing and nonempty:  # the listed probability of a text is only a lower bound
+        proved = proved and math.exp(log_prob) >= max(h.prob for h in nonempty) + result.missing
+    return more_probable, "yes" if proved else "unknown"

@@ -137,7 +137,7 @@ def evaluate(
         gold_listed=hits / count,
         output_sum=scores.output_sum,
         attention_support_teacher_forced=scores.attention_support,
-        empty_rate=sum(more for more, _ in compared) / count,
+        empty_rate=sum(more_probable for more_probable, _ in compared) / count,
         empty_best=sum(proof == "yes" for _, proof in compared) / count,
         empty_possible=sum(log_prob > -math.inf for log_prob in empty) / count,
         seconds=seconds,
@@ -175,5 +175,5 @@ def _possible_texts(model: Decoder, corpus: Corpus, rows: Sequence[int], vocabul
         part = rows[first : first + BATCH]
         batch = corpus.batch(part).to(device_of(model))
         scored = score_outputs(model, batch, [vocabulary.decode(corpus.tgt[row]) for row in part], vocabulary)
-        possible.update({row: found.possible is True for row, (_, found) in zip(part, scored, strict=True)})
+        possible.update({row: probability.possible is True for row, (_, probability) in zip(part, scored, strict=True)})
     return possible

@@ -137,28 +137,28 @@ def output_records(
         answers: Right answers of each row; the corpus contains the first one.
         results: Search results, one per row.
     """
-    texts = ambiguous_text(tgt_vocab) is not None
-    references = [next(iter(right), "") for right in answers]
+    ambiguous = ambiguous_text(tgt_vocab) is not None
+    references = [next(iter(row_answers), "") for row_answers in answers]
     empty, device = empty_log_probs(model, corpus, vocabulary=tgt_vocab).tolist(), device_of(model)
     for first in range(0, len(results), BATCH):
         rows = range(first, min(first + BATCH, len(results)))
         batch = corpus.batch(rows).to(device)
-        part = [results[row].truncated(1) for row in rows]
+        batch_results = [results[row].truncated(1) for row in rows]
         described: list[dict[str, Any]]
-        if texts:
-            part = complete_results(model, batch, part, tgt_vocab)
+        if ambiguous:
+            batch_results = complete_results(model, batch, batch_results, tgt_vocab)
             scored = score_outputs(model, batch, [references[row] for row in rows], tgt_vocab)
-            described = [describe_text(*of_row, tgt_vocab) for of_row in scored]
+            described = [describe_text(*row_scores, tgt_vocab) for row_scores in scored]
         else:
             scores = score_tokens(model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
-            described = [describe_tokens(of_row, tgt_vocab) for of_row in scores]
-        for row, of_reference, of_output in zip(rows, described, part, strict=True):
-            more, best = compare_empty(empty[row], results[row], tgt_vocab if texts else None)
+            described = [describe_tokens(row_scores, tgt_vocab) for row_scores in scores]
+        for row, reference, result in zip(rows, described, batch_results, strict=True):
+            more_probable, best_of_all = compare_empty(empty[row], results[row], tgt_vocab if ambiguous else None)
             yield {
-                "reference": {"text": references[row], **of_reference},
+                "reference": {"text": references[row], **reference},
                 **({"answers": answers[row]} if len(answers[row]) > 1 else {}),
-                "output": _describe_best(tgt_vocab, answers[row], results[row], of_output.best),
-                "empty": {"log_prob": finite(empty[row]), "more_probable": more, "best_of_all": best},
+                "output": _describe_best(tgt_vocab, answers[row], results[row], result.best),
+                "empty": {"log_prob": finite(empty[row]), "more_probable": more_probable, "best_of_all": best_of_all},
             }
 
 

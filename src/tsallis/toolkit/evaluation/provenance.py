@@ -19,7 +19,7 @@ import torch
 from tsallis.toolkit.data.io import check_file, digest_file
 
 PACKAGE = Path(__file__).parents[2]
-_FOLDERS = re.compile(r"""(?<![\w.:/~-])/+(?:[^/,'"\[\]{}]+/+)*(?=[^/,'"\[\]{}\s])""")  # the folders of a path
+_PATH_FOLDERS = re.compile(r"""(?<![\w.:/~-])/+(?:[^/,'"\[\]{}]+/+)*(?=[^/,'"\[\]{}\s])""")  # the folders of a path
 
 
 def environment() -> dict[str, Any]:
@@ -86,10 +86,10 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
         >>> command_line(["tsallis", "train", "a.yaml", "data.folder=/data/multi30k"])
         'tsallis train a.yaml data.folder=multi30k'
     """
-    program, *rest = sys.argv if arguments is None else arguments
+    program, *program_arguments = sys.argv if arguments is None else arguments
     path = Path(program)
     name = path.parent.name if path.stem == "__main__" else path.name
-    return shlex.join([name, *(shorten_path(text) for text in rest)])
+    return shlex.join([name, *(shorten_path(text) for text in program_arguments)])
 
 
 def shorten_path(text: str) -> str:
@@ -101,7 +101,7 @@ def shorten_path(text: str) -> str:
         >>> shorten_path("data.train=[/home/ada/a.tsv, more/b.tsv]")
         'data.train=[a.tsv, more/b.tsv]'
     """
-    return _FOLDERS.sub("", text)
+    return _PATH_FOLDERS.sub("", text)
 
 
 def digest_files(paths: Iterable[Path]) -> dict[str, Any]:

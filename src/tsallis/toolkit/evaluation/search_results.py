@@ -87,5 +87,5 @@ def accuracy(results: Sequence[Result], corpus: Corpus) -> float:
         >>> accuracy([result, result], Corpus([[4], [4]], [[5], [4]]))
         0.5
     """
-    right = sum(r.best is not None and list(r.best.tokens) == list(corpus.tgt[i]) for i, r in enumerate(results))
-    return right / max(len(results), 1)
+    num_correct = sum(r.best is not None and list(r.best.tokens) == list(corpus.tgt[i]) for i, r in enumerate(results))
+    return num_correct / max(len(results), 1)

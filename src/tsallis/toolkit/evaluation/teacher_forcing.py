@@ -164,9 +164,9 @@ def row_hits(model: Any, batches: Iterable[Batch]) -> dict[int, tuple[int, int]]
             hidden = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device)).hidden
             mask = counted_symbols(model, tgt_out)
             known = has_loss(tgt_out) & mask
-            right = torch.zeros_like(known)
-            right[known] = model.output.scores(hidden[known]).argmax(-1) == tgt_out[known]
-            counts = zip(right.sum(1).tolist(), mask.sum(1).tolist(), strict=True)
+            correct = torch.zeros_like(known)
+            correct[known] = model.output.scores(hidden[known]).argmax(-1) == tgt_out[known]
+            counts = zip(correct.sum(1).tolist(), mask.sum(1).tolist(), strict=True)
             hits.update(dict(zip(batch.index, counts, strict=True)))
     return hits
 
@@ -182,10 +182,10 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[dict[str, f
     thresholds = output.thresholds(scores, probs) if hasattr(output, "thresholds") else None
     # The two scores of Martins et al. need normalized probabilities.
     shares = probs if output.normalized else probs / probs.sum(-1, keepdim=True).clamp(min=1e-30)
-    of_gold_share = _gold_values(shares, gold, known)
+    gold_shares = _gold_values(shares, gold, known)
     # The loss of an ensemble or of a mixture is not a function of scores.
-    of_scores = hasattr(output, "loss_of_scores") and not isinstance(output, MixtureOutput)
-    loss, inputs = (output.loss_of_scores, scores) if of_scores else (output.loss, hidden)
+    uses_scores = hasattr(output, "loss_of_scores") and not isinstance(output, MixtureOutput)
+    loss, inputs = (output.loss_of_scores, scores) if uses_scores else (output.loss, hidden)
     sums = {
         "loss": loss(inputs[known], gold[known], reduction="sum"),
         "gold_in_support": gold_possible.sum(),
@@ -194,8 +194,8 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[dict[str, f
         "output_sum": probs.sum(),
         "logit_norm": scores.masked_fill(scores == -torch.inf, 0).norm(dim=-1).sum(),
         "threshold": probs.new_tensor(torch.nan) if thresholds is None else thresholds.sum(),
-        "smoothed_loss": smoothed_losses(of_gold_share, shares.shape[-1]).sum(),
-        "sparsemax_score": sparsemax_scores(shares, of_gold_share).sum(),
+        "smoothed_loss": smoothed_losses(gold_shares, shares.shape[-1]).sum(),
+        "sparsemax_score": sparsemax_scores(shares, gold_shares).sum(),
     }
     return _to_floats(sums), gold_possible
 

@@ -35,32 +35,37 @@ def score_outputs(
         references: Text of each target.
         vocabulary: Vocabulary of the targets.
     """
-    usual = score_tokens(model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
-    spellings, known = spellings_of(vocabulary), dict[int, str]()
+    token_scores = score_tokens(model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
+    spellings, known_texts = spellings_of(vocabulary), dict[int, str]()
     targets = [[n for n in row if n != IGNORE_INDEX][:-1] for row in batch.tgt_out.tolist()]
     for row, (reference, target) in enumerate(zip(references, targets, strict=True)):
         if spellings.can_spell(reference):
-            known[row] = reference
+            known_texts[row] = reference
         elif UNK not in target:
-            known[row] = vocabulary.decode(target)
-    found = dict.fromkeys(range(len(targets)), TextProbability((), 0.0))
-    rows = torch.tensor([*known], dtype=torch.long, device=batch.src.device)
-    if known:
+            known_texts[row] = vocabulary.decode(target)
+    probabilities = dict.fromkeys(range(len(targets)), TextProbability((), 0.0))
+    rows = torch.tensor([*known_texts], dtype=torch.long, device=batch.src.device)
+    if known_texts:
         sources = batch.src[rows], batch.src_lengths[rows]
-        found.update(zip(known, score_texts(model, *sources, [*known.values()], spellings), strict=True))
-    for row, scores in enumerate(usual):
-        if scores.exclusion is None and (row not in known or vocabulary.decode(targets[row]) == known[row]):
+        probabilities.update(
+            zip(known_texts, score_texts(model, *sources, [*known_texts.values()], spellings), strict=True)
+        )
+    for row, scores in enumerate(token_scores):
+        if scores.exclusion is None and (row not in known_texts or vocabulary.decode(targets[row]) == known_texts[row]):
             sequence = Hypothesis(tuple(targets[row]), scores.log_prob, scores.support, ())
-            found[row] = found[row].including(sequence)
-    best = {row: text.segmentations[0].tokens for row, text in found.items() if text.segmentations}
-    others = [row for row, tokens in best.items() if list(tokens) != targets[row]]
-    if others:
-        sources_of = [batch.src[row, : int(batch.src_lengths[row])].tolist() for row in others]
-        corpus = TextCorpus(sources_of, [best[row] for row in others])
-        part = corpus.batch(range(len(others))).to(batch.src.device)
-        scores_of = score_tokens(model, part.src, part.src_lengths, part.tgt_in, part.tgt_out)
-        usual = [dict(zip(others, scores_of, strict=True)).get(row, scores) for row, scores in enumerate(usual)]
-    return [(scores, found[row]) for row, scores in enumerate(usual)]
+            probabilities[row] = probabilities[row].including(sequence)
+    best_tokens = {row: text.segmentations[0].tokens for row, text in probabilities.items() if text.segmentations}
+    rescored_rows = [row for row, tokens in best_tokens.items() if list(tokens) != targets[row]]
+    if rescored_rows:
+        rescored_sources = [batch.src[row, : int(batch.src_lengths[row])].tolist() for row in rescored_rows]
+        corpus = TextCorpus(rescored_sources, [best_tokens[row] for row in rescored_rows])
+        rescored_batch = corpus.batch(range(len(rescored_rows))).to(batch.src.device)
+        rescored = score_tokens(
+            model, rescored_batch.src, rescored_batch.src_lengths, rescored_batch.tgt_in, rescored_batch.tgt_out
+        )
+        for row, scores in zip(rescored_rows, rescored, strict=True):
+            token_scores[row] = scores
+    return [(scores, probabilities[row]) for row, scores in enumerate(token_scores)]
 
 
 def text_probabilities(
@@ -68,15 +73,15 @@ def text_probabilities(
 ) -> list[dict[str, TextProbability]]:
     """Return the probabilities of the first distinct texts of each row. These texts share one search budget."""
     texts = [list(dict.fromkeys(row))[:LISTED] for row in rows]
-    found: list[dict[str, TextProbability]] = [{} for _ in texts]
+    probabilities: list[dict[str, TextProbability]] = [{} for _ in texts]
     for size in sorted({len(row) for row in texts} - {0}):
         pairs = [(number, text) for number, row in enumerate(texts) if len(row) == size for text in row]
         index = torch.tensor([number for number, _ in pairs], device=batch.src.device)
         sources, budget = (batch.src[index], batch.src_lengths[index]), max(SPELLED // size, LEAST)
         scored = score_texts(model, *sources, [text for _, text in pairs], spellings_of(vocabulary), budget=budget)
         for (number, text), probability in zip(pairs, scored, strict=True):
-            found[number][text] = probability
-    return found
+            probabilities[number][text] = probability
+    return probabilities
 
 
 def complete_results(model: Decoder, batch: Batch, results: Sequence[Result], vocabulary: Any) -> list[Result]:
@@ -84,17 +89,17 @@ def complete_results(model: Decoder, batch: Batch, results: Sequence[Result], vo
 
     Complete results do not change. If every text has a single spelling in the vocabulary, no result changes.
     """
-    text = ambiguous_text(vocabulary)
-    if text is None:
+    decode = ambiguous_text(vocabulary)
+    if decode is None:
         return [*results]
     open_texts = [
-        [] if result.certificate.kind == "complete" else [text(h.tokens) for h in result.hypotheses]
+        [] if result.certificate.kind == "complete" else [decode(h.tokens) for h in result.hypotheses]
         for result in results
     ]
-    found = text_probabilities(model, batch, open_texts, vocabulary)
+    probabilities = text_probabilities(model, batch, open_texts, vocabulary)
     return [
-        complete_texts(result, [*of_row.values()]) if of_row else result
-        for result, of_row in zip(results, found, strict=True)
+        complete_texts(result, [*row_probs.values()]) if row_probs else result
+        for result, row_probs in zip(results, probabilities, strict=True)
     ]
 
 
@@ -103,20 +108,20 @@ def join_draws(
 ) -> list[list[Hypothesis | None]]:
     """Replace each sample's probability by the probability of its text, summed over all segmentations."""
     texts = [[vocabulary.decode(draw.tokens) for draw in row if draw is not None] for row in rows]
-    found = text_probabilities(model, batch, texts, vocabulary)
+    probabilities = text_probabilities(model, batch, texts, vocabulary)
     joined: list[list[Hypothesis | None]] = []
-    for row, of_row in zip(rows, found, strict=True):
-        known: dict[str, TextProbability] = {}
+    for row, row_probs in zip(rows, probabilities, strict=True):
+        merged: dict[str, TextProbability] = {}
         for draw in row:
             if draw is not None:
                 text = vocabulary.decode(draw.tokens)
-                known[text] = known.get(text, of_row.get(text, TextProbability((), 0.0))).including(draw)
-        totals = {text: join_segmentations(probability.segmentations) for text, probability in known.items()}
-        joined.append([draw and _as_drawn(draw, totals[vocabulary.decode(draw.tokens)]) for draw in row])
+                merged[text] = merged.get(text, row_probs.get(text, TextProbability((), 0.0))).including(draw)
+        totals = {text: join_segmentations(probability.segmentations) for text, probability in merged.items()}
+        joined.append([draw and _with_text_probability(draw, totals[vocabulary.decode(draw.tokens)]) for draw in row])
     return joined
 
 
-def _as_drawn(draw: Hypothesis, total: Hypothesis) -> Hypothesis:
+def _with_text_probability(draw: Hypothesis, total: Hypothesis) -> Hypothesis:
     """Return a sample with the probability of its text; its symbols and supports stay the same."""
     return replace(draw, log_prob=total.log_prob, segmentations=total.segmentations)
 

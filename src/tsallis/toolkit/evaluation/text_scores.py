@@ -59,9 +59,9 @@ class SampledScore(ABC):
 
         if not self.count:
             return 0.0, 0.0
-        chosen, values = np.random.default_rng(0), []
+        generator, values = np.random.default_rng(0), []
         for _ in range(DRAWS):
-            counts = np.bincount(chosen.integers(0, self.count, self.count), minlength=self.count)
+            counts = np.bincount(generator.integers(0, self.count, self.count), minlength=self.count)
             values.append(self.of(counts) - (0.0 if other is None else other.of(counts)))
         low, high = np.quantile(values, (0.025, 0.975)).tolist()
         return low, high

@@ -174,8 +174,8 @@ class Form:
         from tsallis.search import Certificate, Result
         from tsallis.toolkit.evaluation.outputs import describe_result
 
-        nothing = Result((), Certificate("none", -math.inf))  # for a blank line
-        content = describe_result(answer.result or nothing, self.vocabulary)
+        empty_result = Result((), Certificate("none", -math.inf))  # for a blank line
+        content = describe_result(answer.result or empty_result, self.vocabulary)
         for output, described in zip(answer.outputs, content["hypotheses"], strict=True):
             described.update(self._details(output))
         if self.options.mode == "beam":

@@ -105,8 +105,8 @@ def check_generation(options: SearchOptions) -> None:
     """
     if fault := choice_fault(options.mode, MODES):
         raise OptionError(lambda spell: f"{spell('mode')} {fault}")
-    if others := [name for name in options.given if name not in OF_GENERATION]:
-        raise OptionError(lambda spell: f"{spell(others[0])} can't be used with a language model")
+    if unsupported := [name for name in options.given if name not in OF_GENERATION]:
+        raise OptionError(lambda spell: f"{spell(unsupported[0])} can't be used with a language model")
 
 
 def draw_texts(run: Run, batch: Batch, options: SearchOptions, lines: Sequence[int]) -> list[list[GeneratedText]]:
@@ -154,10 +154,10 @@ def continue_prompt(run: Run, prompt: str, symbols: Sequence[int], output: Gener
         output: Continuation, from a draw or a search.
     """
     vocabulary: Any = run.tgt_vocab
-    before, whole = (str(vocabulary.decode(part)) for part in (symbols, [*symbols, *output.tokens]))
-    following = whole.removeprefix(before)
-    if before[-1:] != " " == prompt[-1:]:  # the prompt already ends with the space before the next subword
-        following = following.removeprefix(" ")
+    prompt_text, full_text = (str(vocabulary.decode(part)) for part in (symbols, [*symbols, *output.tokens]))
+    continuation = full_text.removeprefix(prompt_text)
+    if prompt_text[-1:] != " " == prompt[-1:]:  # the prompt already ends with the space before the next subword
+        continuation = continuation.removeprefix(" ")
     tokens = tuple(vocabulary.name(symbol) for symbol in output.tokens)
     ended = getattr(output, "ended", True)  # a search returns only texts that ended
-    return Continuation(prompt + following, tokens, output.log_prob, output.support, ended)
+    return Continuation(prompt + continuation, tokens, output.log_prob, output.support, ended)

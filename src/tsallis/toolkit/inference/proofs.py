@@ -48,9 +48,16 @@ class Proof:
         """Return the object that `tsallis prove --json` prints for the line."""
         match = self.match
         bounds = {name: getattr(match, name) for name in ("lower", "upper", "open", "too_long")}
-        found = None if match.witness is None else {"text": self.witness, "prob": match.witness.prob}
-        ends = {"expanded": match.expanded, "stopped_by": match.stopped_by}
-        return {"line": self.line, "result": self.result, "absolute": self.absolute, **bounds, "witness": found, **ends}
+        witness = None if match.witness is None else {"text": self.witness, "prob": match.witness.prob}
+        effort = {"expanded": match.expanded, "stopped_by": match.stopped_by}
+        return {
+            "line": self.line,
+            "result": self.result,
+            "absolute": self.absolute,
+            **bounds,
+            "witness": witness,
+            **effort,
+        }
 
 
 @dataclass(frozen=True)
@@ -87,8 +94,8 @@ class Rule:
             raise OptionError(lambda spell: f"use either {spell('never')} or {spell('always')}, got {found}")
         if fault := real_fault(at_least, 0, 1):
             raise OptionError(lambda spell: f"{spell('at_least')} {fault}")
-        if others := [name for name in options.given if name not in (*OF_PROOFS, "mode")]:
-            raise OptionError(lambda spell: f"{spell(others[0])} can't be used in a proof")
+        if unsupported := [name for name in options.given if name not in (*OF_PROOFS, "mode")]:
+            raise OptionError(lambda spell: f"{spell(unsupported[0])} can't be used in a proof")
         pattern = never if always is None else always
         return cls(pattern if isinstance(pattern, str) else tuple(pattern or ()), always is not None, at_least, options)
 
@@ -111,17 +118,19 @@ class Rule:
             pattern = pattern_of(self.pattern, run.tgt_vocab, self.always)
         except (TypeError, ValueError) as error:
             raise InputError(str(error)) from None
-        given = {name: value for name, value in self.options.given.items() if name in OF_PROOFS}
-        limits = {"max_length": defaults.max_length, **given}
+        chosen_limits = {name: value for name, value in self.options.given.items() if name in OF_PROOFS}
+        limits = {"max_length": defaults.max_length, **chosen_limits}
         sources = batch.src, batch.src_lengths
-        found = match(run.model, *sources, [pattern], at_least=self.at_least, stop_early=True, **limits)
+        matches = match(run.model, *sources, [pattern], at_least=self.at_least, stop_early=True, **limits)
         proofs = []
-        for line, (one,) in zip(lines, found, strict=True):
-            result: Any = {"never": "proved", "possible": "refuted"}.get(one.verdict, "unknown")
-            if one.verdict == "always":  # every output breaks the rule; without a witness, this is not shown
-                shown = 0.0 if one.witness is None else one.witness.prob
-                result = "refuted" if shown >= self.at_least and one.witness is not None else "unknown"
-                one = replace(one, lower=shown) if result == "unknown" else one  # outputs that never end don't count
-            witness = None if one.witness is None else str(run.tgt_vocab.decode(one.witness.tokens))
-            proofs.append(Proof(line, result, one, witness))
+        for line, (bounds,) in zip(lines, matches, strict=True):
+            result: Any = {"never": "proved", "possible": "refuted"}.get(bounds.verdict, "unknown")
+            if bounds.verdict == "always":  # every output breaks the rule; without a witness, this is not shown
+                prob = 0.0 if bounds.witness is None else bounds.witness.prob
+                result = "refuted" if prob >= self.at_least and bounds.witness is not None else "unknown"
+                bounds = (
+                    replace(bounds, lower=prob) if result == "unknown" else bounds
+                )  # outputs that never end don't count
+            witness = None if bounds.witness is None else str(run.tgt_vocab.decode(bounds.witness.tokens))
+            proofs.append(Proof(line, result, bounds, witness))
         return proofs

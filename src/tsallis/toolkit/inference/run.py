@@ -67,8 +67,8 @@ def open_run(
     if isinstance(others, str | bytes | os.PathLike):
         raise InputError(f"others must be a list of run folders, got a single one: {describe(others)}")
     paths = [os.path.realpath(path) for path in (folder, *others)]
-    if (twice := next((path for place, path in enumerate(paths) if path in paths[:place]), None)) is not None:
-        warnings.warn(f"{twice}: this run was given twice; it counts twice", IgnoredInputWarning, stacklevel=2)
+    if (repeated := next((path for i, path in enumerate(paths) if path in paths[:i]), None)) is not None:
+        warnings.warn(f"{repeated}: this run was given twice; it counts twice", IgnoredInputWarning, stacklevel=2)
     kind = device_kind(device)
     run = load_run(folder, checkpoint)
     task = task_of_run(run)
@@ -80,7 +80,7 @@ def open_run(
             "task": run.task["task"] == member.task["task"],
             "source vocabulary": run.src_vocab == member.src_vocab,
             "target vocabulary": run.tgt_vocab == member.tgt_vocab,
-            "grid of images": _grid(run.model) == _grid(member.model),
+            "grid of images": _grid_arguments(run.model) == _grid_arguments(member.model),
             "setting of model.copy": copies(run.model) == copies(member.model),
         }
         if differing := [name for name, equal in same.items() if not equal]:
@@ -89,7 +89,7 @@ def open_run(
     return TextRun(replace(run, model=Ensemble(models)) if others else run, task)
 
 
-def _grid(model: Any) -> list[Any]:
+def _grid_arguments(model: Any) -> list[Any]:
     """Return the arguments that set a model's image grid. Equal grids let an ensemble average attention."""
     arguments = getattr(model, "arguments", {})
     return [arguments.get(name) for name in ("image", "stages")]
@@ -179,9 +179,9 @@ class TextRun:
         starts = _beginnings(prefixes, len(texts))
         self.check_translation(options, alignment)
         answers = []
-        for first, run, read in self._blocks(texts, "lines", False, language=language, images=images):
-            own = [starts[first + number] for number in read.numbers]
-            answers += run.answer(read, options, first, own, "prefixes", tokens, alignment)
+        for first, run, encoded in self._blocks(texts, "lines", False, language=language, images=images):
+            row_prefixes = [starts[first + number] for number in encoded.numbers]
+            answers += run.answer(encoded, options, first, row_prefixes, "prefixes", tokens, alignment)
         return answers
 
     def check_translation(self, options: SearchOptions, alignment: str | None = None) -> None:
@@ -231,7 +231,7 @@ class TextRun:
         prefixes = self.spell(lines, options, first, beginnings, name)
         options = options.with_defaults(self.search_options)
         numbers = [first + number + 1 for number in lines.numbers]
-        own = list(beginnings) or [""] * len(numbers)
+        row_prefixes = list(beginnings) or [""] * len(numbers)
         form = Form(self.run.tgt_vocab, options)
         answers = {first + line: Answer(first + line, _form=form) for line in range(1, lines.count + 1)}
         if not len(lines.corpus):
@@ -247,11 +247,13 @@ class TextRun:
                 searched = complete_results(self.run.model, batch, searched, self.run.tgt_vocab)
             results, rows = [*searched], [[*result.hypotheses] for result in searched]
         outputs = self._outputs(lines.corpus, rows, options, tokens, alignment)
-        for row, (number, part, result) in enumerate(zip(numbers, outputs, results, strict=True)):
+        for row, (number, row_outputs, result) in enumerate(zip(numbers, outputs, results, strict=True)):
             source = None if alignment is None else self._source(lines, row)
-            choice = choose(self.run, self.task, options, part, result)
+            choice = choose(self.run, self.task, options, row_outputs, result)
             unknown = self.task.count_unknown(lines.corpus.src[row])
-            answers[number] = Answer(number, part, result, choice, unknown, source, replace(form, beginning=own[row]))
+            answers[number] = Answer(
+                number, row_outputs, result, choice, unknown, source, replace(form, beginning=row_prefixes[row])
+            )
         return list(answers.values())
 
     def spell(
@@ -287,21 +289,21 @@ class TextRun:
         scores: list[Any] = [None] * len(flat)
         links: list[Any] = [None] * len(flat)
         for first in range(0, len(flat), ROWS) if tokens or alignment is not None else ():
-            part, some = slice(first, first + ROWS), pairs[first : first + ROWS]
-            corpus = Corpus([source for source, _ in some], [output for _, output in some])
+            block, block_pairs = slice(first, first + ROWS), pairs[first : first + ROWS]
+            corpus = Corpus([source for source, _ in block_pairs], [output for _, output in block_pairs])
             batch = whole_batch(corpus, self.run.model)
             if tokens:
-                scores[part] = self._score(batch, options)
+                scores[block] = self._score(batch, options)
             if alignment is not None:
-                links[part] = align(self.task, self.run, batch, some, alignment)
+                links[block] = align(self.task, self.run, batch, block_pairs, alignment)
         vocabulary: Any = self.run.tgt_vocab
-        texts = iter(
+        outputs = iter(
             [
                 Output.of(output, vocabulary, penalty, scores=score, alignment=link)
                 for (_, output), score, link in zip(flat, scores, links, strict=True)
             ]
         )
-        return [tuple(None if output is None else next(texts) for output in part) for part in rows]
+        return [tuple(None if output is None else next(outputs) for output in part) for part in rows]
 
     def _score(self, batch: Batch, options: SearchOptions) -> Any:
         """Return the log-probability of each symbol of outputs, at the temperature of the search or of the draws."""
@@ -329,7 +331,7 @@ class TextRun:
         options = _check_options(options, SearchOptions(mode="sample"))
         self.check_generation(options)
         blocks = self._blocks(texts, "prompts", False)
-        return [answer for first, run, read in blocks for answer in run.continue_lines(read, options, first)]
+        return [answer for first, run, encoded in blocks for answer in run.continue_lines(encoded, options, first)]
 
     def check_generation(self, options: SearchOptions) -> None:
         """Raise if the run can't generate texts with these options.
@@ -367,9 +369,9 @@ class TextRun:
             searched = continuations.search_texts(self.run, self.task, batch, options, self.search_options)
             results, rows = [*searched], [result.hypotheses[:1] for result in searched]
         answers = []
-        for row, (number, written, result) in enumerate(zip(numbers, rows, results, strict=True)):
+        for row, (number, generated, result) in enumerate(zip(numbers, rows, results, strict=True)):
             prompt, symbols = lines.titles[row], [int(symbol) for symbol in lines.corpus.src[row]]
-            texts = tuple(continuations.continue_prompt(self.run, prompt, symbols, text) for text in written)
+            texts = tuple(continuations.continue_prompt(self.run, prompt, symbols, text) for text in generated)
             answers.append(Continuations(number, prompt, texts, result))
         return answers
 
@@ -399,14 +401,14 @@ class TextRun:
         """
         texts = _check_lines(lines, "lines")
         starts = _beginnings(typed, len(texts), "typed")
-        listed = SearchOptions(n_best=n_best).n_best or LISTED
+        num_listed = SearchOptions(n_best=n_best).n_best or LISTED
         answers = []
-        for first, run, read in self._blocks(texts, "lines", False, language=language, images=images):
-            completer = Completer(run.run, self.task, listed)
-            rows = {number: row for row, number in enumerate(read.numbers)}
-            for number in range(read.count):
+        for first, run, encoded in self._blocks(texts, "lines", False, language=language, images=images):
+            completer = Completer(run.run, self.task, num_listed)
+            rows = {number: row for row, number in enumerate(encoded.numbers)}
+            for number in range(encoded.count):
                 row, line = rows.get(number), first + number
-                source = None if row is None else read.corpus.batch([row])
+                source = None if row is None else encoded.corpus.batch([row])
                 answers.append(completer.suggest(source, starts[line], line + 1))
         return answers
 
@@ -442,7 +444,7 @@ class TextRun:
         texts = _check_lines(lines, "lines")
         rule = Rule.of(never, always, at_least, _check_options(options, SearchOptions(mode="all")))
         blocks = self._blocks(texts, "lines", False, language=language, images=images)
-        return [proof for first, run, read in blocks for proof in run.prove_lines(read, rule, first)]
+        return [proof for first, run, encoded in blocks for proof in run.prove_lines(encoded, rule, first)]
 
     def prove_lines(self, lines: Lines, rule: Rule, first: int = 0) -> list[Proof]:
         """Return the proofs for encoded lines; blank lines have none.
@@ -492,8 +494,8 @@ class TextRun:
         if targets is not None:
             lines = join_columns(self.task, lines, _check_lines(targets, "targets"))
         scores = []
-        for first, run, read in self._blocks(lines, "sources", True, language=language, images=images):
-            scores += run.score_lines(read, first)
+        for first, run, encoded in self._blocks(lines, "sources", True, language=language, images=images):
+            scores += run.score_lines(encoded, first)
         return scores
 
     def score_lines(self, lines: Lines, first: int = 0) -> list[TextScore]:
@@ -515,8 +517,8 @@ class TextRun:
         if self.text is not None:
             scored = score_outputs(self.run.model, batch, lines.references, vocabulary)
         else:
-            each = score_tokens(self.run.model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
-            scored = [(score, None) for score in each]
+            token_scores = score_tokens(self.run.model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
+            scored = [(score, None) for score in token_scores]
         for number, (score, text) in zip(lines.numbers, scored, strict=True):
             names = tuple(map(vocabulary.name, score.tokens))
             answers[number] = replace(answers[number], tokens=names, scores=score, text=text)
@@ -540,9 +542,9 @@ class TextRun:
         if gold and self.task.empty_outputs:
             values["empty"] = True
         for first in range(0, len(lines), BLOCK):
-            read = self.task.read(lines[first : first + BLOCK], name, self.run, gold, first, **values)
-            run, read = copy_unknown(self.task, self.run, read)
-            yield first, self.for_run(run), read
+            encoded = self.task.read(lines[first : first + BLOCK], name, self.run, gold, first, **values)
+            run, encoded = copy_unknown(self.task, self.run, encoded)
+            yield first, self.for_run(run), encoded
 
 
 def _check_options(options: SearchOptions | None, default: SearchOptions) -> SearchOptions:

@@ -120,20 +120,20 @@ class Completer:
         completions, prompt, typed_symbols = self._complete(source, typed)
         certain, choices = completions.certain, completions.choices
         # If only one symbol sequence spells the typed text, leave the symbols of this text out.
-        first, behind = (typed_symbols, 0) if certain else (0, typed_symbols)
+        certain_start, choice_start = (typed_symbols, 0) if certain else (0, typed_symbols)
         return Suggestions(
             line=line,
             typed=typed,
-            text=self._text(certain, prompt, typed) if certain else typed,
-            certain=self._names(certain[first:]),
+            text=self._display_text(certain, prompt, typed) if certain else typed,
+            certain=self._names(certain[certain_start:]),
             log_prob=completions.log_prob,
             support=completions.support,
             mass=completions.mass,
             missing=completions.missing,
             next=tuple(
                 Suggestion(
-                    self._text([*certain, *choice.tokens], prompt, typed),
-                    self._names(choice.tokens[behind:]),
+                    self._display_text([*certain, *choice.tokens], prompt, typed),
+                    self._names(choice.tokens[choice_start:]),
                     choice.prob,
                     choice.ends,
                 )
@@ -154,16 +154,16 @@ class Completer:
         from tsallis.toolkit.data.subwords import SPACE
 
         vocabulary: Any = self.run.tgt_vocab
-        tokens, rest = self.task.split_typed(typed, self.run)
+        tokens, incomplete = self.task.split_typed(typed, self.run)
         prompt = self._prompt(source)
         if UNK in tokens:  # the unknown symbol could stand for any text
             return Completions(float("-inf"), (), (), 0, 0.0, 0.0), prompt, 0
         batch = source.to(device_of(self.run.model))
-        beginning = self._spell(tokens, prompt) + rest.replace(SPACE, " ")
+        beginning = self._decode(tokens, prompt) + incomplete.replace(SPACE, " ")
         if not (tokens or prompt):  # the first word has no visible space before it
             beginning = beginning.removeprefix(getattr(vocabulary, "separator", "") or " ")
         spellings, place = spellings_of(vocabulary), Place(begun=bool(prompt))
-        text, sources = partial(self._spell, prompt=prompt), (batch.src, batch.src_lengths)
+        text, sources = partial(self._decode, prompt=prompt), (batch.src, batch.src_lengths)
         completions = complete(self.run.model, *sources, beginning, spellings, text, place=place, n_best=self.n_best)
         return completions, prompt, 0 if self.task.ambiguous_text(vocabulary) else len(tokens)
 
@@ -172,15 +172,15 @@ class Completer:
 
     def _prompt(self, source: Batch) -> list[int]:
         """Return the symbols of the prompt that the output of a language model continues; empty for other runs."""
-        goes_on = not self.task.searched and self.task.ambiguous_text(self.run.tgt_vocab) is not None
-        return [int(symbol) for symbol in source.src[0, : int(source.src_lengths[0])]] if goes_on else []
+        continues_prompt = not self.task.searched and self.task.ambiguous_text(self.run.tgt_vocab) is not None
+        return [int(symbol) for symbol in source.src[0, : int(source.src_lengths[0])]] if continues_prompt else []
 
-    def _spell(self, tokens: Sequence[int], prompt: Sequence[int] = ()) -> str:
+    def _decode(self, tokens: Sequence[int], prompt: Sequence[int] = ()) -> str:
         """Return the text that tokens add to a prompt."""
         vocabulary: Any = self.run.tgt_vocab
         return str(vocabulary.decode([*prompt, *tokens]))[len(vocabulary.decode(prompt)) :]
 
-    def _text(self, tokens: Sequence[int], prompt: Sequence[int], typed: str) -> str:
+    def _display_text(self, tokens: Sequence[int], prompt: Sequence[int], typed: str) -> str:
         """Return a continuation for display; after a prompt, the space before the typed text is removed."""
-        text = self._spell(tokens, prompt)
+        text = self._decode(tokens, prompt)
         return text.removeprefix(" ") if prompt and typed else text

@@ -35,7 +35,7 @@ BINS = 20
 WIDEST = 256  # maximum width and height of an image on the page, in pixels
 
 
-class _Sums:
+class _DensityValues:
     """Values per example, from which a :class:`DensitySummary` is computed."""
 
     def __init__(self) -> None:
@@ -52,9 +52,9 @@ class _Sums:
         if density is None or masses is None:
             return
         self.zero_masses.append(float((masses == 0).double().mean()))
-        one = one_of(density, row, density.dims)
-        self.means.append(numbers(one.mean).reshape(-1).tolist())
-        self.sizes.append(area_of(one) if one.dims == 2 else length_of(one))
+        row_density = one_of(density, row, density.dims)
+        self.means.append(numbers(row_density.mean).reshape(-1).tolist())
+        self.sizes.append(area_of(row_density) if row_density.dims == 2 else length_of(row_density))
 
     def fields(self) -> dict[str, Any]:
         """Return the means and histograms for a :class:`DensitySummary`."""
@@ -128,13 +128,13 @@ def summarize_densities(
         raise InputError(
             f"{run.folder}: expected a run with densities over words or images, found the task {run.task['task']}"
         )
-    sums, answers = _read(run, corpus, count, advance)
-    rows = _choose(sums.sizes, list(answers), count, options.sentences) if rows is None else rows
+    values, answers = _read_attention(run, corpus, count, advance)
+    rows = _choose_examples(values.sizes, list(answers), count, options.sentences) if rows is None else rows
     return DensitySummary(
         **describe_run(run),
         corpus=name,
         examples=count,
-        **sums.fields(),
+        **values.fields(),
         shown=tuple(_examples(run, corpus, rows, titles, answers)),
     )
 
@@ -142,17 +142,19 @@ def summarize_densities(
 Answers = dict[int, tuple[str, float]]
 
 
-def _read(run: Run, corpus: Corpus, count: int, advance: Callable[[int, str, int, int], None]) -> tuple[_Sums, Answers]:
+def _read_attention(
+    run: Run, corpus: Corpus, count: int, advance: Callable[[int, str, int, int], None]
+) -> tuple[_DensityValues, Answers]:
     """Return the values of attention, and the answer to each example with its probability."""
-    sums, answers = _Sums(), Answers()
+    values, answers = _DensityValues(), Answers()
     for rows, attention, results in _batches(run, corpus, count):
         for row, index in enumerate(rows):
-            sums.add(*_of_row(attention, row, len(corpus.src[index])), attention.density, row)
+            values.add(*_row_attention(attention, row, len(corpus.src[index])), attention.density, row)
             answers[index] = results[row]
             if gold := _gold(run, corpus, index):
-                sums.hits.append(float(results[row][0] == gold))
+                values.hits.append(float(results[row][0] == gold))
         advance(0, "attention", len(answers), count)
-    return sums, answers
+    return values, answers
 
 
 def _batches(run: Run, corpus: Corpus, count: int) -> Iterator[tuple[Sequence[int], Any, list[tuple[str, float]]]]:
@@ -161,7 +163,10 @@ def _batches(run: Run, corpus: Corpus, count: int) -> Iterator[tuple[Sequence[in
         device = device_of(run.model)
         sources, text = (batch.src.to(device), batch.src_lengths.to(device)), ambiguous_text(run.tgt_vocab)
         best = [result.best for result in beam_search(run.model, *sources, beam_size=1, text=text)]
-        texts = [(run.tgt_vocab.decode(one.tokens), one.prob) if one else ("", 0.0) for one in best]
+        texts = [
+            (run.tgt_vocab.decode(hypothesis.tokens), hypothesis.prob) if hypothesis else ("", 0.0)
+            for hypothesis in best
+        ]
         yield batch.index, _attention(run, batch.src, batch.src_lengths), texts
 
 
@@ -174,14 +179,16 @@ def _attention(run: Run, src: Tensor, lengths: Tensor) -> AttentionMap | GridAtt
     return getattr(attention, "grid", attention)
 
 
-def _of_row(attention: AttentionMap | GridAttention, row: int, length: int) -> tuple[Tensor | None, Tensor | None]:
+def _row_attention(
+    attention: AttentionMap | GridAttention, row: int, length: int
+) -> tuple[Tensor | None, Tensor | None]:
     """Return weights and masses of one row, without padding."""
     count = None if isinstance(attention, GridAttention) else length  # grids have no padding
     masses = None if attention.density is None else numbers(attention.masses[row]).flatten()[:count]
     return None if attention.weights is None else numbers(attention.weights[row]).flatten()[:count], masses
 
 
-def _choose(sizes: Sequence[float], order: Sequence[int], count: int, shown: int) -> list[int]:
+def _choose_examples(sizes: Sequence[float], order: Sequence[int], count: int, shown: int) -> list[int]:
     """Choose the first examples, and the examples with the smallest supports."""
     smallest = [index for _, index in sorted(zip(sizes, order, strict=False))]
     rows = set(range(min(count, (shown + 1) // 2 if smallest else shown)))
@@ -204,8 +211,8 @@ def _examples(
         attention = _attention(run, batch.src, batch.src_lengths)
         symbols = batch.src[0].tolist()
         is_image = isinstance(attention, GridAttention)
-        weights, masses = _of_row(attention, 0, len(symbols))
-        rows_of_grid, columns = attention.weights.shape[1:] if isinstance(attention, GridAttention) else (0, 0)
+        weights, masses = _row_attention(attention, 0, len(symbols))
+        grid_rows, grid_columns = attention.weights.shape[1:] if isinstance(attention, GridAttention) else (0, 0)
         yield DensityExample(
             index=row,
             title=titles[row],
@@ -214,7 +221,7 @@ def _examples(
             answer=answers[row][0],
             prob=answers[row][1],
             weights=() if weights is None else tuple(weights.tolist()),
-            grid=(int(rows_of_grid), int(columns)) if is_image else None,
+            grid=(int(grid_rows), int(grid_columns)) if is_image else None,
             masses=() if masses is None else tuple(masses.tolist()),
             density=None if attention.density is None else draw_density(attention.density, 0),
             image=_picture(run.model.image_store(batch.src[:, 0])[0]) if is_image else None,

@@ -93,19 +93,19 @@ def value_history(log: Path | str) -> ValueHistory:
         >>> value_history(path)
         ValueHistory(steps=(3, 6), values={'dev_loss': (3.0, 1.5), 'logit_norm': (3.0, 6.0)}, seconds=None, select=None)
     """
-    path, whole = _read(log)
-    events = [event for event in whole if any(key.startswith(ON_DEV) for key in event)]
+    path, all_events = _read_log(log)
+    events = [event for event in all_events if any(key.startswith(ON_DEV) for key in event)]
     if not events:
         raise NoValuesError(f"{path}: expected a log with at least one validation, found none")
     names = dict.fromkeys(key for event in events for key in event if key.startswith(ON_DEV) or key in VALUES)
-    with _bad_values(path):
+    with _value_errors(path):
         steps = tuple(int(event["step"]) for event in events)
         values = {name: tuple(_number(event.get(name)) for event in events) for name in names}
     select = next((event["select"] for event in reversed(events) if isinstance(event.get("select"), str)), None)
     return ValueHistory(steps, values, _seconds(path.with_name(TIMING), events), select)
 
 
-def _read(log: Path | str) -> tuple[Path, list[dict[str, Any]]]:
+def _read_log(log: Path | str) -> tuple[Path, list[dict[str, Any]]]:
     """Return the path and the events of a run's log."""
     path = Path(log)
     path = path / LOG if path.is_dir() else path
@@ -113,7 +113,7 @@ def _read(log: Path | str) -> tuple[Path, list[dict[str, Any]]]:
 
 
 @contextlib.contextmanager
-def _bad_values(path: Path) -> Iterator[None]:
+def _value_errors(path: Path) -> Iterator[None]:
     """Convert errors in the values of events to :class:`~tsallis.errors.InputError`."""
     try:
         yield
@@ -122,12 +122,12 @@ def _bad_values(path: Path) -> Iterator[None]:
 
 
 def _history(log: Path | str, name: str) -> HeadHistory:
-    path, whole = _read(log)
-    events = [event for event in whole if any(key.startswith(f"{name}_") for key in event)]
+    path, all_events = _read_log(log)
+    events = [event for event in all_events if any(key.startswith(f"{name}_") for key in event)]
     if not events:
         raise NoValuesError(f"{path}: no values of {name} in this log: only the training of a Transformer writes them")
     kinds = [key for key in events[0] if key.startswith(f"{name}_")]
-    with _bad_values(path):
+    with _value_errors(path):
         steps = tuple(0 if event["event"] == "start" else int(event["step"]) for event in events)
         values = {key.removeprefix(f"{name}_"): np.array([event[key] for event in events], np.float64) for key in kinds}
     if any(array.ndim != 3 for array in values.values()):
@@ -140,7 +140,7 @@ def _seconds(path: Path, events: Sequence[dict[str, Any]]) -> tuple[float, ...] 
     if not path.exists():
         return None
     timings = Log(path).events()
-    with _bad_values(path):
+    with _value_errors(path):
         sums = totals(timings, "seconds")
         by_event = {(timing["event"], timing["step"]): total for timing, total in zip(timings, sums, strict=True)}
     seconds = [by_event.get((event["event"], event["step"])) for event in events]

@@ -166,27 +166,26 @@ def summarize_runs(
             counts = f"expected {len(first.corpus)} sentences of {first.name}, as in {first.run.folder}"
             raise InputError(f"{other.run.folder}: {counts}, found {len(other.corpus)}")
     passes = [
-        CorpusPass(one.run, one.corpus, count, options.examples, one.counts.pieces if one.counts else None)
-        for one in inputs
+        CorpusPass(x.run, x.corpus, count, options.examples, x.counts.pieces if x.counts else None) for x in inputs
     ]
     contrasts = _read_together(passes, inputs, count, advance)
     words = [word.sentence for contrast in contrasts for kind in contrast.kinds for word in kind.differ]
-    rows, fewer = (passes[0].choose(options.sentences - less, words) for less in (0, 1))
-    searched = sorted({*rows, *fewer, *range(min(options.searched, count))})
+    rows, fewer_rows = (passes[0].choose(options.sentences - num_omitted, words) for num_omitted in (0, 1))
+    searched = sorted({*rows, *fewer_rows, *range(min(options.searched, count))})
     results = [
-        _search(one.run, one.corpus, searched, options, lambda *work, number=number: advance(number, *work))
-        for number, one in enumerate(inputs)
+        _search(run_input.run, run_input.corpus, searched, options, lambda *args, number=number: advance(number, *args))
+        for number, run_input in enumerate(inputs)
     ]
     example = _choose_example(results[0])
     if example is not None and example not in rows:
-        rows = sorted([*fewer, example])
+        rows = sorted([*fewer_rows, example])
     summaries = [
         _summary(
-            run_input, corpus_pass, options, rows, count, found, lambda *work, number=number: advance(number, *work)
+            run_input, corpus_pass, options, rows, count, by_row, lambda *args, number=number: advance(number, *args)
         )
-        for number, (run_input, corpus_pass, found) in enumerate(zip(inputs, passes, results, strict=True))
+        for number, (run_input, corpus_pass, by_row) in enumerate(zip(inputs, passes, results, strict=True))
     ]
-    names = distinct_names([one.run.folder for one in inputs])
+    names = distinct_names([run_input.run.folder for run_input in inputs])
     named = zip(summaries, names, strict=True)
     return [replace(summary, name=name, example=example) for summary, name in named], contrasts
 
@@ -200,7 +199,7 @@ def _read_together(
         kinds = [{layer.kind for layer in x.reader.layers} for x in (passes[0], other)]
         if kinds[0] & kinds[1] and _same_texts(inputs[0], inputs[number], count):
             comparisons[number] = Comparison(passes[0].reader.layers, other.reader.layers)
-    iterators, done = [iter(one) for one in passes], 0
+    iterators, done = [iter(corpus_pass) for corpus_pass in passes], 0
     while done < count:
         batches = []
         for number, iterator in enumerate(iterators):
@@ -210,8 +209,10 @@ def _read_together(
         for number, comparison in comparisons.items():
             for pair in zip(batches[0], batches[number], strict=True):
                 comparison.update(*pair)
-    names = distinct_names([one.run.folder for one in inputs])
-    return [ComparisonSummary(names[0], names[number], one.result()) for number, one in comparisons.items()]
+    names = distinct_names([run_input.run.folder for run_input in inputs])
+    return [
+        ComparisonSummary(names[0], names[number], comparison.result()) for number, comparison in comparisons.items()
+    ]
 
 
 def _same_texts(one: RunInput, other: RunInput, count: int) -> bool:
@@ -236,7 +237,7 @@ def _summary(
     advance: Callable[..., None],
 ) -> RunSummary:
     run, corpus, reader = run_input.run, run_input.corpus, corpus_pass.reader
-    counted = {row: result for row, result in results.items() if row < options.searched}
+    searched_results = {row: result for row, result in results.items() if row < options.searched}
     roles, densities = corpus_pass.roles.result(), corpus_pass.densities.result()
     diversities, contrasts = corpus_pass.diversity.result(), corpus_pass.contrasts.result()
     importance = _importance(run, reader, corpus, min(options.importance, count), advance)
@@ -251,7 +252,7 @@ def _summary(
         heads=summarize_heads(roles, densities, shown_sentences, importance),
         diversity=diversities.layers,
         outputs=corpus_pass.outputs.result(),
-        empty=_empty(run, corpus, counted),
+        empty=_searched_empty_rate(run, corpus, searched_results),
         training_pairs=run_input.counts.pairs if run_input.counts else None,
         contrasts=summarize_contrasts(contrasts, shown_sentences),
         values=_history(run, value_history),
@@ -259,7 +260,7 @@ def _summary(
         densities=_history(run, density_history),
         importance=(importance.symbols, importance.loss) if importance else None,
         sentences=tuple(_sentences(run, corpus, rows, shown_sentences, results, advance)),
-        answers=() if run_input.target_run else tuple(_answers(run_input, counted)),
+        answers=() if run_input.target_run else tuple(_answers(run_input, searched_results)),
     )
 
 
@@ -324,8 +325,8 @@ def _search(
     for first in range(0, len(rows), SEARCH_BATCH):
         part = rows[first : first + SEARCH_BATCH]
         batch = corpus.batch(part).to(device_of(run.model))
-        of_part = beam_search(run.model, batch.src, batch.src_lengths, **search)
-        results.update(zip(part, of_part, strict=True))
+        part_results = beam_search(run.model, batch.src, batch.src_lengths, **search)
+        results.update(zip(part, part_results, strict=True))
         advance("search", len(results), len(rows))
     return results
 
@@ -334,9 +335,9 @@ def _choose_example(results: dict[int, Result]) -> int | None:
     """Return the best example row. Prefer several outputs, then a complete list, then a likely second output."""
 
     def score(row: int) -> tuple[bool, bool, float]:
-        found = results[row].hypotheses
+        hypotheses = results[row].hypotheses
         complete = results[row].certificate.kind == "complete"
-        return len(found) > 1, complete, found[1].prob if len(found) > 1 else 0.0
+        return len(hypotheses) > 1, complete, hypotheses[1].prob if len(hypotheses) > 1 else 0.0
 
     return max(results, key=score, default=None)
 
@@ -347,19 +348,21 @@ def _answers(run_input: RunInput, results: dict[int, Result]) -> Iterator[Search
     for row, result in results.items():
         best = result.best
         text = run.tgt_vocab.decode(best.tokens) if best else None
-        right = [run.tgt_vocab.decode([int(number) for number in corpus.tgt[row]])] if answers is None else answers[row]
+        references = (
+            [run.tgt_vocab.decode([int(number) for number in corpus.tgt[row]])] if answers is None else answers[row]
+        )
         yield SearchedAnswer(
             index=row,
             source=tuple(run.src_vocab.name(int(number)) for number in corpus.src[row]),
-            reference=" / ".join(right),
+            reference=" / ".join(references),
             answer=text,
-            right=text in right,
+            right=text in references,
             prob=best.prob if best else None,
             certificate=result.certificate.kind,
         )
 
 
-def _empty(run: Run, corpus: Corpus, results: dict[int, Result]) -> EmptyRate | None:
+def _searched_empty_rate(run: Run, corpus: Corpus, results: dict[int, Result]) -> EmptyRate | None:
     """Return the rate of empty outputs among the searched rows, with row numbers of the corpus."""
     rows = list(results)
     if not rows:

@@ -59,7 +59,7 @@ def sweep(runs: Sequence[SweepRun]) -> Sweep:
     """
     if len(runs) < 2:
         raise InputError(f"a sweep needs at least two runs, got {len(runs)}")
-    setting, values = _swept(runs)
+    setting, values = _find_setting(runs)
     names = {run.name: score_name(run) for run in runs}
     score = names[runs[0].name]
     for name, other in names.items():
@@ -67,35 +67,41 @@ def sweep(runs: Sequence[SweepRun]) -> Sweep:
             raise InputError(f"{name}: expected a run validated by {score}, like {runs[0].name}, found {other}")
     points = []
     for value in sorted(set(values)):
-        points.append(_point(value, [run for run, own in zip(runs, values, strict=True) if own == value], score))
+        points.append(
+            _make_point(value, [run for run, run_value in zip(runs, values, strict=True) if run_value == value], score)
+        )
     return Sweep(setting, score, tuple(points))
 
 
-def _swept(runs: Sequence[SweepRun]) -> tuple[str, list[float]]:
+def _find_setting(runs: Sequence[SweepRun]) -> tuple[str, list[float]]:
     """Return the one setting in which runs differ, and its value in each run."""
-    columns = [_effective(run) for run in runs]
+    run_settings = [_effective_settings(run) for run in runs]
     # If tau is "auto" in all runs, its values count as equal, although the estimates differ.
-    if len({column.get(TAU) for column in columns}) > 1:
-        for column, run in zip(columns, runs, strict=True):
-            if isinstance(column.get(TAU), str):
-                column[TAU] = run.history.last("tau")
-    names = dict.fromkeys(name for column in columns for name in column)
-    differ = [name for name in names if any(column.get(name) != columns[0].get(name) for column in columns)]
+    if len({settings.get(TAU) for settings in run_settings}) > 1:
+        for settings, run in zip(run_settings, runs, strict=True):
+            if isinstance(settings.get(TAU), str):
+                settings[TAU] = run.history.last("tau")
+    names = dict.fromkeys(name for settings in run_settings for name in settings)
+    differing = [
+        name for name in names if any(settings.get(name) != run_settings[0].get(name) for settings in run_settings)
+    ]
     alphas = [f"{ATTENTION}_alpha", f"{OUTPUT}_alpha"]
-    if sorted(differ) == sorted(alphas) and all(column[alphas[0]] == column[alphas[1]] for column in columns):
-        return BOTH, [column[alphas[0]] for column in columns]
-    if len(differ) != 1:
-        found = f"differences in {', '.join(differ)}" if differ else "no difference except seeds"
+    if sorted(differing) == sorted(alphas) and all(
+        settings[alphas[0]] == settings[alphas[1]] for settings in run_settings
+    ):
+        return BOTH, [settings[alphas[0]] for settings in run_settings]
+    if len(differing) != 1:
+        found = f"differences in {', '.join(differing)}" if differing else "no difference except seeds"
         raise InputError(f"a sweep needs runs that differ in exactly one setting, found {found}")
-    values: list[Any] = [column.get(differ[0]) for column in columns]
+    values: list[Any] = [settings.get(differing[0]) for settings in run_settings]
     if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
         raise InputError(
-            f"a sweep needs a setting whose values are numbers, found {differ[0]} with the values {values}"
+            f"a sweep needs a setting whose values are numbers, found {differing[0]} with the values {values}"
         )
-    return differ[0], list(map(float, values))
+    return differing[0], list(map(float, values))
 
 
-def _effective(run: SweepRun) -> dict[str, Any]:
+def _effective_settings(run: SweepRun) -> dict[str, Any]:
     """Return the settings without seeds. Softmax and sparsemax become alphas; tau is kept only for alpha-ReLU."""
     settings = {name: value for name, value in run.settings.items() if name not in SEEDS}
     for part in (OUTPUT, ATTENTION):
@@ -115,7 +121,7 @@ def score_name(run: SweepRun) -> str:
     return names[0] if names else f"{ON_DEV}loss"
 
 
-def _point(value: float, runs: Sequence[SweepRun], score: str) -> SweepPoint:
+def _make_point(value: float, runs: Sequence[SweepRun], score: str) -> SweepPoint:
     best = [best_validation(run, score) for run in runs]
     names = dict.fromkeys(name for run in runs for name in run.history.values)
     curves = {
@@ -125,7 +131,7 @@ def _point(value: float, runs: Sequence[SweepRun], score: str) -> SweepPoint:
         value,
         tuple(run.name for run in runs),
         tuple(run.settings.get(SEEDS[0]) for run in runs),
-        {name: tuple(own[i] for own, i in zip(curves[name], best, strict=True)) for name in names},
+        {name: tuple(column[i] for column, i in zip(curves[name], best, strict=True)) for name in names},
         tuple(run.history.steps for run in runs),
         curves,
     )

@@ -114,12 +114,12 @@ class ServedRun:
         lines = [self._read(request.sources, request) for request in requests]
         options = self._options(first)
         rows = [(part, row) for part in lines for row in range(len(part.numbers))]
-        found = iter(self._answer_rows(options, first.tree, rows, check))
+        row_answers = iter(self._answer_rows(options, first.tree, rows, check))
         form = Form(self.run.tgt_vocab, options)
         contents = []
         for part in lines:
             answers = {number: Answer(number + 1, _form=form).to_dict() for number in range(part.count)}
-            answers.update({number: next(found) for number in part.numbers})
+            answers.update({number: next(row_answers) for number in part.numbers})
             contents.append([*answers.values()])
         return [{"run": self.name, "mode": options.mode, "answers": part} for part in contents]
 
@@ -131,19 +131,19 @@ class ServedRun:
         So its symbols have the same numbers as in other requests about the source.
         """
         answers: list[Content] = []
-        together: list[tuple[int, Any]] = []  # position of an answer, and a row for `_search`
+        batched: list[tuple[int, Any]] = []  # position of an answer, and a row for `_search`
         for position, (lines, row) in enumerate(rows):
             served, source, number = self, lines.corpus.src[row], lines.numbers[row] + 1
             if UNK in source:
-                served, alone = self._with_copies(lines.select([row]))
-                source = alone.corpus.src[0]
+                served, reencoded = self._with_copies(lines.select([row]))
+                source = reencoded.corpus.src[0]
             if served is self:
                 answers.append({})
-                together.append((position, (source, number)))
+                batched.append((position, (source, number)))
             else:
                 answers += served._search(options, tree, [(source, number)], check, len(rows))
-        searched = self._search(options, tree, [row for _, row in together], check, len(rows))
-        for (position, _), answer in zip(together, searched, strict=True):
+        searched = self._search(options, tree, [row for _, row in batched], check, len(rows))
+        for (position, _), answer in zip(batched, searched, strict=True):
             answers[position] = answer
         return answers
 
@@ -211,15 +211,15 @@ class ServedRun:
         prefixes = spell_prefixes(run, task, bounded, [""] * len(rows), [""] * len(rows))
         form = Form(run.tgt_vocab, options)
 
-        def describe(row: int, hypotheses: Sequence[Hypothesis | None], result: Result | None = None) -> Content:
+        def describe_row(row: int, hypotheses: Sequence[Hypothesis | None], result: Result | None = None) -> Content:
             symbols, line = rows[row]
             outputs = tuple(Output.of(output, run.tgt_vocab) if output else None for output in hypotheses)
             choice = choose(run, task, options, outputs, result)
             answer = Answer(line, outputs, result, choice, task.count_unknown(symbols), _form=form)
             content = answer.to_dict()
-            for output, part in zip(hypotheses, content["draws" if result is None else "hypotheses"], strict=True):
+            for output, described in zip(hypotheses, content["draws" if result is None else "hypotheses"], strict=True):
                 if output is not None:
-                    part["tokens"] = output.tokens
+                    described["tokens"] = output.tokens
             return content
 
         if options.mode == "sample":
@@ -228,26 +228,29 @@ class ServedRun:
                 if options.returns == "choice":
                     raise Refusal(400, "min_risk can't be used with a language model")
                 texts = draw_texts(run, batch, bounded, lines)
-                return [{**describe(row, ()), "draws": [*map(self._text, part)]} for row, part in enumerate(texts)]
-            return [describe(*row) for row in enumerate(draw(run, task, batch, options, lines, prefixes))]
+                return [
+                    {**describe_row(row, ()), "draws": [*map(self._describe_generated, row_texts)]}
+                    for row, row_texts in enumerate(texts)
+                ]
+            return [describe_row(*row) for row in enumerate(draw(run, task, batch, options, lines, prefixes))]
         results = search(run, task, batch, self._within_limits(options, tree, total), prefixes)
         results = [result.truncated(self.limits.outputs) for result in results]
         # Exact searches have already used up the time.
         if options.mode == "beam" and task.ambiguous_text(run.tgt_vocab) is not None:
             results = complete_results(model, batch, results, run.tgt_vocab)
-        contents = [describe(row, result.hypotheses, result) for row, result in enumerate(results)]
+        contents = [describe_row(row, result.hypotheses, result) for row, result in enumerate(results)]
         if tree:
             for row, result in enumerate(results):
                 source = batch.src[row, : int(batch.src_lengths[row])]
-                drawn = beam_tree(model, source, result, run.tgt_vocab).to_dict() if result.best else None
-                contents[row]["tree"] = drawn
+                tree_content = beam_tree(model, source, result, run.tgt_vocab).to_dict() if result.best else None
+                contents[row]["tree"] = tree_content
         return contents
 
     def _within_limits(self, options: SearchOptions, tree: bool, sources: int) -> SearchOptions:
         """Limit the time of exact searches. Let a beam search list its whole beam if a tree is requested."""
         if options.mode == "beam":
-            whole = tree and options.n_best is None and options.returns == "best"
-            return replace(options, n_best=options.beam_size) if whole else options
+            needs_whole_beam = tree and options.n_best is None and options.returns == "best"
+            return replace(options, n_best=options.beam_size) if needs_whole_beam else options
         limit = math.inf if options.time_limit is None else options.time_limit
         return replace(options, time_limit=min(limit, TIME_SHARE * self.limits.seconds / sources))
 
@@ -256,23 +259,23 @@ class ServedRun:
         corpus = TextCorpus([[int(symbol) for symbol in source] for source in sources], [[] for _ in sources])
         return whole_batch(corpus, self.run.model)
 
-    def _text(self, text: GeneratedText) -> Content:
+    def _describe_generated(self, text: GeneratedText) -> Content:
         names = ("log_prob", "ended", "support", "prob", "tokens")
         return {"text": self.run.tgt_vocab.decode(text.tokens), **{name: getattr(text, name) for name in names}}
 
     def suggest(self, requests: Sequence[SuggestRequest], check: Check) -> list[Content]:
         """Return the continuations of a typed text."""
         (request,) = requests
-        served, source = self._source(request)
+        served, source = self._run_and_source(request)
         run = replace(served.run, model=InterruptibleModel(served.run.model, check))
-        completer = Completer(run, self.task, self._choices(request))
+        completer = Completer(run, self.task, self._num_listed(request))
         return [{"run": self.name, **completer.suggest(source, request.typed).to_dict()}]
 
-    def _choices(self, request: SuggestRequest | StepsRequest) -> int:
+    def _num_listed(self, request: SuggestRequest | StepsRequest) -> int:
         """Return the number of continuations or symbols to list."""
         return request.n_best or min(LISTED, self.limits.outputs)
 
-    def _source(self, request: SuggestRequest | OutputRequest) -> tuple[ServedRun, Batch | None]:
+    def _run_and_source(self, request: SuggestRequest | OutputRequest) -> tuple[ServedRun, Batch | None]:
         """Return the run that answers a request, and its source as a batch; None if the source is blank."""
         served, lines = self._with_copies(self._read([request.source], request))
         return served, self._batch([[*lines.corpus.src[0]]]) if lines.numbers else None
@@ -316,25 +319,25 @@ class ServedRun:
     def steps(self, requests: Sequence[StepsRequest], check: Check) -> list[Content]:
         """Return the possible symbols at each step of an output, up to the first impossible symbol."""
         (request,) = requests
-        served, source = self._source(request)
+        served, source = self._run_and_source(request)
         model: Any = InterruptibleModel(served.run.model, check)
         if source is None:
-            return [{"run": self.name, **self._of_output([]), "possible": False, "log_prob": None, "steps": []}]
+            return [{"run": self.name, **self._describe_output([]), "possible": False, "log_prob": None, "steps": []}]
         tokens = served._output(request, source, model)
         steps: list[Content] = []
         with eval_mode(served.run.model):
             state, last = model.start(model.encode(source.src, source.src_lengths)), BOS
             for token in [*tokens, EOS]:
-                read = torch.tensor([last], device=source.src.device)
-                log_probs, attention, state = advance(model, state, read, [0])
+                decoder_input = torch.tensor([last], device=source.src.device)
+                log_probs, attention, state = advance(model, state, decoder_input, [0])
                 attended = int(count_attended(attention, log_probs))
-                steps.append(served._step(token, log_probs[0], attended, self._choices(request)))
+                steps.append(served._step(token, log_probs[0], attended, self._num_listed(request)))
                 if steps[-1]["log_prob"] is None:
                     break
                 last = token
         possible = steps[-1]["log_prob"] is not None
         total = sum(step["log_prob"] for step in steps) if possible else None
-        described = served._of_output(tokens)
+        described = served._describe_output(tokens)
         content = {"run": self.name, **described, "possible": possible, "log_prob": total, "steps": steps}
         text = request.output if request.output is not None else served.run.tgt_vocab.decode(tokens)
         if scored := served._score_text(tokens, text, source, model):
@@ -359,7 +362,7 @@ class ServedRun:
     def _name(self, token: int) -> str:
         return self.run.tgt_vocab.name(token)
 
-    def _of_output(self, tokens: Sequence[int]) -> Content:
+    def _describe_output(self, tokens: Sequence[int]) -> Content:
         return {"output": self.run.tgt_vocab.decode(tokens), "tokens": tokens, "vocabulary": len(self.run.tgt_vocab)}
 
     def attention(self, requests: Sequence[AttentionRequest], check: Check) -> list[Content]:
@@ -371,16 +374,16 @@ class ServedRun:
         heads = [(layers[-1], head) for head in range(layers[-1].heads)]
         if request.heads is not None:
             heads = choose_heads(layers, ",".join(request.heads))
-        served, source = self._source(request)
+        served, source = self._run_and_source(request)
         if source is None:
-            return [{"run": self.name, **self._of_output([]), "heads": []}]
+            return [{"run": self.name, **self._describe_output([]), "heads": []}]
         tokens = served._output(request, source, InterruptibleModel(served.run.model, check))
         check()
         corpus = TextCorpus([source.src[0].tolist()], [tokens])
         assert served._reader is not None
         (sentence,) = record(served._reader, [corpus.batch([0])])
         parts = [served._head(layers.index(layer), head, sentence) for layer, head in heads[:MOST_HEADS]]
-        return [{"run": self.name, **served._of_output(tokens), "heads": parts}]
+        return [{"run": self.name, **served._describe_output(tokens), "heads": parts}]
 
     def _head(self, number: int, head: int, sentence: Sentence) -> Content:
         """Describe a head's weights on a sentence."""

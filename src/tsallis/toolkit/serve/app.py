@@ -55,12 +55,12 @@ def build_app(runs: Sequence[ServedRun], limits: Limits, hosts: Collection[str] 
     worker = Worker(limits)
     server = _Api({run.name: run for run in runs}, limits, worker)
     routes = [
-        *(Route(path, _file(path)) for path in FILES),
+        *(Route(path, _file_handler(path)) for path in FILES),
         Route("/api/health", server.health),
         Route("/api/runs", server.list_runs),
         *(Route(f"/api/{name}", server.answer(name, schema), methods=["POST"]) for name, schema in QUESTIONS.items()),
     ]
-    handlers: Any = {Refusal: _refuse, InputError: _refuse_input, ClientDisconnect: _gone}
+    handlers: Any = {Refusal: _refuse, InputError: _refuse_input, ClientDisconnect: _client_disconnected}
     handlers |= {HTTPException: _http_error, Exception: _server_error}
     middleware = [Middleware(_KnownHosts, hosts={"localhost", *map(str.lower, hosts)})]
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
@@ -93,16 +93,16 @@ class _Api:
 
         async def answer(request: Request) -> Response:
             query = parse_request(await self._body(request), schema, self.limits)
-            run = self._run(query.run)
+            run = self._find_run(query.run)
             key, size = None, 1
             if isinstance(query, SearchRequest):
                 key, size = run.key(query), len(query.sources)
             job = self.worker.submit(getattr(run, name), key, query, size)
-            return await _wait(job, request, self.limits.patience + self.limits.seconds)
+            return await _wait_for_answer(job, request, self.limits.patience + self.limits.seconds)
 
         return answer
 
-    def _run(self, name: str | None) -> ServedRun:
+    def _find_run(self, name: str | None) -> ServedRun:
         run = next(iter(self.runs.values())) if name is None else self.runs.get(name)
         if run is None:
             raise Refusal(404, f"run must be one of {', '.join(self.runs)}, got {name[:60]!r}")  # type: ignore[index]
@@ -122,9 +122,9 @@ class _Api:
             raise Refusal(408, f"the request was not complete within {self.limits.patience:g} seconds") from None
 
     async def _read(self, request: Request) -> bytes:
-        announced, body = request.headers.get("content-length", ""), bytearray()
+        content_length, body = request.headers.get("content-length", ""), bytearray()
         too_large = Refusal(413, f"the request must have at most {self.limits.body} bytes, got more")
-        if announced.isdecimal() and int(announced[:20]) > self.limits.body:
+        if content_length.isdecimal() and int(content_length[:20]) > self.limits.body:
             raise too_large
         async for chunk in request.stream():
             body += chunk
@@ -133,35 +133,35 @@ class _Api:
         return bytes(body)
 
 
-async def _wait(job: Job, request: Request, seconds: float) -> Response:
+async def _wait_for_answer(job: Job, request: Request, seconds: float) -> Response:
     """Return the answer of a job; cancel the job if the client disconnects.
 
     Raises:
         Refusal: If there is no answer in time.
     """
     answer = asyncio.wrap_future(job.answer)
-    leaving = asyncio.ensure_future(_disconnected(request))
+    disconnection = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
-        await asyncio.wait({answer, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({answer, disconnection}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
             return _json(answer.result())
-        if leaving.done():
+        if disconnection.done():
             return Response(status_code=CLIENT_GONE)
         raise Refusal(503, f"there was no answer within {seconds:g} seconds")
     finally:
-        leaving.cancel()
+        disconnection.cancel()
         if not answer.done():
             answer.cancel()
             job.cancel()
 
 
-async def _disconnected(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     """Wait until the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def _file(path: str) -> Callable[[Request], Any]:
+def _file_handler(path: str) -> Callable[[Request], Any]:
     async def file(_: Request) -> Response:
         content, kind = page_file(path)
         return Response(content, media_type=kind, headers={**HEADERS, "cache-control": "no-cache"})
@@ -186,7 +186,7 @@ async def _refuse_input(_: Request, error: Exception) -> Response:
     return _error(400, error.reason if isinstance(error, OptionError) else str(error))
 
 
-async def _gone(_: Request, __: Exception) -> Response:
+async def _client_disconnected(_: Request, __: Exception) -> Response:
     return Response(status_code=CLIENT_GONE)
 
 

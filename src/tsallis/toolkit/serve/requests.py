@@ -64,11 +64,11 @@ class SearchRequest(Request):
         options = self.options
         if self.tree and options.mode == "sample":
             raise Refusal(400, "tree can't be used with mode sample")
-        most: dict[str, float] = dict.fromkeys(("n_best", "beam_size", "num_samples"), limits.outputs)
-        most |= {"min_length": limits.longest, "max_length": limits.longest, "budget": EXPANSIONS}
-        most |= {"time_limit": limits.seconds}
-        for name, largest in most.items():
-            check_most(name, getattr(options, name), largest)
+        maximums: dict[str, float] = dict.fromkeys(("n_best", "beam_size", "num_samples"), limits.outputs)
+        maximums |= {"min_length": limits.longest, "max_length": limits.longest, "budget": EXPANSIONS}
+        maximums |= {"time_limit": limits.seconds}
+        for name, maximum in maximums.items():
+            check_most(name, getattr(options, name), maximum)
         for name in ("prefix", "pattern"):
             if getattr(options, name) is not None:
                 check_line(getattr(options, name), f"the {name}", limits)

@@ -105,23 +105,23 @@ def _entries_of_task(task: Task, run: Run, batch: Batch) -> Iterator[list[dict[s
 def _entry_of_row(name: str, attention: Attention, row: int, tgt: int, src: int) -> dict[str, Any]:
     """Return the attention of one row. The attention of a label has a single step."""
     matrix = numbers(attention.weights[row, :tgt])  # [target, source]
-    more: dict[str, Any] = {}
+    details: dict[str, Any] = {}
     if attention.grid is None:
         matrix = matrix[:, :src]
     else:
-        more["grid"] = [*attention.grid]
+        details["grid"] = [*attention.grid]
     if (density := attention.density) is not None:
         steps = [(row, 0, step) for step in range(tgt)] if len(density.batch_shape) == 3 else [(row,)]
-        more["densities"] = [describe_density(one_of(density, index, density.dims)) for index in steps]
-    return _entry(name, "cross", SparseWeights.of(matrix[None].numpy()), **more)
+        details["densities"] = [describe_density(one_of(density, index, density.dims)) for index in steps]
+    return _entry(name, "cross", SparseWeights.of(matrix[None].numpy()), **details)
 
 
-def _entry(name: str, kind: str, weights: SparseWeights, **more: Any) -> dict[str, Any]:
+def _entry(name: str, kind: str, weights: SparseWeights, **details: Any) -> dict[str, Any]:
     rows, columns = LISTS[kind]
     steps = np.repeat(np.arange(weights.shape[1]), np.diff(weights.offsets))
     triples = zip(steps.tolist(), weights.columns.tolist(), weights.values.tolist(), strict=True)
     cells = [[row, column, float(f"{weight:.{DIGITS}g}")] for row, column, weight in triples]
-    return {"name": name, "rows": rows, "columns": columns, **more, "weights": cells}
+    return {"name": name, "rows": rows, "columns": columns, **details, "weights": cells}
 
 
 def describe_density(density: Density) -> dict[str, Any]:

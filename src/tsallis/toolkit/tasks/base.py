@@ -414,8 +414,8 @@ def find_file(folder: Path | str, name: str, endings: Sequence[str] = PACKED_END
     path = Path(folder) / name
     if file := find_packed(path, endings):
         return file
-    *others, last = (ending for ending in endings if ending.count(".") == 1)
-    raise InputError(f"{path}: no such file, and none with {', '.join(others)} or {last} added to the name")
+    *other_endings, last = (ending for ending in endings if ending.count(".") == 1)
+    raise InputError(f"{path}: no such file, and none with {', '.join(other_endings)} or {last} added to the name")
 
 
 def split_columns(line: str, origin: str, expected: str, counts: Container[int]) -> list[str]:

@@ -112,8 +112,8 @@ class Classification(LabelTask):
         names = label_names(train)
         if config.dev is not None:
             (path,) = cls.files(config, "dev")
-            if place := task.find_unknown(dev, names, 1):
-                raise InputError(f"{path}: most labels do not occur in the training data. {place}")
+            if fault := task.find_unknown(dev, names, 1):
+                raise InputError(f"{path}: most labels do not occur in the training data. {fault}")
         if not config.header and len(train) >= FEWEST and [e.label for e in train].count(train[0].label) == 1:
             hint = f"{cls.files(config, 'train')[0]}: line 1 is read as the only document with the label"
             hint += f" {describe(train[0].label)}; if it is a header, set data.header=true"
@@ -148,11 +148,11 @@ class Classification(LabelTask):
             fault = "labels have more words than texts"
         elif 2 * len(labels) <= count or (count < FEWEST and len(labels) < count):
             return
-        example, other = examples[-1], "{label: 2, text: 1}"
+        example, swapped_columns = examples[-1], "{label: 2, text: 1}"
         raise InputError(
             f"{path}: the columns seem to be wrong: {fault}. The last line is read as label {describe(example.label)}, "
             f"text {describe(example.text)}; to choose other columns, set data.columns, such as "
-            f"data.columns='{other}', "
+            f"data.columns='{swapped_columns}', "
             "and set data.header=true if the first line is a header"
         )
 
@@ -163,8 +163,8 @@ class Classification(LabelTask):
         texts = read_labelled(path, cls.of_config(config))
         if config.dev is not None or split == "test":
             return texts
-        sides = hold_out(texts, config.held_out, group=lambda e: e.text, stratify=lambda e: e.label)
-        return sides[split == "dev"]
+        splits = hold_out(texts, config.held_out, group=lambda e: e.text, stratify=lambda e: e.label)
+        return splits[split == "dev"]
 
     @classmethod
     def files(cls, config: ClassificationData, split: str) -> list[Path]:

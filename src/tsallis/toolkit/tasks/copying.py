@@ -48,8 +48,8 @@ def extended(vocabulary: Vocabulary, symbols: Iterable[str]) -> Vocabulary:
     >>> extended(Vocabulary(["a"]), ["b", "<tag:V>", "a"]).symbols
     ('a', 'b')
     """
-    new = [s for s in symbols if s not in vocabulary and is_copied(s, vocabulary.separator)]
-    return Vocabulary([*vocabulary.symbols, *new], vocabulary.separator)
+    new_symbols = [s for s in symbols if s not in vocabulary and is_copied(s, vocabulary.separator)]
+    return Vocabulary([*vocabulary.symbols, *new_symbols], vocabulary.separator)
 
 
 def is_copied(symbol: str, separator: str) -> bool:
@@ -76,11 +76,11 @@ def copy_unknown(task: Any, run: Run, lines: Lines) -> tuple[Run, Lines]:
     """
     if not copies(run.model):
         return run, lines
-    wide, targets, lines = read_unknown(task, run, lines)
+    extended_run, targets, lines = read_unknown(task, run, lines)
     if not targets:
         return run, lines
     members = [with_unknown(member, targets) for member in getattr(run.model, "models", (run.model,))]
-    return replace(wide, model=Ensemble(members) if isinstance(run.model, Ensemble) else members[0]), lines
+    return replace(extended_run, model=Ensemble(members) if isinstance(run.model, Ensemble) else members[0]), lines
 
 
 def read_unknown(task: Any, run: Run, lines: Lines) -> tuple[Run, list[int], Lines]:
@@ -95,19 +95,19 @@ def read_unknown(task: Any, run: Run, lines: Lines) -> tuple[Run, list[int], Lin
     sources = [[int(number) for number in source] for source in lines.corpus.src]
     texts = {row: task.text_symbols(lines.titles[row], src) for row, source in enumerate(sources) if UNK in source}
     found = dict.fromkeys(symbol for symbols in texts.values() for symbol in symbols)
-    new = [symbol for symbol in found if symbol not in src and is_copied(symbol, tgt.separator)]
-    if not new:
+    new_symbols = [symbol for symbol in found if symbol not in src and is_copied(symbol, tgt.separator)]
+    if not new_symbols:
         return run, [], lines
-    tgt = extended(tgt, new)
-    wide = replace(run, src_vocab=Vocabulary([*src.symbols, *new], src.separator), tgt_vocab=tgt)
-    numbers, targets = {symbol: number for number, symbol in enumerate(new, len(src))}, tgt.encode(new)
+    tgt = extended(tgt, new_symbols)
+    extended_run = replace(run, src_vocab=Vocabulary([*src.symbols, *new_symbols], src.separator), tgt_vocab=tgt)
+    numbers, targets = {symbol: number for number, symbol in enumerate(new_symbols, len(src))}, tgt.encode(new_symbols)
     for row, symbols in texts.items():
         source = sources[row]
-        for place, symbol in enumerate(symbols, len(source) - len(symbols)):
-            source[place] = numbers.get(symbol, source[place])
+        for position, symbol in enumerate(symbols, len(source) - len(symbols)):
+            source[position] = numbers.get(symbol, source[position])
     rows = []
     for source, reference in zip(sources, lines.references, strict=True):
-        known = {targets[number - len(src)] for number in source if number >= len(src)}
+        copyable = {targets[number - len(src)] for number in source if number >= len(src)}
         target = tgt.encode(task.first_answer(reference))
-        rows.append([t if t < len(run.tgt_vocab) or t in known else UNK for t in target])
-    return wide, targets, replace(lines, corpus=Corpus(sources, rows, lines.corpus.counts))
+        rows.append([t if t < len(run.tgt_vocab) or t in copyable else UNK for t in target])
+    return extended_run, targets, replace(lines, corpus=Corpus(sources, rows, lines.corpus.counts))

@@ -53,17 +53,17 @@ def is_data_file(path: Path) -> bool:
     """
     if path.suffix in (".yaml", ".yml") or not path.is_file():
         return False
-    table, first = {".tsv", ".csv"} & set(path.suffixes), ""
+    table_suffixes, first = {".tsv", ".csv"} & set(path.suffixes), ""
     try:
         for line in islice((line for line in read_lines(path) if line.strip()), PEEKED):
             if "\t" in line:
                 return True
             first = first or line
     except InputError:
-        if table:
+        if table_suffixes:
             raise
         return False
-    if table:
+    if table_suffixes:
         found = f"found {shorten(first)}; save the table as text with tabs"
         raise InputError(f"{path}: expected {EXPECTED}, columns separated by tabs, {found}")
     return False
@@ -107,10 +107,10 @@ def describe_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         rows = rows[1:]
     data["columns"] = columns
     chosen = _with_overrides({"data": {**data, "columns": {**columns}}}, overrides)
-    *sides, features = _numbers(chosen["data"].get("columns"), width)
+    *sides, features = _column_numbers(chosen["data"].get("columns"), width)
     if chosen["data"].get("columns") == columns and width > (last := max(*sides, *features)):
-        others = f"column {width}" if width == last + 1 else f"columns {last + 1} to {width}"
-        warnings.warn(f"{path}: ignored {others}; data.columns chooses columns", IgnoredInputWarning, stacklevel=2)
+        ignored = f"column {width}" if width == last + 1 else f"columns {last + 1} to {width}"
+        warnings.warn(f"{path}: ignored {ignored}; data.columns chooses columns", IgnoredInputWarning, stacklevel=2)
     rows = [row for row in rows if len(row) >= max(width, *sides, *features)]
     lengths: list[int] = []
     for side, name in zip(sides, ("src_symbols", "tgt_symbols"), strict=True):
@@ -140,21 +140,21 @@ def _is_column(number: Any) -> bool:
     return type(number) is int and number > 0
 
 
-def _numbers(columns: Any, width: int) -> tuple[int, int, list[int]]:
+def _column_numbers(columns: Any, width: int) -> tuple[int, int, list[int]]:
     """Return the columns of the source, the target and the features that a setting selects in lines of a width.
 
     Wrong values count as missing: the schema of the configuration reports them.
     """
     columns = columns if isinstance(columns, dict) else {}
-    given = columns.get("features", "auto")
-    chosen: list[Any] = given if isinstance(given, list) else [] if given is None else [given]
+    setting = columns.get("features", "auto")
+    features: list[Any] = setting if isinstance(setting, list) else [] if setting is None else [setting]
     source, target = (
         number if _is_column(number) else default
         for number, default in ((columns.get("source"), 1), (columns.get("target"), 2))
     )
-    if not all(map(_is_column, chosen)):
-        chosen = [3] if {source, target} == {1, 2} and width > 2 else []
-    return source, target, chosen
+    if not all(map(_is_column, features)):
+        features = [3] if {source, target} == {1, 2} and width > 2 else []
+    return source, target, features
 
 
 def _named_columns(header: Sequence[str]) -> dict[str, Any] | None:
@@ -172,9 +172,9 @@ def _named_columns(header: Sequence[str]) -> dict[str, Any] | None:
 def _looks_like_header(rows: Sequence[Sequence[str]], features: Sequence[int], separator: str) -> bool:
     """Return whether the first of many lines is the only one whose features all occur in no other line."""
     names = [{x for column in features for x in split_features(row[column - 1], separator)} for row in rows]
-    counts = Counter(name for each in names for name in each)
-    alone = [all(counts[name] == 1 for name in each) for each in names]
-    return len(rows) >= MANY and alone[0] and sum(alone) == 1
+    counts = Counter(name for row_names in names for name in row_names)
+    only_unique = [all(counts[name] == 1 for name in row_names) for row_names in names]
+    return len(rows) >= MANY and only_unique[0] and sum(only_unique) == 1
 
 
 def _has_symbols_between_spaces(texts: Sequence[str]) -> bool:

@@ -40,24 +40,24 @@ def hallucinate(examples: Sequence[Any], count: int, separators: Sequence[str]) 
     sides = [([*split_symbols(e.source, src)], [*split_symbols(e.target or "", tgt)]) for e in examples]
     alphabets: dict[str | None, tuple[set[str], set[str]]] = {}
     for example, side in zip(examples, sides, strict=True):
-        for known, symbols in zip(alphabets.setdefault(example.language, (set(), set())), side, strict=True):
-            known.update(symbols)
+        for alphabet, symbols in zip(alphabets.setdefault(example.language, (set(), set())), side, strict=True):
+            alphabet.update(symbols)
     shared = {language: sorted(sources & targets) for language, (sources, targets) in alphabets.items()}
     stems = [_stems(*side) if e.features else [] for e, side in zip(examples, sides, strict=True)]
-    rows = [row for row, found in enumerate(stems) if found]
+    rows = [row for row, row_stems in enumerate(stems) if row_stems]
     if not rows:
         raise InputError(
             "data.hallucinate: expected an example with features whose source and target share three successive "
             "symbols, found none in the training data"
         )
-    chance = random.Random(SEED)
-    chance.shuffle(rows)
+    rng = random.Random(SEED)
+    rng.shuffle(rows)
     result = []
     for row in islice(cycle(rows), count):
         example, (source, target) = examples[row], map(list, sides[row])
         for start, end, length in stems[row]:
-            new = chance.choices(shared[example.language], k=length)
-            source[start : start + length] = target[end : end + length] = new
+            random_symbols = rng.choices(shared[example.language], k=length)
+            source[start : start + length] = target[end : end + length] = random_symbols
         result.append(replace(example, source=_join(source, src), target=_join(target, tgt)))
     return result
 

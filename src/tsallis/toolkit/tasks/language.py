@@ -63,8 +63,8 @@ class SyntheticConfig(Section):
         """Return the corpus of a split."""
         if split == "test":
             return synthetic_corpus(self.name, self.test_examples, self.tests, TEST_SEED)
-        each, seed = (self.examples, self.seed) if split == "train" else (self.dev_examples, DEV_SEED)
-        return synthetic_corpus(self.name, each, [(self.least, self.most)], seed)
+        num_examples, seed = (self.examples, self.seed) if split == "train" else (self.dev_examples, DEV_SEED)
+        return synthetic_corpus(self.name, num_examples, [(self.least, self.most)], seed)
 
 
 class LanguageData(Section):
@@ -137,7 +137,7 @@ class Language(SequenceTask):
     @classmethod
     def load(cls, config: LanguageData) -> tuple[Task, Data]:
         synthetic = config.synthetic
-        symbols = _symbols(config) if synthetic is None else synthetic_vocabulary(synthetic.name)
+        symbols = _build_vocabulary(config) if synthetic is None else synthetic_vocabulary(synthetic.name)
         task = _task_of(config)
         vocabularies = Vocabularies(symbols, symbols)
         train, dev = (task.pack_split(config, split, vocabularies) for split in ("train", "dev"))
@@ -150,11 +150,11 @@ class Language(SequenceTask):
             raise InputError(f"data.synthetic: the task {config.synthetic.name} has symbols but no texts")
         if config.embedded is not None:
             return [("", german) for german, _ in german_english_numbers()[split]]
-        return [("", text) for text in read_texts(_find(config, split), config.texts)]
+        return [("", text) for text in read_texts(_find_split(config, split), config.texts)]
 
     @classmethod
     def files(cls, config: LanguageData, split: str) -> list[Path]:
-        return [] if config.embedded or config.synthetic else [_find(config, split)]
+        return [] if config.embedded or config.synthetic else [_find_split(config, split)]
 
     @classmethod
     def config_facts(cls, config: LanguageData) -> dict[str, Any]:
@@ -195,8 +195,8 @@ class Language(SequenceTask):
     def sentences(self, run: Run, config: LanguageData, split: str, **options: Any) -> Lines:
         """Return the texts of a split; long texts are cut to the length of a row."""
         self.check_options(run, options)
-        whole = self.encode(self.read_split(config, split), self.vocabularies(run)).corpus
-        return _lines(TextCorpus(whole.src, [list(row[: self.length - 1]) for row in whole.tgt]))
+        corpus = self.encode(self.read_split(config, split), self.vocabularies(run)).corpus
+        return _untitled_lines(TextCorpus(corpus.src, [list(row[: self.length - 1]) for row in corpus.tgt]))
 
     def pack_split(
         self, config: LanguageData, split: str, vocabularies: Vocabularies, length: int | None = None
@@ -211,13 +211,13 @@ class Language(SequenceTask):
                 raise InputError(
                     f"length applies only to texts, got {length} for synthetic data: set data.synthetic.test_lengths"
                 )
-            return _lines(config.synthetic.corpus(split))
+            return _untitled_lines(config.synthetic.corpus(split))
         texts = _texts(config, split)
         try:
             encoded = encode_texts(texts, vocabularies.tgt)
-            return _lines(pack(encoded, length or self.length, len(vocabularies.tgt)))
+            return _untitled_lines(pack(encoded, length or self.length, len(vocabularies.tgt)))
         except InputError as error:
-            name = "data.embedded" if config.embedded is not None else _find(config, split)
+            name = "data.embedded" if config.embedded is not None else _find_split(config, split)
             raise InputError(f"{name}: {error}") from error
 
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
@@ -268,21 +268,21 @@ def _texts(config: LanguageData, split: str) -> list[str]:
     return [text for _, text in Language.read_split(config, split)]
 
 
-def _symbols(config: LanguageData) -> Symbols:
+def _build_vocabulary(config: LanguageData) -> Symbols:
     """Return the vocabulary of characters in the training texts, or learn subwords."""
     if config.subwords is None:
         return Vocabulary.build(_texts(config, "train"))
     learning = {**config.subwords.learning(), "normalization": "identity"}
     if config.embedded is not None:
         return Subwords.train(_texts(config, "train"), **learning)
-    return cached_subwords(cache_folder(config.cache), [_find(config, "train")], **learning)
+    return cached_subwords(cache_folder(config.cache), [_find_split(config, "train")], **learning)
 
 
-def _find(config: LanguageData, split: str) -> Path:
+def _find_split(config: LanguageData, split: str) -> Path:
     return find_file(config.folder, split_name(config, split), ENDINGS)
 
 
-def _lines(corpus: Corpus) -> Lines:
+def _untitled_lines(corpus: Corpus) -> Lines:
     """Return the rows of a corpus as lines without titles and references."""
     count = len(corpus)
     return Lines(corpus, [""] * count, [""] * count, list(range(count)), count)

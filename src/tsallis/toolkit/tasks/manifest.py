@@ -56,7 +56,7 @@ def describe_result(
         "command": command_line(),
         "date": datetime.date.today().isoformat(),
         "run": {"name": run.folder.resolve().name, **facts},
-        "config": _shorten(config.model_dump(mode="json")),
+        "config": _shorten_paths(config.model_dump(mode="json")),
         "data": data,
         "training": _describe_training(run.folder),
         **({"others": members} if members else {}),
@@ -103,10 +103,10 @@ def _without_paths(options: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values if value is not None}
 
 
-def _shorten(value: Any) -> Any:
+def _shorten_paths(value: Any) -> Any:
     """Return a configuration with each absolute path shortened to its last part."""
     if isinstance(value, dict):
-        return {key: _shorten(part) for key, part in value.items()}
+        return {key: _shorten_paths(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_shorten(part) for part in value]
+        return [_shorten_paths(part) for part in value]
     return shorten_path(value) if isinstance(value, str) else value

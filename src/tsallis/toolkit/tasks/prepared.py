@@ -94,24 +94,24 @@ class PreparedRun:
                 start.facts = initial.load_start(model, self.folder)
         else:
             if self.source is not None:
-                start.facts["run"] = self._take(self.source, model)
-            vectors = {side: self._embed(side, section, model) for side, section in sides.items()}
+                start.facts["run"] = self._take_parameters(self.source, model)
+            vectors = {side: self._set_embeddings(side, section, model) for side, section in sides.items()}
             start.facts.update({"embeddings": vectors} if vectors else {})
         for side, section in sides.items():
             if section.freeze and (name := initial.embedding_name(model, side)) is not None:
                 model.get_parameter(name).requires_grad_(False)
         return start
 
-    def _take(self, source: Run, model: Any) -> dict[str, Any]:
+    def _take_parameters(self, source: Run, model: Any) -> dict[str, Any]:
         if source.task["task"] != self.task.name:
             tasks = f"expected a run of the task {self.task.name}, found {source.task['task']}"
             raise InputError(f"training.init_from: {source.folder}: {tasks}")
-        symbols = {"src": self.data.vocabularies.src, "tgt": self.data.vocabularies.tgt}
-        facts = initial.take_parameters(model, source, symbols)
-        which = {"checkpoint": self.settings.init_checkpoint, "step": source.facts["step"]}
-        return {"folder": str(source.folder), **which, **facts}
+        vocabularies = {"src": self.data.vocabularies.src, "tgt": self.data.vocabularies.tgt}
+        facts = initial.take_parameters(model, source, vocabularies)
+        checkpoint = {"checkpoint": self.settings.init_checkpoint, "step": source.facts["step"]}
+        return {"folder": str(source.folder), **checkpoint, **facts}
 
-    def _embed(self, side: str, section: EmbeddingsConfig, model: Any) -> dict[str, Any]:
+    def _set_embeddings(self, side: str, section: EmbeddingsConfig, model: Any) -> dict[str, Any]:
         origin = f"training.{side}_embeddings: {section.file}"
         symbols = initial.symbol_numbers(getattr(self.data.vocabularies, side))
         vectors = read_word_vectors(section.file, symbols, section.words, section.tensor)
@@ -157,10 +157,10 @@ def prepare(config: RunConfig, folder: Path | None = None) -> PreparedRun:
     Raises:
         InputError: If settings contradict each other, or the data can't be read.
     """
-    described = config.model.model_dump(mode="json", exclude={"architecture", "tau", *FROM_DATA})
+    model_settings = config.model.model_dump(mode="json", exclude={"architecture", "tau", *FROM_DATA})
     text, changes = (config.text(), None) if folder is None else text_of_run(config, folder)
     texts = [text] if changes is None else [text, changes.before]
-    stored = None if folder is None else read_stored(folder, texts, described)
+    stored = None if folder is None else read_stored(folder, texts, model_settings)
     if stored is None or folder is None:
         config.model.check()
     else:
@@ -209,12 +209,12 @@ def text_of_run(config: RunConfig, folder: Path) -> tuple[str, Changes | None]:
         return text, None
     stored = read_text(folder / CONFIG, LARGEST_FILE)
     try:
-        before = type(config).model_validate(with_new_names(parse_yaml(stored, CONFIG)))
+        stored_config = type(config).model_validate(with_new_names(parse_yaml(stored, CONFIG)))
     except (InputError, ValidationError):
         return text, None
-    if before.text() == text:
+    if stored_config.text() == text:
         return stored, None
-    return text, find_changes(stored, before, config)
+    return text, find_changes(stored, stored_config, config)
 
 
 def read_source(config: RunConfig) -> Run | None:
@@ -248,8 +248,8 @@ def check_rows(settings: Settings, data: Data) -> None:
 
 def check_select(select: str | None, task: Task, data: Data) -> None:
     """Raise if `select` is not a score of the development set."""
-    several = len(set(data.dev.languages or ())) > 1
-    macro = [f"macro_{name}" for name in task.scores] if several else []
+    is_multilingual = len(set(data.dev.languages or ())) > 1
+    macro = [f"macro_{name}" for name in task.scores] if is_multilingual else []
     names = (*macro, *task.scores, *TEACHER_FORCED)
     if select is not None and select not in names:
         raise InputError(f"training.select: expected one of {', '.join(names)}, found {describe(select)}")

@@ -63,10 +63,10 @@ def config_of_file(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def _choose_schema(content: Mapping[str, Any], name: str) -> type[Config]:
-    task, model = _find(content.get("data"), f"{name}: data"), content.get("model")
+    task, model = _find_task_type(content.get("data"), f"{name}: data"), content.get("model")
     architecture = model.get("architecture") if isinstance(model, Mapping) else None
-    known = isinstance(architecture, str) and architecture in task.models
-    return schema(task, architecture if known else next(iter(task.models)))
+    is_known = isinstance(architecture, str) and architecture in task.models
+    return schema(task, architecture if is_known else next(iter(task.models)))
 
 
 @cache
@@ -82,7 +82,7 @@ def task_type(config: Config) -> type[Task]:
 
 def task_of(facts: Mapping[str, Any], path: Path | str = TASK) -> Task:
     """Return the task from the content of `task.json`; errors name `path`."""
-    return _find(facts, str(path)).restore(facts, path)
+    return _find_task_type(facts, str(path)).restore(facts, path)
 
 
 def run_config(folder: Path) -> Config:
@@ -135,7 +135,7 @@ def _stored_config(folder: Path) -> Config | None:
         return None  # commands that need the configuration read it again and raise the error
 
 
-def _find(facts: Any, origin: str) -> type[Task]:
+def _find_task_type(facts: Any, origin: str) -> type[Task]:
     name = facts.get("task", DEFAULT) if isinstance(facts, Mapping) else DEFAULT
     if not isinstance(name, str) or name not in TASKS:
         raise InputError(f"{origin}: unknown task {describe(name)}, expected one of {', '.join(TASKS)}")

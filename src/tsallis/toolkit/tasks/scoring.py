@@ -52,20 +52,20 @@ def evaluate_outputs(
         raise InputError(f"{run.folder}: nothing to evaluate: the run can read none of the lines")
     text = task.ambiguous_text(run.tgt_vocab)
     world = world or World()
-    own = lines.select(range(world.rank, len(lines.corpus), world.size)).corpus if world.size > 1 else lines.corpus
-    parts = world.gather(timed_search(run.model, own, options, text=text))
+    shard = lines.select(range(world.rank, len(lines.corpus), world.size)).corpus if world.size > 1 else lines.corpus
+    parts = world.gather(timed_search(run.model, shard, options, text=text))
     results, seconds = [*parts[0][0]], max(seconds for _, seconds in parts)
     if world.size > 1:
         results = [parts[row % world.size][0][row // world.size] for row in range(len(lines.corpus))]
     texts = best_texts(results, run.tgt_vocab)
-    scores, each = task.score(texts, lines.references), language_scores(task, texts, lines)
-    report = score_values(scores, each)
+    scores, by_language = task.score(texts, lines.references), language_scores(task, texts, lines)
+    report = score_values(scores, by_language)
     signatures = {score.name: score.signature for score in scores if score.signature}
     report.update(task.measure_outputs(texts, lines.references))
     if intervals := {score.name: score.lines.interval() for score in scores if score.lines}:
         report["intervals"] = intervals
     report.update({"signatures": signatures} if signatures else {})
-    report.update({"languages": each} if each else {})
+    report.update({"languages": by_language} if by_language else {})
     vocabulary = run.tgt_vocab if text is not None else None
     return {**report, **evaluate(run.model, lines.corpus, results, seconds, vocabulary).as_dict()}, results
 
@@ -108,13 +108,13 @@ def score_texts(model: Any, corpus: Corpus) -> dict[str, Any]:
 def score_lengths(model: Any, corpus: SyntheticCorpus) -> dict[str, dict[str, float]]:
     """Return three values for each length: number of examples, accuracy per symbol, and accuracy per example."""
     hits = row_hits(model, corpus.batches(BATCH))
-    each: dict[str, dict[str, float]] = {}
+    by_length: dict[str, dict[str, float]] = {}
     for number, stream in enumerate(corpus.streams):
         rows = [hits[row] for row in range(number * corpus.each, (number + 1) * corpus.each)]
-        right, total = (sum(column) for column in zip(*rows, strict=True))
-        whole = sum(own == all_of_it for own, all_of_it in rows) / len(rows)
-        each[str(stream.most)] = {"samples": len(rows), "accuracy": right / max(total, 1), "whole": whole}
-    return each
+        correct, total = (sum(column) for column in zip(*rows, strict=True))
+        exact_share = sum(num_correct == num_symbols for num_correct, num_symbols in rows) / len(rows)
+        by_length[str(stream.most)] = {"samples": len(rows), "accuracy": correct / max(total, 1), "whole": exact_share}
+    return by_length
 
 
 def best_texts(results: Sequence[Result], vocab: Any) -> list[str]:
@@ -148,7 +148,7 @@ def language_scores(task: Task, texts: Sequence[str], lines: Lines, quick: bool 
         return {}
     by_language: dict[str, dict[str, float]] = {}
     for language in sorted(rows):
-        own = rows[language]
-        scores = task.score([texts[i] for i in own], [lines.references[i] for i in own], quick)
-        by_language[language] = {"samples": len(own), **{score.name: score.value for score in scores}}
+        language_rows = rows[language]
+        scores = task.score([texts[i] for i in language_rows], [lines.references[i] for i in language_rows], quick)
+        by_language[language] = {"samples": len(language_rows), **{score.name: score.value for score in scores}}
     return by_language

@@ -109,8 +109,8 @@ class StringsData(Section):
     @field_validator("languages", mode="before")
     @classmethod
     def _wrap_language(cls, value: Any) -> Any:
-        if isinstance(value, list) and (twice := [x for place, x in enumerate(value) if x in value[:place]]):
-            raise ValueError(f"a language must not be repeated, found {describe(twice[0])}")
+        if isinstance(value, list) and (repeated := [x for position, x in enumerate(value) if x in value[:position]]):
+            raise ValueError(f"a language must not be repeated, found {describe(repeated[0])}")
         return [value] if isinstance(value, str) and value != "all" else value
 
     @model_validator(mode="after")
@@ -118,13 +118,13 @@ class StringsData(Section):
         check_source(self, ("train", "dev", "test", "languages"), "english-verbs", needed=("train",))
         if self.embedded is not None:
             names = ("header", "comment", "feature_separator", "answer_separator")
-            given = [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
+            extra = [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
             columns = self.columns
             if columns.feature_numbers not in (None, [3]) or (columns.source, columns.target) != (1, 2):
-                given.append("columns")
-            if given:
+                extra.append("columns")
+            if extra:
                 raise ValueError(
-                    f"{', '.join(given)} can't be used with embedded data: use either files or embedded data, not both"
+                    f"{', '.join(extra)} can't be used with embedded data: use either files or embedded data, not both"
                 )
         return self
 
@@ -214,7 +214,7 @@ class Strings(SequenceTask):
                 f"{count} different source{'' if count == 1 else 's'}: add lines, or set data.dev to another file"
             )
         task.check_columns(examples)
-        dev = _in_turn(dev_examples)
+        dev = _interleave_languages(dev_examples)
         examples = [replace(e, target=answer) for e in examples for answer in task.answers(e.target or "")]
         separators = [separator_of(symbols) for symbols in (config.src_symbols, config.tgt_symbols)]
         if config.hallucinate:
@@ -267,10 +267,12 @@ class Strings(SequenceTask):
         languages: Sequence[str | None] = find_languages(config) or [None]
         examples: list[StringsExample] = []
         for path, name in zip(self.files(config, split), languages, strict=True):
-            own = read_strings(path, name, self)
+            language_examples = read_strings(path, name, self)
             if config.dev is None and split != "test":
-                own = hold_out(own, config.held_out, group=lambda example: example.source)[split == "dev"]
-            examples += own
+                language_examples = hold_out(language_examples, config.held_out, group=lambda example: example.source)[
+                    split == "dev"
+                ]
+            examples += language_examples
         return examples
 
     @classmethod
@@ -315,20 +317,20 @@ class Strings(SequenceTask):
         if not columns.features or len(examples) < FEWEST:
             return
         counts = Counter(feature for example in examples for feature in example.features)
-        single = [e for e in examples if e.features and all(counts[feature] == 1 for feature in e.features)]
+        unique = [e for e in examples if e.features and all(counts[feature] == 1 for feature in e.features)]
         sample = examples[:: -(-len(examples) // SAMPLED)]
-        words = [
+        wordlike = [
             e
             for e in sample
             if similarity(e.source, ";".join(e.features)) > max(SIMILAR, similarity(e.source, e.target or ""))
         ]
-        for found, of, fault in ((single, examples, "occur once"), (words, sample, "look like words")):
-            if 2 * len(found) > len(of):
-                other = replace(columns, target=columns.features[0], features=(columns.target, *columns.features[1:]))
+        for suspect, examined, fault in ((unique, examples, "occur once"), (wordlike, sample, "look like words")):
+            if 2 * len(suspect) > len(examined):
+                swapped = replace(columns, target=columns.features[0], features=(columns.target, *columns.features[1:]))
                 raise InputError(
-                    f"{found[0].origin}: the columns seem to be wrong: most features {fault}. This line is read as "
-                    f"{self.describe_columns(found[0])}; to choose other columns, set data.columns, such as "
-                    f"{other.as_setting()} (features: null if there are no features)"
+                    f"{suspect[0].origin}: the columns seem to be wrong: most features {fault}. This line is read as "
+                    f"{self.describe_columns(suspect[0])}; to choose other columns, set data.columns, such as "
+                    f"{swapped.as_setting()} (features: null if there are no features)"
                 )
 
     def describe_columns(self, example: StringsExample) -> str:
@@ -375,20 +377,20 @@ class Strings(SequenceTask):
         for number, line in lines:
             origin = f"{name}:{first + number + 1}"
             if not gold and line.count("\t") + 1 < columns.plain_width:
-                found = f"expected {' or '.join(self.formats)}, found {count_columns(line)}: {shorten(line)}"
-                raise InputError(f"{origin}: {found}{self._example(run, line.strip())}")
+                fault = f"expected {' or '.join(self.formats)}, found {count_columns(line)}: {shorten(line)}"
+                raise InputError(f"{origin}: {fault}{self._example_hint(run, line.strip())}")
             example = self.parse(line, origin, gold, **options)
-            others = split_features(example.target or "", self.feature_separator)
+            target_features = split_features(example.target or "", self.feature_separator)
             parts = re.split(r"[\s,;|+]+", " ".join(example.features))  # as if the separator were different
-            found_any, *hints = (
-                any(f"{FEATURE}{x}>" in src for x in each) for each in (example.features, others, parts)
+            any_known, *hints = (
+                any(f"{FEATURE}{x}>" in src for x in names) for names in (example.features, target_features, parts)
             )
             looks_like_word = similarity(example.source, ";".join(example.features)) > SIMILAR
-            if example.features and not found_any and (any(hints) or looks_like_word):
+            if example.features and not any_known and (any(hints) or looks_like_word):
                 raise InputError(
                     f"{origin}: all features of this line are unknown to the run: "
                     f"{self.describe_columns(example)}; expected "
-                    f"{' or '.join(self.formats)}{self._example(run, example.source)}"
+                    f"{' or '.join(self.formats)}{self._example_hint(run, example.source)}"
                 )
             examples.append((number, example))
         copied = copies(run.model)  # symbols of the source are then no longer unknown
@@ -405,7 +407,7 @@ class Strings(SequenceTask):
             )
         return examples
 
-    def _example(self, run: Run, source: str) -> str:
+    def _example_hint(self, run: Run, source: str) -> str:
         """Return an example line and the run's most frequent features, for a message."""
         names = map(run.src_vocab.name, range(FIRST, len(run.src_vocab)))
         features = [name[len(FEATURE) : -1] for name in names if name.startswith(FEATURE)]
@@ -413,8 +415,8 @@ class Strings(SequenceTask):
             return ""
         known = f"{', '.join(features[:MOST_NAMED])}{', ...' if len(features) > MOST_NAMED else ''}"
         line = f"{shorten(source)[1:-1]}<TAB>{features[0]}"
-        joined = f"write {describe(self.feature_separator)} between features"
-        return f"; for example {line} ({joined}; the run has the features {known})"
+        separator_hint = f"write {describe(self.feature_separator)} between features"
+        return f"; for example {line} ({separator_hint}; the run has the features {known})"
 
     def _title_parts(self, title: str) -> tuple[str, str]:
         """Return the source and the joined features of a title; a title without features is a source."""
@@ -511,10 +513,10 @@ class Strings(SequenceTask):
         titles = [f"{e.source} + {joiner.join(e.features)}" if e.features else e.source for e in examples]
         references = [self._reference(e.target or "") for e in examples]
         languages = [e.language for e in examples if e.language is not None]
-        first = [replace(e, target=self.first_answer(e.target or "")) for e in examples]
-        corpus = encode_examples(first, vocabularies.src, vocabularies.tgt)
-        known = languages if languages and len(languages) == count else None
-        return Lines(corpus, references, titles, list(range(count)), count, known)
+        with_first_answers = [replace(e, target=self.first_answer(e.target or "")) for e in examples]
+        corpus = encode_examples(with_first_answers, vocabularies.src, vocabularies.tgt)
+        row_languages = languages if languages and len(languages) == count else None
+        return Lines(corpus, references, titles, list(range(count)), count, row_languages)
 
     def _reference(self, target: str) -> str:
         """Return the text of a target column with exactly one separator between symbols."""
@@ -526,16 +528,16 @@ class Strings(SequenceTask):
 
     def utility(self, text: str, reference: str) -> float:
         """Return 1 minus the edit distance divided by the length of the longer string."""
-        output, right = (self._symbols(side, self.tgt_symbols) for side in (text, reference))
-        return 1 - levenshtein(output, right) / max(len(output), len(right), 1)
+        output, expected = (self._symbols(side, self.tgt_symbols) for side in (text, reference))
+        return 1 - levenshtein(output, expected) / max(len(output), len(expected), 1)
 
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
-        each = [self._compare(text, reference) for text, reference in zip(texts, references, strict=True)]
-        edits, symbols = [distance for distance, _ in each], [length for _, length in each]
-        right = [float(not distance) for distance in edits]
+        comparisons = [self._compare(text, reference) for text, reference in zip(texts, references, strict=True)]
+        edits, symbols = [distance for distance, _ in comparisons], [length for _, length in comparisons]
+        correct = [float(not distance) for distance in edits]
         return [
-            CorpusScore.mean("accuracy", right),
-            CorpusScore.mean("word_error_rate", [1 - value for value in right]),
+            CorpusScore.mean("accuracy", correct),
+            CorpusScore.mean("word_error_rate", [1 - value for value in correct]),
             CorpusScore.mean("symbol_error_rate", edits, symbols),
             CorpusScore.mean("levenshtein", edits),
         ]
@@ -565,12 +567,12 @@ def find_languages(config: StringsData) -> list[str] | None:
     return names
 
 
-def _in_turn(examples: list[StringsExample]) -> list[StringsExample]:
+def _interleave_languages(examples: list[StringsExample]) -> list[StringsExample]:
     """Return the examples with languages interleaved, so that the first n examples cover all languages evenly."""
-    each: dict[str | None, list[StringsExample]] = {}
+    by_language: dict[str | None, list[StringsExample]] = {}
     for example in examples:
-        each.setdefault(example.language, []).append(example)
-    return [example for turn in zip_longest(*each.values()) for example in turn if example is not None]
+        by_language.setdefault(example.language, []).append(example)
+    return [example for group in zip_longest(*by_language.values()) for example in group if example is not None]
 
 
 def encode_examples(examples: Sequence[StringsExample], src: Vocabulary, tgt: Vocabulary) -> Corpus:
@@ -595,18 +597,18 @@ def split_features(text: str, separator: str) -> list[str]:
     text = text.strip()
     while text.endswith(separator) and text != separator:
         text = text.removesuffix(separator).rstrip()
-    return [feature for part in _outside_brackets(text, separator) for feature in _flatten(part)] if text else []
+    return [feature for part in _split_outside_brackets(text, separator) for feature in _flatten(part)] if text else []
 
 
 def _flatten(feature: str) -> list[str]:
     nested = NESTED.fullmatch(feature)
     if nested is None:
         return [feature]
-    parts = (part for piece in _outside_brackets(nested[2], ";") for part in _outside_brackets(piece, ","))
+    parts = (part for piece in _split_outside_brackets(nested[2], ";") for part in _split_outside_brackets(piece, ","))
     return [f"{nested[1]}({inner})" for part in parts for inner in _flatten(part)]
 
 
-def _outside_brackets(text: str, separator: str) -> list[str]:
+def _split_outside_brackets(text: str, separator: str) -> list[str]:
     """Split a text at the separators outside brackets; if brackets don't match, split at every separator."""
     parts = [""]
     for part in text.split(separator):

@@ -55,12 +55,12 @@ class SubwordsConfig(LearningConfig):
 
     @model_validator(mode="after")
     def _check_models(self) -> SubwordsConfig:
-        sides = (self.src_model is None) + (self.tgt_model is None)
-        if sides == 1 or (self.model is not None and sides == 0):
+        num_missing = (self.src_model is None) + (self.tgt_model is None)
+        if num_missing == 1 or (self.model is not None and num_missing == 0):
             raise ValueError("set either model, or both src_model and tgt_model")
-        others = self.learning_options() + (["joint"] if not self.joint else [])
-        if self.models is not None and others:
-            raise ValueError(f"an existing model is not trained again: leave out {', '.join(others)}")
+        changed_options = self.learning_options() + (["joint"] if not self.joint else [])
+        if self.models is not None and changed_options:
+            raise ValueError(f"an existing model is not trained again: leave out {', '.join(changed_options)}")
         if self.kind == "word" and self.sample:
             raise ValueError(
                 "sample can't be used with kind: word, because a text has only one segmentation into words"
@@ -156,9 +156,9 @@ class Translation(SequenceTask):
         """Yield lines without ignored characters at their ends; trailing spaces of targets are kept for scoring."""
         lines = [*lines]
         for number, line in super().number_lines(lines, gold, ignored, first):
-            written = lines[number].removesuffix("\r")
-            keep = gold and written.count("\t") == 1 and written.rpartition("\t")[2].strip()
-            yield number, written if keep else line
+            raw_line = lines[number].removesuffix("\r")
+            keep_spaces = gold and raw_line.count("\t") == 1 and raw_line.rpartition("\t")[2].strip()
+            yield number, raw_line if keep_spaces else line
 
     def parse(self, line: str, origin: str, gold: bool, empty: bool = False) -> Pair:
         if not gold:
@@ -205,7 +205,7 @@ class Translation(SequenceTask):
 
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
         names = ("bleu", "chrf") if quick else ("bleu", "chrf", "ter")
-        texts, references = ([self._words(text) for text in side] for side in (texts, references))
+        texts, references = ([self._normalize_text(text) for text in side] for side in (texts, references))
         return [
             *translation_scores(texts, references, self.tgt or "", names, self.lowercase, self.tokenized),
             CorpusScore.mean("exact", [float(a.split() == b.split()) for a, b in zip(texts, references, strict=True)]),
@@ -213,10 +213,10 @@ class Translation(SequenceTask):
 
     def measure_outputs(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         """Return "length_ratio": the number of words in outputs divided by the number of words in references."""
-        texts, references = ([self._words(text) for text in side] for side in (texts, references))
+        texts, references = ([self._normalize_text(text) for text in side] for side in (texts, references))
         return {"length_ratio": length_ratio(texts, references, self.tgt or "", self.tokenized)}
 
-    def _words(self, text: str) -> str:
+    def _normalize_text(self, text: str) -> str:
         """Prepare a text for scoring: join the parts of words, and fold case if `lowercase` is set."""
         text = text if self.joiner is None else text.replace(f"{self.joiner} ", "")
         return text.casefold() if self.lowercase else text

@@ -49,12 +49,12 @@ class Lines:
     def select(self, rows: Sequence[int]) -> Lines:
         """Return these lines with only some of the rows; `count` stays the same."""
 
-        def chosen(column: Any) -> Any:
+        def select_rows(column: Any) -> Any:
             return None if column is None else [column[row] for row in rows]
 
-        corpus = Corpus(chosen(self.corpus.src), chosen(self.corpus.tgt), self.corpus.counts)
+        corpus = Corpus(select_rows(self.corpus.src), select_rows(self.corpus.tgt), self.corpus.counts)
         names = ("references", "titles", "numbers", "languages")
-        return replace(self, corpus=corpus, **{name: chosen(getattr(self, name)) for name in names})
+        return replace(self, corpus=corpus, **{name: select_rows(getattr(self, name)) for name in names})
 
 
 @dataclass(frozen=True)

@@ -83,13 +83,13 @@ class AnswererConfig(LabelModel):
 
     def arguments(self, data: Data, settings: Settings, source: Run | None = None) -> dict[str, Any]:
         assert data.vocabularies.images is not None
-        one = data.vocabularies.images(torch.zeros(1, dtype=torch.long))  # [1, height, width, channels]
-        height, width = one.shape[1:3]
-        if not one.is_floating_point() and min(height, width) < 2**self.stages:
-            most = min(height, width).bit_length() - 1
+        image = data.vocabularies.images(torch.zeros(1, dtype=torch.long))  # [1, height, width, channels]
+        height, width = image.shape[1:3]
+        if not image.is_floating_point() and min(height, width) < 2**self.stages:
+            max_stages = min(height, width).bit_length() - 1
             size = f"the size of the images, {height} x {width}"
-            raise InputError(f"model.stages must be at most {most} for {size}, got {self.stages}")
-        images = {"image": "features" if one.is_floating_point() else "cnn", "d_image": one.shape[-1]}
+            raise InputError(f"model.stages must be at most {max_stages} for {size}, got {self.stages}")
+        images = {"image": "features" if image.is_floating_point() else "cnn", "d_image": image.shape[-1]}
         return {"kind": "questions", **images, **super().arguments(data, settings, source)}
 
 

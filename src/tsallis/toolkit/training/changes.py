@@ -50,10 +50,10 @@ class Changes:
             if path not in self.values:
                 continue
             before, now = self.values[path]
-            depending = ["schedule: linear"] if self.settings.schedule == "linear" else []
-            depending += ["output_alpha"] if self.settings.output_alpha is not None else []
-            if key == "step" and depending:
-                expected = f"must be {before} as before, because {depending[0]} depends on it"
+            dependent_settings = ["schedule: linear"] if self.settings.schedule == "linear" else []
+            dependent_settings += ["output_alpha"] if self.settings.output_alpha is not None else []
+            if key == "step" and dependent_settings:
+                expected = f"must be {before} as before, because {dependent_settings[0]} depends on it"
             elif now is None or now > last[key]:
                 continue
             else:

@@ -59,9 +59,9 @@ class World:
         """Broadcast a value from the first process to all processes, and return it."""
         if self.size == 1:
             return decision
-        box = [decision]
-        dist.broadcast_object_list(box, src=0, device=self.device)
-        return box[0]
+        objects = [decision]
+        dist.broadcast_object_list(objects, src=0, device=self.device)
+        return objects[0]
 
     def gather(self, part: Any) -> list[Any]:
         """Gather the part of every process, and return all parts in rank order to every process."""

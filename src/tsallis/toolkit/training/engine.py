@@ -154,22 +154,22 @@ class Engine:
         """
         known = [has_loss(batch.tgt_out) for batch in batches[:own]]
         counted = [counted_symbols(self.model, batch.tgt_out) for batch in batches[:own]]
-        both = [int((a & b).sum()) for a, b in zip(known, counted, strict=True)]
-        symbols, reported, stops = self.world.sum(sum(int(mask.sum()) for mask in known), sum(both), stop)
+        reported_counts = [int((a & b).sum()) for a, b in zip(known, counted, strict=True)]
+        symbols, reported, stops = self.world.sum(sum(int(mask.sum()) for mask in known), sum(reported_counts), stop)
         self.stop = stops > 0
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["factor"]
         self.optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
         for index in range(count):
-            counts = index < own
+            contributes = index < own
             self.objective.collect_stats = collect_stats and index == 0
             with self._gradient_sync(last=index == count - 1):
-                number = index if counts else 0
+                number = index if contributes else 0
                 loss = self._loss(batches[number], None if soft is None else soft[number])
                 # DDP and FSDP average gradients over processes. Multiplying by the number of processes undoes this.
-                (loss * (self.world.size / max(symbols, 1) if counts else 0.0)).backward()
-            total += loss.detach() if counts else 0
+                (loss * (self.world.size / max(symbols, 1) if contributes else 0.0)).backward()
+            total += loss.detach() if contributes else 0
         nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         self.optimizer.step()
         return int(reported), total

@@ -77,41 +77,43 @@ def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) ->
         InputError: If the class of the model or the shape of a parameter differs.
     """
     if type(source.model) is not type(model):
-        kinds = f"expected a model of the class {type(model).__name__}, found {type(source.model).__name__}"
-        raise InputError(f"training.init_from: {source.folder}: {kinds}")
-    state, shared, by_symbol = source.model.state_dict(), aliases_of(model), model.symbol_rows
-    own = {name: value for name, value in model.state_dict().items() if name not in shared}
+        problem = f"expected a model of the class {type(model).__name__}, found {type(source.model).__name__}"
+        raise InputError(f"training.init_from: {source.folder}: {problem}")
+    source_state, shared, by_symbol = source.model.state_dict(), aliases_of(model), model.symbol_rows
+    target_state = {name: value for name, value in model.state_dict().items() if name not in shared}
     taken: list[str] = []
     symbols: dict[str, list[int]] = {}
-    matches = [name for name in own if name in state]
+    matches = [name for name in target_state if name in source_state]
     for name in matches:  # check all shapes before the first parameter is changed
-        theirs, ours = (list(x[name].shape[name in by_symbol :]) for x in (state, own))
-        if theirs != ours:
-            shapes = f"{name} must have shape {ours}, found {theirs}; {_differences(model, source.model)}"
-            raise InputError(f"training.init_from: {source.folder}: {shapes}")
+        source_shape, target_shape = (list(x[name].shape[name in by_symbol :]) for x in (source_state, target_state))
+        if source_shape != target_shape:
+            problem = (
+                f"{name} must have shape {target_shape}, found {source_shape}; {_differences(model, source.model)}"
+            )
+            raise InputError(f"training.init_from: {source.folder}: {problem}")
     for name in matches:
         if name in by_symbol:
-            symbols[name] = _take_rows(own[name], state[name], by_symbol[name], source, vocabularies)
+            symbols[name] = _take_rows(target_state[name], source_state[name], by_symbol[name], source, vocabularies)
         else:
-            own[name].copy_(state[name])
+            target_state[name].copy_(source_state[name])
             taken.append(name)
-    others = aliases_of(source.model).keys() | shared.keys() | own.keys()
+    known_names = aliases_of(source.model).keys() | shared.keys() | target_state.keys()
     return {
         "taken": taken,
         "symbols": dict(sorted(symbols.items())),
-        "random": [name for name in own if name not in state],
-        "unused": [name for name in state if name not in others],
+        "random": [name for name in target_state if name not in source_state],
+        "unused": [name for name in source_state if name not in known_names],
     }
 
 
 def _differences(model: Any, other: Any) -> str:
     """Return the rest of the message for a parameter of another shape: the settings that may be the reason."""
-    own, theirs = model.arguments, other.arguments
-    names = [name for name in own.keys() | theirs.keys() if name not in FREE and "attention" not in name]
-    differing = sorted(name for name in names if _setting(own, name) != _setting(theirs, name))
+    arguments, other_arguments = model.arguments, other.arguments
+    names = [name for name in arguments.keys() | other_arguments.keys() if name not in FREE and "attention" not in name]
+    differing = sorted(name for name in names if _setting(arguments, name) != _setting(other_arguments, name))
     if not differing:
         return "use the same sizes in the section model"
-    values = ", ".join(f"{name} ({_setting(theirs, name)} in the other run)" for name in differing)
+    values = ", ".join(f"{name} ({_setting(other_arguments, name)} in the other run)" for name in differing)
     return f"these settings of the section model differ: {values}"
 
 
@@ -122,15 +124,19 @@ def _setting(arguments: Mapping[str, Any], name: str) -> Any:
 
 
 def _take_rows(
-    own: Tensor, theirs: Tensor, rows: SymbolRows, source: Run, vocabularies: Mapping[str, Any]
+    target_rows: Tensor, source_rows: Tensor, rows: SymbolRows, source: Run, vocabularies: Mapping[str, Any]
 ) -> list[int]:
     """Copy the rows of special and common symbols; return the number of copied rows and the number of all rows."""
-    known = symbol_numbers(source.src_vocab if rows.side == "src" else source.tgt_vocab)
-    pairs = [(number, known[name]) for name, number in symbol_numbers(vocabularies[rows.side]).items() if name in known]
+    source_numbers = symbol_numbers(source.src_vocab if rows.side == "src" else source.tgt_vocab)
+    pairs = [
+        (number, source_numbers[name])
+        for name, number in symbol_numbers(vocabularies[rows.side]).items()
+        if name in source_numbers
+    ]
     pairs += [(number, number) for number in range(rows.first, len(SPECIALS))]
     index = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2) - rows.first
-    own[index[:, 0]] = theirs[index[:, 1]]
-    return [len(index), len(own)]
+    target_rows[index[:, 0]] = source_rows[index[:, 1]]
+    return [len(index), len(target_rows)]
 
 
 def symbol_numbers(vocabulary: Any) -> dict[str, int]:
@@ -176,14 +182,14 @@ def load_start(model: Any, folder: Path) -> dict[str, Any]:
         facts = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["init"])
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: not a file of initial parameters; restore the file") from error
-    own, shared = model.state_dict(), aliases_of(model)
-    shapes = {name: value.shape for name, value in own.items() if name not in shared}
+    state, shared = model.state_dict(), aliases_of(model)
+    shapes = {name: value.shape for name, value in state.items() if name not in shared}
     if {name: value.shape for name, value in parameters.items()} != shapes or not isinstance(facts, dict):
         raise InputError(f"{path}: belongs to another model; restore the file")
     if (name := find_nonfinite(parameters)) is not None:
         raise InputError(f"{path}: {name} is not finite; restore the file")
     for name, value in parameters.items():
-        own[name].copy_(value)
+        state[name].copy_(value)
     return facts
 
 
@@ -198,8 +204,8 @@ def describe_start(facts: Mapping[str, Any]) -> list[str]:
         )
         for key, title in (("random", "Missing, initialized at random"), ("unused", "Not used")):
             names = source[key]
-            more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-            lines += [f"{title}: {', '.join(names[:MOST_NAMES])}{more}"] if names else []
+            suffix = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+            lines += [f"{title}: {', '.join(names[:MOST_NAMES])}{suffix}"] if names else []
     for side, vectors in facts.get("embeddings", {}).items():
         lines.append(
             f"Embeddings of {side} from {vectors['file']}: {vectors['symbols']} of {vectors['of']} symbols, "

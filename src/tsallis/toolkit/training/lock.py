@@ -52,7 +52,7 @@ def locked(folder: Path) -> Iterator[Lock]:
         try:
             stack.enter_context(created_folder(folder))
         except (OSError, ValueError) as error:
-            raise _unusable(folder, error) from error
+            raise _unusable_error(folder, error) from error
         yield stack.enter_context(_lock(folder))
 
 
@@ -67,7 +67,7 @@ def _lock(folder: Path) -> Iterator[Lock]:
         except FileExistsError:
             handle, removable = os.open(path, flags, 0o666), False
     except (OSError, ValueError) as error:
-        raise _unusable(folder, error) from error
+        raise _unusable_error(folder, error) from error
     try:
         check_file(path)
         try:
@@ -93,7 +93,7 @@ def _lock(folder: Path) -> Iterator[Lock]:
         os.close(handle)
 
 
-def _unusable(folder: Path, error: Exception) -> InputError:
+def _unusable_error(folder: Path, error: Exception) -> InputError:
     reason = getattr(error, "strerror", None) or error
     return InputError(f"{folder}: can't be used as a run folder: {reason}")
 

@@ -48,7 +48,7 @@ class Log:
         Raises:
             InputError: If the file can't be written. The file then contains no part of the line.
         """
-        self._change(self.position, json.dumps({"event": event, **values}).encode() + b"\n")
+        self._truncate_and_append(self.position, json.dumps({"event": event, **values}).encode() + b"\n")
 
     def rewind(self, position: int) -> None:
         """Remove the lines after `position`, because a resumed run writes them again.
@@ -57,7 +57,7 @@ class Log:
             InputError: If the file is shorter than `position`, or the part before `position` contains an invalid event.
         """
         self.check(position)
-        self._change(position)
+        self._truncate_and_append(position)
 
     def check(self, position: int) -> None:
         """Check that the file can be cut back to a position. The file is not changed.
@@ -84,7 +84,7 @@ class Log:
         Raises:
             InputError: See :meth:`position_of`.
         """
-        self._change(self.position_of(step))
+        self._truncate_and_append(self.position_of(step))
 
     def position_of(self, step: int) -> int:
         """Return the position after the last event whose step is not above `step`.
@@ -102,7 +102,7 @@ class Log:
             position += len(line)
         return position
 
-    def _change(self, position: int, line: bytes = b"") -> None:
+    def _truncate_and_append(self, position: int, line: bytes = b"") -> None:
         """Cut the file off at `position` and append a line."""
         is_new = not self.path.exists()
         with writing(self.path, self.lock):

@@ -115,8 +115,8 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
         check_file(folder / CONFIG)  # raise for a FIFO: reading it would block
     vocabularies = _vocabularies(folder, record)
     checkpoint, parameters, facts = Checkpoints(folder / CHECKPOINTS).load(which)
-    misfit = f"{checkpoint / PARAMETERS}: the checkpoint does not match {MODEL}"
-    model = _model_of(folder / MODEL, record, parameters, misfit)
+    mismatch = f"{checkpoint / PARAMETERS}: the checkpoint does not match {MODEL}"
+    model = _model_of(folder / MODEL, record, parameters, mismatch)
     return Run(folder, model, *vocabularies, task.model_dump(), facts)
 
 
@@ -128,14 +128,14 @@ def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:
         expected = record.arguments.get("vocab", record.arguments.get(f"{name}_vocab"))
         if len(vocabulary) != expected:
             raise InputError(f"{path}: expected {expected} symbols, as in the training, found {len(vocabulary)}")
-        prints = record.vocabularies and getattr(record.vocabularies, name)
-        if prints not in (None, vocabulary.fingerprint()):
+        fingerprint = record.vocabularies and getattr(record.vocabularies, name)
+        if fingerprint not in (None, vocabulary.fingerprint()):
             raise InputError(f"{path}: differs from the vocabulary of the training; restore the file")
         loaded.append(vocabulary)
     return loaded[0], loaded[1]
 
 
-def _model_of(path: Path, record: ModelRecord, parameters: dict[str, Tensor], misfit: str) -> Any:
+def _model_of(path: Path, record: ModelRecord, parameters: dict[str, Tensor], mismatch: str) -> Any:
     """Build a model and load its parameters.
 
     The model is first built on the meta device, which needs no memory, to compare its shapes with the stored
@@ -143,28 +143,28 @@ def _model_of(path: Path, record: ModelRecord, parameters: dict[str, Tensor], mi
     """
     for key in LAYERS:
         if (layers := record.arguments.get(key) or 0) > len(parameters):
-            raise InputError(f"{misfit}: {key} is {layers}, but there are only {len(parameters)} parameters")
+            raise InputError(f"{mismatch}: {key} is {layers}, but there are only {len(parameters)} parameters")
     description = {"class": record.name, "arguments": record.arguments}
     with torch.device("meta"):
-        outline = build_model(description, path)
-    _compare(outline, parameters, misfit)
+        meta_model = build_model(description, path)
+    _check_parameters(meta_model, parameters, mismatch)
     model = build_model(description, path)
     model.load_state_dict({**parameters, **{alias: parameters[key] for alias, key in aliases_of(model).items()}})
     return model.eval()
 
 
-def _compare(model: Any, parameters: Mapping[str, Tensor], misfit: str) -> None:
+def _check_parameters(model: Any, parameters: Mapping[str, Tensor], mismatch: str) -> None:
     """Raise unless `parameters` have the same names and shapes as the parameters of the model."""
     aliases = aliases_of(model).keys()
     shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
     for name in sorted((shapes.keys() | parameters.keys()) - aliases):
         expected, shape = shapes.get(name), list(parameters[name].shape) if name in parameters else None
         if shape is None:
-            raise InputError(f"{misfit}: the parameter {name} is missing")
+            raise InputError(f"{mismatch}: the parameter {name} is missing")
         if expected is None:
-            raise InputError(f"{misfit}: the model has no parameter {name}")
+            raise InputError(f"{mismatch}: the model has no parameter {name}")
         if expected != shape:
-            raise InputError(f"{misfit}: expected {name} of shape {expected}, found {shape}")
+            raise InputError(f"{mismatch}: expected {name} of shape {expected}, found {shape}")
 
 
 def _load_symbols(folder: Path, name: str) -> tuple[Path, Symbols]:
@@ -252,25 +252,25 @@ def start_run(
         InputError: If the folder contains other files, another configuration or other data, or a file can't be written.
     """
     path = folder / CONFIG
-    both = {"src": src_vocab, "tgt": tgt_vocab}
-    vocabularies = {_symbols_path(folder, name, symbols): symbols for name, symbols in both.items()}
-    prints = {name: symbols.fingerprint() for name, symbols in both.items()}
-    record = check_record({**description, "vocabularies": prints}, ModelRecord, "model")
+    vocabularies_by_side = {"src": src_vocab, "tgt": tgt_vocab}
+    vocabularies = {_symbols_path(folder, name, symbols): symbols for name, symbols in vocabularies_by_side.items()}
+    fingerprints = {name: symbols.fingerprint() for name, symbols in vocabularies_by_side.items()}
+    record = check_record({**description, "vocabularies": fingerprints}, ModelRecord, "model")
     names = (MODEL, TASK, START, CONFIG, *(p.name for p in vocabularies))
     with writing(folder, lock):
         resumed = os.path.lexists(path)
         if resumed:
-            same = config if changes is None or read_text(path) == config else changes.before
-            _check_same(folder, same, vocabularies)
-            if changes is not None and same != config:
+            expected_config = config if changes is None or read_text(path) == config else changes.before
+            _check_same(folder, expected_config, vocabularies)
+            if changes is not None and expected_config != config:
                 changes.check(folder)
                 if not dry:
                     write_atomic(path, config)
         else:
             texts = {MODEL: json.dumps(as_json(record), indent=1).encode(), TASK: json.dumps(task, indent=1).encode()}
             texts.update({START: start} if start is not None else {})
-            there = folder.iterdir() if os.path.lexists(folder) or not dry else ()
-            if any(not _is_start_leftover(p, texts, vocabularies, names) for p in there):
+            existing_paths = folder.iterdir() if os.path.lexists(folder) or not dry else ()
+            if any(not _is_start_leftover(p, texts, vocabularies, names) for p in existing_paths):
                 raise InputError(f"{folder}: the folder is not empty and contains no run; choose another folder")
             if dry:
                 return False
@@ -316,14 +316,14 @@ def _is_start_leftover(
 
 def _difference(old: str, new: str) -> str:
     """Return up to four differences of two configurations. New values of old settings come before new settings."""
-    before, after = (_texts(flat_settings(with_new_names(parse_yaml(text, CONFIG)))) for text in (old, new))
+    before, after = (_value_texts(flat_settings(with_new_names(parse_yaml(text, CONFIG)))) for text in (old, new))
     added = [path for path in after if path not in before or before[path] != after[path]]
     lines = [f"new {path}: {after[path]}" for path in sorted(added, key=lambda path: path not in before)]
     lines += [f"old {path}: {text}" for path, text in before.items() if path not in after or after[path] != text]
     return "; ".join(lines[:4])
 
 
-def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
+def _value_texts(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return each value as text."""
-    plain = {path: value for path, value in settings.items() if isinstance(value, str)}
-    return {path: json.dumps(value, ensure_ascii=False, default=str) for path, value in settings.items()} | plain
+    strings = {path: value for path, value in settings.items() if isinstance(value, str)}
+    return {path: json.dumps(value, ensure_ascii=False, default=str) for path, value in settings.items()} | strings

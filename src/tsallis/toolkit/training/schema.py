@@ -63,8 +63,8 @@ class Index(Record):
             raise ValueError("last and best must both be set if the index names a checkpoint")
         if len(set(self.validated)) != len(self.validated):
             raise ValueError("kept must not name a checkpoint twice")
-        if both := self.names & set(self.discard):
-            raise ValueError(f"{min(both)} is named as a checkpoint: it must not be in discard")
+        if overlap := self.names & set(self.discard):
+            raise ValueError(f"{min(overlap)} is named as a checkpoint: it must not be in discard")
         return self
 
     @property
@@ -235,12 +235,12 @@ def explain(error: ValidationError) -> str:
     details = error.errors(include_url=False)
     if details[0]["type"] == "json_invalid":
         return f"not a JSON file: {details[0]['ctx']['error']}"
-    texts = list(dict.fromkeys(_mistake(detail) for detail in details))
-    more = f"; and {len(texts) - MOST_MISTAKES} more errors" if len(texts) > MOST_MISTAKES else ""
-    return "; ".join(texts[:MOST_MISTAKES]) + more
+    texts = list(dict.fromkeys(_describe_error(detail) for detail in details))
+    suffix = f"; and {len(texts) - MOST_MISTAKES} more errors" if len(texts) > MOST_MISTAKES else ""
+    return "; ".join(texts[:MOST_MISTAKES]) + suffix
 
 
-def _mistake(detail: ErrorDetails) -> str:
+def _describe_error(detail: ErrorDetails) -> str:
     if detail["type"] == "model_type" and not detail["loc"]:
         return f"expected a JSON object, found {describe(detail['input'])}"
     return f"{_path(detail['loc'])}: {''.join(describe_mistake(detail))}"

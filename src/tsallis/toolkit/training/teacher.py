@@ -49,11 +49,11 @@ class Teacher:
 
         Positions without a loss are empty.
         """
-        position = self.starts[torch.tensor(batch.index)].unsqueeze(1) + _counted(batch).cumsum(1) - 1
+        position = self.starts[torch.tensor(batch.index)].unsqueeze(1) + _target_mask(batch).cumsum(1) - 1
         return self.rows[torch.where(has_loss(batch.tgt_out), position, -1).flatten()]
 
 
-def _counted(batch: Batch) -> Tensor:
+def _target_mask(batch: Batch) -> Tensor:
     """Return a mask of the target symbols."""
     return batch.tgt_out != IGNORE_INDEX
 
@@ -93,9 +93,9 @@ def write_teacher(
         batches = (range(first, min(first + BATCH_ROWS, stop)) for first in range(start, stop, BATCH_ROWS))
         return _compute_part(model, corpus, batches, top_k, search)
 
-    own = None if search is None else search.given
+    search_settings = None if search is None else search.given
     data = {"data": corpus.digest(), "vocabulary": vocabulary, "teachers": teachers}
-    facts = {**data, "top_k": top_k, "search": own}
+    facts = {**data, "top_k": top_k, "search": search_settings}
     with locked(folder):
         return write_distributions(folder, facts, len(corpus), compute)
 
@@ -115,12 +115,14 @@ def _compute_part(
         for index in batches:
             batch = corpus.batch(index)
             if search is not None:  # a search without an output keeps the reference
-                found = zip(search_batch(model, batch, search), index, strict=True)
-                outputs = RaggedRows.of(x.hypotheses[0].tokens if x.hypotheses else corpus.tgt[row] for x, row in found)
+                results = zip(search_batch(model, batch, search), index, strict=True)
+                outputs = RaggedRows.of(
+                    x.hypotheses[0].tokens if x.hypotheses else corpus.tgt[row] for x, row in results
+                )
                 sources = RaggedRows.of(corpus.src[row] for row in index)
                 batch = replace(corpus, src=sources, tgt=outputs).batch(range(len(index)))
             hidden = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device)).hidden
-            mask = _counted(batch)
+            mask = _target_mask(batch)
             hidden = hidden[mask.to(device)]  # [symbols, d_model]
             width = max(1, AT_ONCE // model.output.scores(hidden[:1]).shape[-1])
             for piece in hidden.split(width):
@@ -150,8 +152,8 @@ def read_teacher(folder: Path, corpus: Corpus, vocabulary: str, weight: float) -
     symbols, lengths = [], []
     for start in range(0, len(corpus), BATCH_ROWS):
         batch = corpus.batch(range(start, min(start + BATCH_ROWS, len(corpus))))
-        symbols.append(batch.tgt_out[_counted(batch)])
-        lengths.append(_counted(batch).sum(1))
+        symbols.append(batch.tgt_out[_target_mask(batch)])
+        lengths.append(_target_mask(batch).sum(1))
     if not torch.equal(torch.cat(lengths), stored.starts.diff()):
         raise InputError(f"{folder}: expected as many distributions as target symbols, found others; write them again")
     digest = hashlib.sha256(f"{stored.digest} {weight!r}".encode()).hexdigest()

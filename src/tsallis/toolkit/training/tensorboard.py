@@ -38,8 +38,8 @@ def scalars(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """
     for name, value in values.items():
         if isinstance(value, (int, float)):
-            group, _, rest = name.partition("_")
-            yield (f"{group}/{rest}" if group in ("dev", "batch") else f"train/{name}"), float(value)
+            group, _, metric = name.partition("_")
+            yield (f"{group}/{metric}" if group in ("dev", "batch") else f"train/{name}"), float(value)
         elif isinstance(value, list):
             for layer, heads in enumerate(value, start=1):
                 yield from ((f"{name}/layer{layer}_head{head}", float(x)) for head, x in enumerate(heads, start=1))

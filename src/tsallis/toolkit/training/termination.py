@@ -26,8 +26,8 @@ def note_termination() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield received.is_set
         return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: received.set())
+    previous_handler = signal.signal(signal.SIGTERM, lambda number, frame: received.set())
     try:
         yield received.is_set
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)

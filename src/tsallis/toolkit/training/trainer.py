@@ -122,6 +122,8 @@ class Trainer:
     ) -> None:
         if settings.output_alpha is not None and model.output.transform != "entmax":
             raise ValueError(f"output_alpha needs an output of entmax, got {model.output.transform}")
+        if not (measure is None or measure == "accuracy" or callable(measure)):
+            raise ValueError(f'measure must be "accuracy", a function or None, got {measure!r}')
         self.model = model
         self.train = train
         self.dev = dev
@@ -201,7 +203,7 @@ class Trainer:
 
     def _open(self) -> None:
         """Prepare the run folder for writing: remove temporary files, and start the logs or cut them back."""
-        start = _of_model(self.engine.unsharded_model()) if self.log_position is None else {}
+        model_values = _model_values(self.engine.unsharded_model()) if self.log_position is None else {}
 
         def write() -> None:
             self.checkpoints.open()
@@ -211,7 +213,9 @@ class Trainer:
                 self.log.rewind(0)
                 self.timing.rewind(0)
                 init = {"init": dict(self.init)} if self.init else {}
-                self.log.write("start", parameters=sum(p.numel() for p in self.model.parameters()), **init, **start)
+                self.log.write(
+                    "start", parameters=sum(p.numel() for p in self.model.parameters()), **init, **model_values
+                )
             else:
                 self._rewind(self.log_position)
                 if not self._is_finished():
@@ -295,8 +299,8 @@ class Trainer:
         position, settings = self.position, self.settings
         windows = self.plan.updates(position.epoch, settings.accumulate, self.world.size)
         if position.update >= len(windows):
-            last = f"the last checkpoint is at update {position.update} of an epoch with only {len(windows)} updates"
-            raise CommonError(f"{self.checkpoints.folder}: {last}")
+            problem = f"the last checkpoint is at update {position.update} of an epoch with only {len(windows)} updates"
+            raise CommonError(f"{self.checkpoints.folder}: {problem}")
         self._start_clock()
         while position.update < len(windows):
             self._update(windows[position.update])
@@ -343,9 +347,9 @@ class Trainer:
         soft = None if self.teacher is None else [self.teacher.targets(batch) for batch in batches]
         self.model.train()
         rate = self.schedule.rate(position.step)
-        own = len(window[self.world.rank])
+        num_rank_batches = len(window[self.world.rank])
         with self._annealed_alpha():
-            symbols, loss = self.engine.update(batches, own, count, rate, collect_stats, self.stop(), soft)
+            symbols, loss = self.engine.update(batches, num_rank_batches, count, rate, collect_stats, self.stop(), soft)
         if collect_stats:
             self.batch_stats = self.engine.objective.batch_stats
         self.pending += loss
@@ -360,13 +364,13 @@ class Trainer:
     def _annealed_alpha(self) -> Iterator[None]:
         """Set the output's alpha to that of this update; validations and checkpoints use the alpha of the model."""
         output, annealed, updates = self.model.output, self.settings.output_alpha, self.settings.updates
-        last = output.alpha
+        model_alpha = output.alpha
         if annealed is not None and updates is not None:
-            output.alpha = annealed.at(self.position.step, updates, last)
+            output.alpha = annealed.at(self.position.step, updates, model_alpha)
         try:
             yield
         finally:
-            output.alpha = last
+            output.alpha = model_alpha
 
     def _flush(self) -> None:
         """Add the pending loss to the position, check that the loss is finite, and measure the speed."""
@@ -454,18 +458,18 @@ class Trainer:
             scores = {name: getattr(teacher_forced, name) for name in OF_TEXT}
         else:
             scores = self._search(model, self.measure)
-        own = {name: getattr(teacher_forced, name) for name in TEACHER_FORCED}
+        teacher_forced_values = {name: getattr(teacher_forced, name) for name in TEACHER_FORCED}
         select = settings.select or ("loss" if self.measure is None else next(iter(scores)))
-        self._update_best(rank_score(select, {**own, **scores}[select]), teacher_forced.loss)
+        self._update_best(rank_score(select, {**teacher_forced_values, **scores}[select]), teacher_forced.loss)
         return {
             "dev_loss": teacher_forced.loss,
-            **{f"dev_{name}": value for name, value in {**scores, **own}.items()},
+            **{f"dev_{name}": value for name, value in {**scores, **teacher_forced_values}.items()},
             "select": select,
             "output_support": teacher_forced.output_support,
             "attention_support": teacher_forced.attention_support,
             "logit_norm": teacher_forced.logit_norm,
             **({} if math.isnan(teacher_forced.threshold) else {"output_threshold": teacher_forced.threshold}),
-            **_of_model(model),
+            **_model_values(model),
             **{f"density_{kind}": values.tolist() for kind, values in densities.items()},
         }
 
@@ -497,7 +501,7 @@ def _seed(seed: int, step: int, rank: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()[:8], "little") >> 1
 
 
-def _of_model(model: Any) -> dict[str, Any]:
+def _model_values(model: Any) -> dict[str, Any]:
     """Return values of the model for the log: the threshold of alpha-ReLU, and alphas by kind of attention."""
     threshold: dict[str, Any] = {"tau": model.output.tau} if model.output.transform == "alpha_relu" else {}
     alphas = model.alphas() if hasattr(model, "alphas") else {}

@@ -119,6 +119,8 @@ def test_alpha_is_annealed_and_validations_use_the_final_alpha(tmp_path: Path, m
     for wrong in ({"updates": None}, {"compile": True}):
         with pytest.raises(ValueError, match="output_alpha needs"):
             changed(settings, **wrong)
+    with pytest.raises(ValueError, match="got 'bleu'"):
+        Trainer(model(), TRAIN, DEV, tmp_path / "measured", settings, measure="bleu")
 
 
 @pytest.mark.parametrize(

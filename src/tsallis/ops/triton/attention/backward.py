@@ -102,9 +102,9 @@ def backward_query(
     do = load(grad, start, grad_strides[2], queries, BLOCK_Q, VALUE_SIZE, VALUE_PADDED)
     output += head_index * queries * VALUE_SIZE
     out = load(output, start, VALUE_SIZE, queries, BLOCK_Q, VALUE_SIZE, VALUE_PADDED)
-    at = head_index * queries + rows
+    row_index = head_index * queries + rows
     stats_stride = tl.num_programs(2).to(tl.int64) * heads * queries
-    top, threshold = load_thresholds(stats, at, stats_stride, rows, queries)
+    top, threshold = load_thresholds(stats, row_index, stats_stride, rows, queries)
 
     # The mean is known only at the end. Subtract its value at alpha = 1 first, to avoid cancellation in the sums.
     shift = tl.sum(do.to(tl.float32) * out.to(tl.float32), 1)
@@ -114,8 +114,8 @@ def backward_query(
     sum_w_dp = tl.zeros((BLOCK_Q,), tl.float32)  # sum of w (dp - shift)
     sum_psi = tl.zeros((BLOCK_Q,), tl.float32)  # sum of p psi
     sum_psi_dp = tl.zeros((BLOCK_Q,), tl.float32)  # sum of p psi (dp - shift)
-    sum_far = tl.zeros((BLOCK_Q,), tl.float32)  # sum of w times the distance
-    sum_far_dp = tl.zeros((BLOCK_Q,), tl.float32)  # sum of w (dp - shift) times the distance
+    sum_w_distance = tl.zeros((BLOCK_Q,), tl.float32)  # sum of w times the distance
+    sum_w_dp_distance = tl.zeros((BLOCK_Q,), tl.float32)  # sum of w (dp - shift) times the distance
     for number in range(0, count):
         j = number
         if HAS_LISTS:
@@ -138,17 +138,17 @@ def backward_query(
             sum_psi += tl.sum(psi, 1)
             sum_psi_dp += tl.sum(psi * dp, 1)
         if NEED_SLOPES:
-            far = distance(rows[:, None], columns, offset)
-            sum_far += tl.sum(w * far, 1)
-            sum_far_dp += tl.sum(w_dp * far, 1)
+            distances = distance(rows[:, None], columns, offset)
+            sum_w_distance += tl.sum(w * distances, 1)
+            sum_w_dp_distance += tl.sum(w_dp * distances, 1)
     mean_dp = sum_w_dp / tl.where(sum_w > 0.0, sum_w, 1.0)
     dq = scale * (sum_w_dp_k - mean_dp[:, None] * sum_w_k)
     store(query_grad + head_index * queries * SIZE, start, queries, dq, BLOCK_Q, SIZE, PADDED)
-    tl.store(delta + at, shift + mean_dp, mask=rows < queries)
+    tl.store(delta + row_index, shift + mean_dp, mask=rows < queries)
     if NEED_ALPHA:
-        tl.store(alpha_grad + at, mean_dp * sum_psi - sum_psi_dp, mask=rows < queries)
+        tl.store(alpha_grad + row_index, mean_dp * sum_psi - sum_psi_dp, mask=rows < queries)
     if NEED_SLOPES:
-        tl.store(slope_grad + at, mean_dp * sum_far - sum_far_dp, mask=rows < queries)
+        tl.store(slope_grad + row_index, mean_dp * sum_w_distance - sum_w_dp_distance, mask=rows < queries)
 
 
 @attention_kernel
@@ -263,9 +263,9 @@ def backward_key(
             q = load(query_head, first, query_strides[2], queries, BLOCK_Q, SIZE, PADDED)
             do = load(grad_head, first, grad_strides[2], queries, BLOCK_Q, VALUE_SIZE, VALUE_PADDED)
             rows = first + lanes
-            at = head_index * queries + rows
-            top, threshold = load_thresholds(stats, at, stats_stride, rows, queries)
-            mean = tl.load(delta + at, mask=rows < queries, other=0.0)[None, :]
+            row_index = head_index * queries + rows
+            top, threshold = load_thresholds(stats, row_index, stats_stride, rows, queries)
+            mean = tl.load(delta + row_index, mask=rows < queries, other=0.0)[None, :]
             # The products below need transposed tiles [BLOCK_K, BLOCK_Q].
             _, _, w, dropped, dp = recompute_tile(
                 k, q, v, do, rows[None, :], columns, queries, key_end, top[None, :], threshold[None, :], eps, scale,
@@ -354,10 +354,10 @@ def backward_mask(
     q = load(head_pointer(query, batch, head, query_strides), start, query_strides[2], queries, BLOCK_Q, SIZE, PADDED)
     grad = head_pointer(grad, batch, head, grad_strides)
     do = load(grad, start, grad_strides[2], queries, BLOCK_Q, VALUE_SIZE, VALUE_PADDED)
-    at = head_index * queries + rows
+    row_index = head_index * queries + rows
     stats_stride = tl.num_programs(2).to(tl.int64) * heads * queries
-    top, threshold = load_thresholds(stats, at, stats_stride, rows, queries)
-    mean = tl.load(delta + at, mask=rows < queries, other=0.0)
+    top, threshold = load_thresholds(stats, row_index, stats_stride, rows, queries)
+    mean = tl.load(delta + row_index, mask=rows < queries, other=0.0)
     for number in range(0, count):
         j = number
         if HAS_LISTS:
@@ -370,17 +370,17 @@ def backward_mask(
             scale, head_index, bias, random, MODE, MASK, CAUSAL, SLOPES, DROPOUT, PRECISION, UPCAST,
         )  # fmt: skip
         ds = w * (dp - mean[:, None])
-        row_at = mask_grad + rows.to(tl.int64) * mask_grad_strides[2]
-        column_at = columns.to(tl.int64) * mask_grad_column
+        row_pointers = mask_grad + rows.to(tl.int64) * mask_grad_strides[2]
+        column_offsets = columns.to(tl.int64) * mask_grad_column
         if ONE_ROW and ONE_COLUMN:
             tl.atomic_add(mask_grad, tl.sum(ds))
         elif ONE_ROW:
-            tl.atomic_add(mask_grad + column_at, tl.sum(ds, 0), mask=columns < keys)
+            tl.atomic_add(mask_grad + column_offsets, tl.sum(ds, 0), mask=columns < keys)
         elif ONE_COLUMN:
-            tl.atomic_add(row_at, tl.sum(ds, 1), mask=rows < queries)
+            tl.atomic_add(row_pointers, tl.sum(ds, 1), mask=rows < queries)
         else:
             valid = (rows < queries)[:, None] & (columns < keys)[None, :]
-            tl.atomic_add(row_at[:, None] + column_at[None, :], ds, mask=valid)
+            tl.atomic_add(row_pointers[:, None] + column_offsets[None, :], ds, mask=valid)
 
 
 @attention_kernel
@@ -396,9 +396,9 @@ def draw_factors(
     LANES: tl.constexpr,
 ) -> None:
     """Store the dropout factors of all weights [batch * heads, queries, keys]; each program stores LANES factors."""
-    at = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
-    row = at // keys
+    index = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    row = index // keys
     head_index = row // queries
-    query, column = (row - head_index * queries).to(tl.int32), (at - row * keys).to(tl.int32)
+    query, column = (row - head_index * queries).to(tl.int32), (index - row * keys).to(tl.int32)
     factor = dropout_factor(query, column, head_index, (drop_below, drop_factor, seed_low, seed_high))
-    tl.store(factors + at, factor, mask=head_index < heads)
+    tl.store(factors + index, factor, mask=head_index < heads)

@@ -54,8 +54,8 @@ class SavedForBackward(NamedTuple):
 def decodes(args: AttentionArgs) -> bool:
     """Return whether few queries read so many keys that programs should share the keys, without gradients."""
     (_, heads, queries, _), (_, key_heads, keys, _) = args.query.shape, args.key.shape
-    few = queries <= DECODE_QUERIES and queries * heads <= DECODE_ROWS * key_heads
-    if not few or keys <= SHORT_KEYS or args.dropout:
+    few_queries = queries <= DECODE_QUERIES and queries * heads <= DECODE_ROWS * key_heads
+    if not few_queries or keys <= SHORT_KEYS or args.dropout:
         return False
     rows, memory = queries * heads // key_heads, launching.shared_memory(args.query.device)
     sizes = (args.query.shape[-1], args.value.shape[-1])
@@ -133,7 +133,7 @@ def attention_gradient(
     grad = contiguous_rows(grad)
     has_lists = saved.block_list.numel() > 0
     shared = {"grad": grad, "grad_strides": grad.stride()[:3], "stats": saved.stats, "HAS_LISTS": has_lists}
-    by_query = {"block_list": saved.block_list, "counts": saved.counts}
+    block_lists = {"block_list": saved.block_list, "counts": saved.counts}
     dq = torch.empty_like(query, memory_format=torch.contiguous_format)
     delta = torch.empty_like(saved.stats[0])
     alpha_grad, slope_grad = (torch.empty_like(delta) if need else delta for need in (need_alphas, need_slopes))
@@ -141,7 +141,7 @@ def attention_gradient(
         backward_query,
         launch.tilings.by_query,
         **shared,
-        **by_query,
+        **block_lists,
         output=saved.output,
         query_grad=dq,
         delta=delta,
@@ -155,7 +155,7 @@ def attention_gradient(
     if need_key or need_value:
         dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (key, value))
         lists = {"query_blocks": saved.block_list, "query_block_counts": saved.counts}  # kernels don't read empty lists
-        lists = _transpose(launch, saved.bits) if has_lists else lists
+        lists = _transpose_blocks(launch, saved.bits) if has_lists else lists
         launch.by_key(backward_key, launch.tilings.by_key, **shared, **lists, key_grad=dk, value_grad=dv)
     if need_alphas and alphas is not None:
         da = alpha_grad.sum(-1).sum_to_size(alphas.shape).to(alphas.dtype)
@@ -168,7 +168,7 @@ def attention_gradient(
             backward_mask,
             launch.tilings.by_query,
             **shared,
-            **by_query,
+            **block_lists,
             mask_grad=total,
             mask_grad_strides=strides[:3],
             mask_grad_column=strides[3],
@@ -176,8 +176,10 @@ def attention_gradient(
             ONE_COLUMN=mask.shape[3] == 1,
         )
         dm = total.sum_to_size(mask.shape).to(mask.dtype)
-    rest = AttentionGradients(None, None, None, da, dm, ds)
-    return rest._replace(query=dq if needs[0] else None, key=dk if need_key else None, value=dv if need_value else None)
+    grads = AttentionGradients(None, None, None, da, dm, ds)
+    return grads._replace(
+        query=dq if needs[0] else None, key=dk if need_key else None, value=dv if need_value else None
+    )
 
 
 def _mask_total(launch: Launch, mask: Tensor) -> Tensor:
@@ -207,7 +209,7 @@ def drop_factors(args: AttentionArgs) -> Tensor:
     return factors
 
 
-def _transpose(launch: Launch, bits: Tensor) -> dict[str, Tensor]:
+def _transpose_blocks(launch: Launch, bits: Tensor) -> dict[str, Tensor]:
     """List and count the blocks of queries that need each block of keys."""
     batch, heads, blocks, key_blocks = bits.shape
     query_blocks, query_block_counts = launch.new_int32(bits.numel()), launch.new_int32(batch * heads, key_blocks)

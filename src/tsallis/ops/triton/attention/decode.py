@@ -86,13 +86,15 @@ def decode_scores(
     key += batch.to(tl.int64) * key_strides[0] + key_head.to(tl.int64) * key_strides[1]
     sizes = tl.arange(0, PADDED)
     query += batch.to(tl.int64) * query_strides[0]
-    at = head.to(tl.int64) * query_strides[1] + rows.to(tl.int64) * query_strides[2]
-    q = tl.load(query + at[:, None] + sizes[None, :], mask=valid[:, None] & (sizes < SIZE)[None, :], other=0.0)
+    query_offsets = head.to(tl.int64) * query_strides[1] + rows.to(tl.int64) * query_strides[2]
+    q = tl.load(
+        query + query_offsets[:, None] + sizes[None, :], mask=valid[:, None] & (sizes < SIZE)[None, :], other=0.0
+    )
     mask += batch.to(tl.int64) * mask_strides[0]
     slope = offset * 0.0
     if SLOPES:
-        at = slopes + batch * slope_strides[0] + head * slope_strides[1]
-        slope = tl.load(at, mask=valid, other=0.0).to(tl.float32)[:, None]
+        slope_pointers = slopes + batch * slope_strides[0] + head * slope_strides[1]
+        slope = tl.load(slope_pointers, mask=valid, other=0.0).to(tl.float32)[:, None]
     bias = ((mask + head.to(tl.int64) * mask_strides[1])[:, None], mask_strides[2], mask_column, slope, offset)
     row_index = (batch.to(tl.int64) * heads + head) * queries + rows
     first = split * span
@@ -107,10 +109,10 @@ def decode_scores(
         tl.store(scores + row_index[:, None] * keys + columns, s, mask=valid[:, None] & (columns < key_end))
         largest = tl.maximum(largest, s, propagate_nan=tl.PropagateNan.ALL)
     low = raise_lower_bound(largest, tl.full((ROWS,), float("-inf"), tl.float32), eps, eps[:, None], MODE)
-    at = row_index * splits + split
+    part_index = row_index * splits + split
     stats_stride = tl.num_programs(2).to(tl.int64) * heads * queries * splits
-    tl.store(parts + at, tl.max(largest, 1), mask=valid)
-    tl.store(parts + stats_stride + at, low, mask=valid)
+    tl.store(parts + part_index, tl.max(largest, 1), mask=valid)
+    tl.store(parts + stats_stride + part_index, low, mask=valid)
 
 
 @attention_kernel
@@ -147,12 +149,12 @@ def decode_thresholds(
     lows = tl.full((LANES,), float("-inf"), tl.float32)
     nan_count = tl.zeros((LANES,), tl.int32)
     for first in range(0, used_splits, LANES):
-        at = row_index * splits + first + lanes
+        part_index = row_index * splits + first + lanes
         valid = first + lanes < used_splits
-        low = tl.load(parts + stats_stride * splits + at, mask=valid, other=float("-inf"))
+        low = tl.load(parts + stats_stride * splits + part_index, mask=valid, other=float("-inf"))
         nan_count += tl.where(low == low, 0, 1)
         lows = tl.maximum(lows, tl.where(low == low, low, float("-inf")))
-        tops = tl.maximum(tops, tl.load(parts + at, mask=valid, other=float("-inf")))
+        tops = tl.maximum(tops, tl.load(parts + part_index, mask=valid, other=float("-inf")))
     not_finite = tl.max(nan_count) > 0
     low = tl.max(lows)
     top = tl.max(tops)
@@ -165,8 +167,8 @@ def decode_thresholds(
     candidates += row_index * keys
     count = 0
     for first in range(0, key_end, LANES):
-        at = first + lanes
-        s = tl.load(scores + at, mask=at < key_end, other=float("-inf"))
+        columns = first + lanes
+        s = tl.load(scores + columns, mask=columns < key_end, other=float("-inf"))
         above = (s > bound).to(tl.int32)
         tl.store(candidates + count + tl.cumsum(above, 0) - 1, s - top, mask=above != 0)
         count += tl.sum(above)
@@ -184,8 +186,8 @@ def decode_thresholds(
         G = tl.zeros((LANES,), tl.float32)
         support_size = tl.zeros((LANES,), tl.int32)
         for first in range(0, count, LANES):
-            at = first + lanes
-            x = tl.load(candidates + at, mask=at < count, other=float("-inf"))
+            columns = first + lanes
+            x = tl.load(candidates + columns, mask=columns < count, other=float("-inf"))
             p, w = entmax_weights(x - threshold, eps, MODE)
             F += p
             G += w
@@ -195,10 +197,10 @@ def decode_thresholds(
         last = ((tl.abs(mass - 1.0) <= tolerance_before_step) | (sweeps >= LIMIT)).to(tl.int32)
         threshold = tl.where(unfinished, newton_step(threshold, mass, tl.sum(G), eps, MODE), threshold)
         sweeps += 1
-    at = stats + row_index
-    tl.store(at, top)
-    tl.store(at + stats_stride, tl.where(not_finite, float("nan"), threshold))
-    tl.store(at + 2 * stats_stride, tl.where(mass > 0.0, mass, 1.0))
+    stats_pointer = stats + row_index
+    tl.store(stats_pointer, top)
+    tl.store(stats_pointer + stats_stride, tl.where(not_finite, float("nan"), threshold))
+    tl.store(stats_pointer + 2 * stats_stride, tl.where(mass > 0.0, mass, 1.0))
     tl.store(support + row_index, tl.sum(support_size))
 
 
@@ -253,8 +255,8 @@ def decode_output(
             v = load(value, start, value_strides[2], key_end, BLOCK_K, VALUE_SIZE, VALUE_PADDED)
             out += dot(p.to(v.dtype), v, PRECISION, UPCAST)
     sizes = tl.arange(0, VALUE_PADDED)
-    at = partial + (row_index * splits + split)[:, None] * VALUE_SIZE + sizes[None, :]
-    tl.store(at, (out / mass).to(partial.dtype.element_ty), mask=valid[:, None] & (sizes < VALUE_SIZE)[None, :])
+    pointers = partial + (row_index * splits + split)[:, None] * VALUE_SIZE + sizes[None, :]
+    tl.store(pointers, (out / mass).to(partial.dtype.element_ty), mask=valid[:, None] & (sizes < VALUE_SIZE)[None, :])
 
 
 @attention_kernel
@@ -287,8 +289,8 @@ def decode_sum(
 
 def decode(launch: Launch, output: Tensor, support: Tensor) -> None:
     """Write the output and the number of keys that each query attends to, for few queries per head of keys."""
-    query, rows = launch.query, support.shape
-    batch, heads, queries = rows
+    query, row_shape = launch.query, support.shape
+    batch, heads, queries = row_shape
     keys, key_heads = launch.keys, launch.key_heads
     per_key_head = queries * (heads // key_heads)
     tiling = decode_tiling(launch.size, launch.value_size, query.dtype, per_key_head, launch.memory)
@@ -298,21 +300,21 @@ def decode(launch: Launch, output: Tensor, support: Tensor) -> None:
     programs = -(-4 * processors(query.device) // (batch * key_heads))
     span = -(-blocks // min(programs, blocks)) * tiling.keys
     splits = -(-keys // span)
-    stats = launch.new_float32(3, *rows)
+    stats = launch.new_float32(3, *row_shape)
     scores, candidates, parts = (
-        launch.new_float32(*rows, keys),
-        launch.new_float32(*rows, keys),
-        launch.new_float32(2, *rows, splits),
+        launch.new_float32(*row_shape, keys),
+        launch.new_float32(*row_shape, keys),
+        launch.new_float32(2, *row_shape, splits),
     )
-    partial = output if splits == 1 else launch.new_float32(*rows, splits, launch.value_size)
-    work = {"scores": scores, "parts": parts, "stats": stats, "partial": partial, "span": span, "splits": splits}
-    by_split, by_row = (splits, key_heads, batch), (queries, heads, batch)
+    partial = output if splits == 1 else launch.new_float32(*row_shape, splits, launch.value_size)
+    buffers = {"scores": scores, "parts": parts, "stats": stats, "partial": partial, "span": span, "splits": splits}
+    split_grid, row_grid = (splits, key_heads, batch), (queries, heads, batch)
     sizes = {"ROWS": tiling.queries, "BLOCK_K": tiling.keys, "num_warps": tiling.warps, "num_stages": tiling.stages}
-    launch.run(decode_scores, by_split, **work, **sizes)
+    launch.run(decode_scores, split_grid, **buffers, **sizes)
     launch.run(
         decode_thresholds,
-        by_row,
-        **work,
+        row_grid,
+        **buffers,
         candidates=candidates,
         support=support,
         tolerance=launch.tolerance,
@@ -320,6 +322,6 @@ def decode(launch: Launch, output: Tensor, support: Tensor) -> None:
         LANES=LIMITS.scores,
         num_warps=8,
     )
-    launch.run(decode_output, by_split, **work, **sizes)
+    launch.run(decode_output, split_grid, **buffers, **sizes)
     if splits > 1:
-        launch.run(decode_sum, by_row, **work, output=output, LANES=LIMITS.splits, num_warps=4)
+        launch.run(decode_sum, row_grid, **buffers, output=output, LANES=LIMITS.splits, num_warps=4)

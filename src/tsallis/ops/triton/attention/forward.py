@@ -181,12 +181,12 @@ def forward(
     out /= tl.where(F > 0.0, F, 1.0)[:, None]
     out = tl.where(not_finite[:, None], float("nan"), out)
     store(output + head_index * queries * VALUE_SIZE, start, queries, out, BLOCK_Q, VALUE_SIZE, VALUE_PADDED)
-    at = head_index * queries + rows
-    tl.store(stats + at, top, mask=rows < queries)
+    row_index = head_index * queries + rows
+    tl.store(stats + row_index, top, mask=rows < queries)
     stats_stride = tl.num_programs(2).to(tl.int64) * heads
-    tl.store(stats + stats_stride * queries + at, newton_step(threshold, F, G, eps, MODE), mask=rows < queries)
-    tl.store(support + at, support_size, mask=rows < queries)
-    at = counts + head_index * blocks + block
-    tl.store(at, remaining)
-    tl.store(at + stats_stride * blocks, candidates)
-    tl.store(at + 2 * stats_stride * blocks, sweeps)
+    tl.store(stats + stats_stride * queries + row_index, newton_step(threshold, F, G, eps, MODE), mask=rows < queries)
+    tl.store(support + row_index, support_size, mask=rows < queries)
+    counts_pointer = counts + head_index * blocks + block
+    tl.store(counts_pointer, remaining)
+    tl.store(counts_pointer + stats_stride * blocks, candidates)
+    tl.store(counts_pointer + 2 * stats_stride * blocks, sweeps)

@@ -132,8 +132,8 @@ def forward_short(
     out /= tl.where(F > 0.0, F, 1.0)[:, None]
     out = tl.where(not_finite[:, None], float("nan"), out)
     store(output + head_index * queries * VALUE_SIZE, start, queries, out, BLOCK_Q, VALUE_SIZE, VALUE_PADDED)
-    at = head_index * queries + rows
+    row_index = head_index * queries + rows
     stats_stride = tl.num_programs(2).to(tl.int64) * tl.num_programs(1) * queries
-    tl.store(stats + at, top, mask=rows < queries)
-    tl.store(stats + stats_stride + at, newton_step(threshold, F, G, eps, MODE), mask=rows < queries)
-    tl.store(support + at, support_size, mask=rows < queries)
+    tl.store(stats + row_index, top, mask=rows < queries)
+    tl.store(stats + stats_stride + row_index, newton_step(threshold, F, G, eps, MODE), mask=rows < queries)
+    tl.store(support + row_index, support_size, mask=rows < queries)

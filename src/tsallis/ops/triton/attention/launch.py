@@ -219,27 +219,29 @@ class Launch:
         """Allocate an int32 tensor."""
         return self.query.new_empty(shape, dtype=torch.int32)
 
-    def by_query(self, kernel: Any, tiling: Tiling, **more: Any) -> None:
+    def by_query(self, kernel: Any, tiling: Tiling, **kernel_arguments: Any) -> None:
         """Launch one program per block of queries."""
         blocks = -(-self.queries // tiling.queries)
-        self._launch(kernel, (blocks, self.heads, self.batch), tiling, more)
+        self._launch(kernel, (blocks, self.heads, self.batch), tiling, kernel_arguments)
 
-    def by_key(self, kernel: Any, tiling: Tiling, **more: Any) -> None:
+    def by_key(self, kernel: Any, tiling: Tiling, **kernel_arguments: Any) -> None:
         """Launch one program per block of keys."""
         blocks = -(-self.keys // tiling.keys)
-        self._launch(kernel, (blocks, self.key_heads, self.batch), tiling, more)
+        self._launch(kernel, (blocks, self.key_heads, self.batch), tiling, kernel_arguments)
 
-    def _launch(self, kernel: Any, grid: tuple[int, int, int], tiling: Tiling, more: dict[str, Any]) -> None:
+    def _launch(
+        self, kernel: Any, grid: tuple[int, int, int], tiling: Tiling, kernel_arguments: dict[str, Any]
+    ) -> None:
         sizes = {
             "BLOCK_Q": tiling.queries,
             "BLOCK_K": tiling.keys,
             "SPLIT": self.tilings.forward.queries // tiling.queries,
         }
-        self.run(kernel, grid, **sizes, **more, num_warps=tiling.warps, num_stages=tiling.stages)
+        self.run(kernel, grid, **sizes, **kernel_arguments, num_warps=tiling.warps, num_stages=tiling.stages)
 
-    def run(self, kernel: Any, grid: tuple[int, ...], **more: Any) -> None:
+    def run(self, kernel: Any, grid: tuple[int, ...], **kernel_arguments: Any) -> None:
         """Launch a kernel with only those arguments that its signature names."""
-        arguments = {**self.arguments, **more}
+        arguments = {**self.arguments, **kernel_arguments}
         options = {name: arguments[name] for name in ("num_warps", "num_stages") if name in arguments}
         run(kernel, grid, self.query, **{name: arguments[name] for name in kernel.arg_names}, **options)
 

@@ -183,20 +183,20 @@ def window(
     largest score. This largest score is at least the score of the nearest key.
     """
     position = rows + offset
-    near = tl.maximum(tl.minimum(position, key_end - 1), 0)
+    nearest = tl.maximum(tl.minimum(position, key_end - 1), 0)
     sizes = tl.arange(0, PADDED)
-    at = key + near.to(tl.int64)[:, None] * key_stride + sizes[None, :]
-    k = tl.load(at, mask=(near < key_end)[:, None] & (sizes < SIZE)[None, :], other=0.0).to(tl.float32)
+    pointers = key + nearest.to(tl.int64)[:, None] * key_stride + sizes[None, :]
+    k = tl.load(pointers, mask=(nearest < key_end)[:, None] & (sizes < SIZE)[None, :], other=0.0).to(tl.float32)
     q = q.to(tl.float32)
-    top = tl.sum(q * k, 1) * scale - slope * tl.abs(position - near).to(tl.float32)
+    top = tl.sum(q * k, 1) * scale - slope * tl.abs(position - nearest).to(tl.float32)
     largest = tl.sqrt(tl.sum(q * q, 1)) * tl.abs(scale) * key_norm * MARGIN
     reach = (largest - top + tl.minimum(1.0 / eps, UNDERFLOW) * MARGIN) / slope
     reach = tl.where(rows < queries, reach, 0.0)
-    useful = (slope > 0.0) & (tl.max(tl.where(reach < FARTHEST, 0, 1)) == 0)
+    has_window = (slope > 0.0) & (tl.max(tl.where(reach < FARTHEST, 0, 1)) == 0)
     keys = tl.where(reach < FARTHEST, reach, 0.0).to(tl.int32) + 1
     inside = rows < queries
-    first = tl.where(useful, tl.min(tl.where(inside, position - keys, key_end)), 0)
-    last = tl.where(useful, tl.max(tl.where(inside, position + keys, 0)), key_end)
+    first = tl.where(has_window, tl.min(tl.where(inside, position - keys, key_end)), 0)
+    last = tl.where(has_window, tl.max(tl.where(inside, position + keys, 0)), key_end)
     return tl.maximum(first, 0), last
 
 
@@ -270,11 +270,11 @@ def score(
     if SLOPES:
         scores -= bias[3] * distance(rows, columns, bias[4])
     if MASK != NO_MASK:
-        at = bias[0] + rows.to(tl.int64) * bias[1] + columns.to(tl.int64) * bias[2]
+        pointers = bias[0] + rows.to(tl.int64) * bias[1] + columns.to(tl.int64) * bias[2]
         if MASK == BOOLEAN:
-            visible = visible & (tl.load(at, mask=visible, other=0) != 0)
+            visible = visible & (tl.load(pointers, mask=visible, other=0) != 0)
         else:
-            scores += tl.load(at, mask=visible, other=0.0).to(tl.float32)
+            scores += tl.load(pointers, mask=visible, other=0.0).to(tl.float32)
     return tl.where(visible, scores, float("-inf"))
 
 
