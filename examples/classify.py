@@ -230,6 +230,20 @@ def number_or_name(text: str) -> str | float:
         return text
 
 
+def positive_int(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
+
+
+def usable_device(text: str) -> str:
+    try:
+        torch.zeros(1, device=text).item()
+    except (AssertionError, RuntimeError) as error:
+        raise argparse.ArgumentTypeError(f"cannot use {text!r}: {str(error).splitlines()[0]}") from error
+    return text
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
@@ -238,8 +252,8 @@ def arguments() -> argparse.Namespace:
         add(f"--{name}", default=name, help=f"file of the {name} split, without .tsv, .xz or .gz")
     add("--share", type=float, default=0.1, help="share of train to hold out if there is no dev split")
     add("--split-seed", type=int, default=0, help="random seed of the held-out split")
-    add("--rows", type=int, help="maximum number of training documents, for quick tests")
-    add("--cut", type=int, default=256, help="number of words per document to read")
+    add("--rows", type=positive_int, help="maximum number of training documents, for quick tests")
+    add("--cut", type=positive_int, default=256, help="number of words per document to read")
     add("--min-count", type=int, default=5, help="minimum frequency of a word in train; rarer words are unknown")
     add("--attention", choices=("discrete", "continuous", "combined"), default="discrete")
     add("--transform", type=number_or_name, default="softmax", help="function: softmax, sparsemax, entmax or an alpha")
@@ -253,30 +267,36 @@ def arguments() -> argparse.Namespace:
     add("--freeze", action="store_true", help="do not train the embeddings")
     add("--layers", type=int, default=1)
     add("--dropout", type=float, default=0.3)
-    add("--epochs", type=int, default=3)
-    add("--updates", type=int, help="maximum number of updates")
-    add("--batch-size", type=int, default=64)
+    add("--epochs", type=positive_int, default=3)
+    add("--updates", type=positive_int, help="maximum number of updates")
+    add("--batch-size", type=positive_int, default=64)
     add("--learning-rate", type=float, default=2e-3)
     add("--weight-decay", type=float, default=0.0)
     add("--clip", type=float, default=1.0)
     add("--precision", choices=("float32", "bfloat16"), default="float32", help="precision of products in training")
     add("--seed", type=int, default=1)
-    add("--device", default="cpu")
+    add("--device", type=usable_device, default="cpu")
     add("--out", type=Path, help="output file (JSON)")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.words is not None and options.word_vectors is None:
+        parser.error(f"--words requires --word-vectors, got only --words {options.words}")
+    if options.out is not None and options.out.is_dir():
+        parser.error(f"--out must be a file, got the folder {options.out}")
+    return options
 
 
 def main() -> int:
     options = arguments()
     try:
+        if options.out is not None:  # fail before training
+            options.out.parent.mkdir(parents=True, exist_ok=True)
         result = json.dumps(run(options), indent=1)
-    except (InputError, ValueError) as error:
+        print(result)
+        if options.out is not None:
+            options.out.write_text(result + "\n", encoding="utf-8")
+    except (InputError, OSError, ValueError) as error:
         print(f"classify: {error}", file=sys.stderr)
         return 2
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(result + "\n", encoding="utf-8")
-    print(result)
     return 0
 
 

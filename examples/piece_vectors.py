@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import sys
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -57,6 +58,18 @@ def read_pieces(folder: Path) -> Tensor:
     return matrix.float()
 
 
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """Return the tokenizer of an encoder, which neither truncates nor pads."""
+    path = folder / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises plain exceptions
+        raise InputError(f"{path}: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
 def average_pieces(spellings: list[str], tokenizer: Tokenizer, matrix: Tensor) -> Tensor:
     """Return the mean of the piece embeddings of each word [words, size]."""
     pieces = [encoding.ids for encoding in tokenizer.encode_batch(spellings, add_special_tokens=False)]
@@ -68,6 +81,8 @@ def average_pieces(spellings: list[str], tokenizer: Tokenizer, matrix: Tensor) -
 
 def reduce(matrix: Tensor, size: int) -> Tensor:
     """Return the principal components [pieces, size] of embeddings [pieces, d]."""
+    if size > matrix.shape[1]:
+        raise InputError(f"--size must be at most {matrix.shape[1]}, the size of the embeddings, got {size}")
     centred = matrix - matrix.mean(0)
     _, axes = torch.linalg.eigh(centred.T @ centred)  # eigenvalues are in ascending order
     return centred @ axes[:, -size:]
@@ -79,7 +94,15 @@ def read_words(folder: Path, name: str, min_count: int) -> list[str]:
     if path is None:
         raise InputError(f"{folder}: there is no split {name}")
     vocab = Vocabulary.build((words(example.text) for example in read_labelled(path)), min_count)
+    if not vocab.symbols:
+        raise InputError(f"{path}: no word occurs at least {min_count} times (--min-count)")
     return [vocab.name(number) for number in range(FIRST, len(vocab))]
+
+
+def positive_int(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
 
 
 def arguments() -> argparse.Namespace:
@@ -88,32 +111,41 @@ def arguments() -> argparse.Namespace:
     add("--data", type=Path, required=True, help="folder with the splits")
     add("--train", default="train", help="file of the train split, without .tsv, .xz or .gz")
     add("--encoder", type=Path, help="folder with model.safetensors and tokenizer.json (default: the package)")
-    add("--min-count", type=int, default=1, help="minimum frequency of a word in train; rarer words have no vector")
-    add("--size", type=int, help="number of principal components per vector (default: keep all dimensions)")
+    add(
+        "--min-count",
+        type=positive_int,
+        default=1,
+        help="minimum frequency of a word in train; rarer words have no vector",
+    )
+    add("--size", type=positive_int, help="number of principal components per vector (default: keep all dimensions)")
     add("--std", type=float, help="rescale to this standard deviation, such as 0.4 (default: no rescaling)")
     add("--out", type=Path, required=True, help="output file of the matrix (.safetensors)")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.out.is_dir():
+        parser.error(f"--out must be a file, got the folder {options.out}")
+    if options.std is not None and not 0 < options.std < math.inf:
+        parser.error(f"--std must be above 0 and finite, got {options.std}")
+    return options
 
 
 def main() -> int:
     options = arguments()
     try:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
         folder = find_encoder(options.encoder)
         matrix = read_pieces(folder)
         if options.size is not None:
             matrix = reduce(matrix, options.size)
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
+        tokenizer = read_tokenizer(folder)
         spellings = read_words(options.data, options.train, options.min_count)
-    except InputError as error:
+        vectors = average_pieces(spellings, tokenizer, matrix)
+        if options.std is not None:
+            vectors *= options.std / vectors.std()
+        options.out.write_bytes(save({"vectors": vectors}))
+        options.out.with_suffix(".txt").write_text("".join(f"{word}\n" for word in spellings), encoding="utf-8")
+    except (InputError, OSError) as error:
         print(f"piece_vectors: {error}", file=sys.stderr)
         return 2
-    vectors = average_pieces(spellings, tokenizer, matrix)
-    if options.std is not None:
-        vectors *= options.std / vectors.std()
-    save_file({"vectors": vectors}, str(options.out))
-    options.out.with_suffix(".txt").write_text("".join(f"{word}\n" for word in spellings), encoding="utf-8")
     print(f"{options.out}: {len(vectors)} words, {vectors.shape[1]} numbers each")
     return 0
 

@@ -37,7 +37,7 @@ COLOURS = {
 SHAPES = ("circle", "square", "triangle", "cross")
 CORNERS = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bottom right": (1, 1)}
 SIDES = {"left of": (0, -1), "right of": (0, 1), "above": (-1, 0), "below": (1, 0)}
-FEWEST, MOST = 3, 6  # shapes per image
+MIN_SHAPES, MAX_SHAPES = 3, 6  # shapes per image
 BACKGROUND = 70  # lightest grey of the background
 
 
@@ -59,7 +59,7 @@ def draw_things(random: Random) -> list[Thing]:
     """Draw the shapes of an image at random."""
     cells = [divmod(cell, SIDE // CELL) for cell in range((SIDE // CELL) ** 2)]
     random.shuffle(cells)
-    count = random.between(FEWEST, MOST)
+    count = random.between(MIN_SHAPES, MAX_SHAPES)
     return [Thing(random.choice(SHAPES), random.choice([*COLOURS]), *cell) for cell in cells[:count]]
 
 
@@ -136,17 +136,26 @@ def write_split(folder: Path, name: str, count: int, random: Random) -> int:
     return total
 
 
+def positive_int(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="output folder for images and questions")
-    parser.add_argument("--train", type=int, default=5000, help="number of training images, including dev")
-    parser.add_argument("--test", type=int, default=1000, help="number of test images")
+    parser.add_argument("--train", type=positive_int, default=5000, help="number of training images, including dev")
+    parser.add_argument("--test", type=positive_int, default=1000, help="number of test images")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    for i, name in enumerate(("train", "test")):  # separate seeds: the size of one split doesn't affect the other
-        total = write_split(options.out, name, getattr(options, name), Random(2 * options.seed + i))
-        print(f"{options.out / name}: {getattr(options, name)} images, {total} questions")
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        for i, name in enumerate(("train", "test")):  # separate seeds: the size of one split doesn't affect the other
+            total = write_split(options.out, name, getattr(options, name), Random(2 * options.seed + i))
+            print(f"{options.out / name}: {getattr(options, name)} images, {total} questions")
+    except OSError as error:
+        parser.exit(2, f"shapes: {error}\n")
 
 
 if __name__ == "__main__":

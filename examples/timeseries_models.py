@@ -23,7 +23,7 @@ from tsallis.continuous import (
 )
 from tsallis.nn import PerHeadAlpha
 
-AT_ONCE = 256  # number of rows with similar lengths to fit in one batch
+BATCH_ROWS = 256  # number of rows with similar lengths to fit in one batch
 DENSITIES: dict[str, type[Elliptical]] = {
     "gaussian": Gaussian,
     "truncated_parabola": TruncatedParabola,
@@ -78,7 +78,7 @@ def fitted(fit: ValueFunction, values: Tensor, positions: Tensor, mask: Tensor) 
         raise ValueError("mask must be True for the first observations of each row and False for the others")
     coefficients = values.new_zeros(len(values), fit.basis.size, values.shape[-1])
     counts = mask.sum(1)
-    for rows in counts.argsort().split(AT_ONCE):
+    for rows in counts.argsort().split(BATCH_ROWS):
         length = int(counts[rows].max())
         if length:
             signal = fit(values[rows, :length], positions=positions[rows, :length], mask=mask[rows, :length])

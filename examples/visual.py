@@ -123,11 +123,13 @@ def ready(batch: Batch, store: ImageStore, options: argparse.Namespace) -> tuple
 def train(model: VisualAnswerer, data: Data, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Train with AdamW, load the weights of the best epoch, and return the history of all epochs."""
     plan = BatchPlan(data.train.lengths(), options.batch_size, seed=options.seed)
-    updates = min(options.epochs * len(plan), options.updates or sys.maxsize)
+    updates = options.epochs * len(plan)
+    if options.updates is not None:
+        updates = min(updates, options.updates)
     decay = {"weight_decay": options.weight_decay}
     optimizer = torch.optim.AdamW(model.parameters(), options.learning_rate, fused=True, **decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / options.warmup, 1) * (1 - step / updates)
+        optimizer, lambda step: min((step + 1) / max(options.warmup, 1), 1) * (1 - step / updates)
     )
     history: list[dict[str, Any]] = []
     best: tuple[float, dict[str, Tensor]] = (-1.0, {})
@@ -280,6 +282,20 @@ def number_or_name(text: str) -> str | float:
         return text
 
 
+def positive_int(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
+
+
+def usable_device(text: str) -> str:
+    try:
+        torch.zeros(1, device=text).item()
+    except (AssertionError, RuntimeError) as error:
+        raise argparse.ArgumentTypeError(f"cannot use {text!r}: {str(error).splitlines()[0]}") from error
+    return text
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
@@ -291,10 +307,10 @@ def arguments() -> argparse.Namespace:
     add("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help="new size of the photographs")
     add("--share", type=float, default=0.1, help="share of the training images to hold out as the dev split")
     add("--split-seed", type=int, default=0, help="random seed of the held-out split")
-    add("--rows", type=int, help="maximum number of training questions, for quick tests")
-    add("--cut", type=int, default=24, help="number of words per question to read")
+    add("--rows", type=positive_int, help="maximum number of training questions, for quick tests")
+    add("--cut", type=positive_int, default=24, help="number of words per question to read")
     add("--min-count", type=int, default=1, help="minimum frequency of a word in train; rarer words are unknown")
-    add("--answers", type=int, help="number of known answers, the most frequent first (default: all)")
+    add("--answers", type=positive_int, help="number of known answers, the most frequent first (default: all)")
     add("--blind", action="store_true", help="replace images by zeros, to test with questions only")
     add("--attention", choices=("discrete", "continuous", "combined"), default="discrete")
     add("--transform", type=number_or_name, default="softmax", help="function: softmax, sparsemax, entmax or an alpha")
@@ -308,32 +324,36 @@ def arguments() -> argparse.Namespace:
     add("--layers", type=int, default=1)
     add("--stages", type=int, default=3, help="number of convolutions; each halves height and width")
     add("--dropout", type=float, default=0.1)
-    add("--epochs", type=int, default=3)
-    add("--updates", type=int, help="maximum number of updates")
-    add("--batch-size", type=int, default=64)
+    add("--epochs", type=positive_int, default=3)
+    add("--updates", type=positive_int, help="maximum number of updates")
+    add("--batch-size", type=positive_int, default=64)
     add("--learning-rate", type=float, default=1e-3)
     add("--warmup", type=int, default=100, help="number of warmup updates")
     add("--weight-decay", type=float, default=0.01)
     add("--label-smoothing", type=float, default=0.0)
     add("--clip", type=float, default=1.0)
     add("--seed", type=int, default=1)
-    add("--device", default="cpu")
+    add("--device", type=usable_device, default="cpu")
     add("--looks", type=int, default=0, help="number of test questions whose attention is saved")
     add("--out", type=Path, help="output file (JSON)")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.out is not None and options.out.is_dir():
+        parser.error(f"--out must be a file, got the folder {options.out}")
+    return options
 
 
 def main() -> int:
     options = arguments()
     try:
+        if options.out is not None:  # fail before training
+            options.out.parent.mkdir(parents=True, exist_ok=True)
         result = json.dumps(run(options), indent=1)
-    except (InputError, ValueError) as error:
+        print(result)
+        if options.out is not None:
+            options.out.write_text(result + "\n", encoding="utf-8")
+    except (InputError, OSError, ValueError) as error:
         print(f"visual: {error}", file=sys.stderr)
         return 2
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(result + "\n", encoding="utf-8")
-    print(result)
     return 0
 
 

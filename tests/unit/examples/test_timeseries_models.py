@@ -10,7 +10,7 @@ import pytest
 import timeseries_data
 import timeseries_models
 import torch
-from timeseries_models import AT_ONCE, GridClassifier, SignalClassifier, fitted
+from timeseries_models import BATCH_ROWS, GridClassifier, SignalClassifier, fitted
 from torch import Tensor, nn
 
 from tsallis.continuous import ValueFunction, gaussian_grid, image_basis
@@ -25,7 +25,7 @@ def observations(rows: int, length: int, d: int = 2) -> tuple[Tensor, Tensor, Te
 
 def test_fitted_matches_value_function() -> None:
     fit = ValueFunction(gaussian_grid(6, (0.1, 0.3)), 0.5)
-    values, positions, mask = observations(2 * AT_ONCE + 3, 9)
+    values, positions, mask = observations(2 * BATCH_ROWS + 3, 9)
     result = fitted(fit, values, positions, mask)
     expected = fit(values, positions=positions, mask=mask).coefficients
     torch.testing.assert_close(result, expected, atol=1e-6, rtol=1e-5)
