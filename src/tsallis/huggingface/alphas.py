@@ -63,22 +63,31 @@ class FixedAlpha(AttentionAlpha):
         self.register_buffer("value", torch.tensor(fixed_numbers(value), dtype=torch.float32, device=device))
         self.read()
 
-    def forward(self, query: Tensor | None = None) -> float | Tensor:
-        """Return the alpha, or alphas [heads]; the queries are ignored.
+    def forward(self, query: Tensor | None = None) -> Any:
+        """Return the alpha, or alphas [heads]. If there are queries, return the scaled queries and the alpha.
 
         Compiled code gets a tensor [] instead of a number, so that another alpha needs no new compilation. An ONNX
         export gets the number, which needs fewer operations.
         """
         if exporting_to_onnx() and self._number is not None and self._number[0]._version == self._number[1]:
-            return self._number[2]  # during an export, the buffer is a fake tensor without a value
-        return self.value if traced() else self.read()
+            alpha: float | Tensor = self._number[2]  # during an export, the buffer is a fake tensor without a value
+        else:
+            alpha = self.value if traced() else self.read()
+        return alpha if query is None else (self.scale_queries(query), alpha)
+
+    def scale_queries(self, query: Tensor) -> Tensor:
+        """Return the queries, multiplied by the factor of the scores if there is one."""
+        return query
 
     def read(self) -> float | Tensor:
-        """Return the alphas, or a number if there is only one alpha. Read a GPU only after a change."""
+        """Return the alphas, or a number if there is only one alpha. Read a GPU only after a change.
+
+        The version of a tensor does not count changes of its `data`, so a CPU is read every time.
+        """
         value, state = self.value, self._number
         if value.dim() or without_numbers(value) or value.is_inference():
             return value
-        if state is None or state[0] is not value or state[1] != value._version:
+        if state is None or state[0] is not value or state[1] != value._version or value.device.type == "cpu":
             self._number = state = (value, value._version, value.item())
         return state[2]
 
@@ -123,6 +132,9 @@ class ScaledAlpha(FixedAlpha):
         super().__init__(number, device)
         self.register_buffer("scale", torch.ones((), dtype=torch.float32, device=device))
 
+    def scale_queries(self, query: Tensor) -> Tensor:
+        return query * self.scale
+
 
 def fixed_numbers(alpha: Any) -> float | list[float]:
     """Return a fixed alpha as a number, or one alpha per head as a list.
@@ -154,9 +166,10 @@ class LearnedAlpha(AttentionAlpha, PerHeadAlpha):
         torch.float32
     """
 
-    def forward(self, query: Tensor | None = None) -> Tensor:
-        """Return the alphas [heads]; the queries are ignored."""
-        return PerHeadAlpha.forward(self)
+    def forward(self, query: Tensor | None = None) -> Any:
+        """Return the alphas [heads]. If there are queries, return the queries and the alphas."""
+        alpha = PerHeadAlpha.forward(self)
+        return alpha if query is None else (query, alpha)
 
 
 def alpha_modules(model: nn.Module) -> Iterator[tuple[str, FixedAlpha | LearnedAlpha]]:
@@ -164,7 +177,8 @@ def alpha_modules(model: nn.Module) -> Iterator[tuple[str, FixedAlpha | LearnedA
     for name, module in model.named_modules():
         alpha: Any = getattr(module, ALPHA, None)
         if hasattr(alpha, "modules_to_save"):  # PEFT trains a copy of the module
-            alpha = alpha.original_module if alpha.disable_adapters else alpha.modules_to_save[alpha.active_adapter]
+            copies = [] if alpha.disable_adapters else [x for x in alpha.active_adapters if x in alpha.modules_to_save]
+            alpha = alpha.modules_to_save[copies[0]] if copies else alpha.original_module
         if alpha is not None:
             yield name, alpha
 

@@ -35,6 +35,7 @@ def calibrate_attended(model: nn.Module, batches: Iterable[Mapping[str, Any]], a
     Raises:
         ValueError: `attended` is below 1 or above the mean number of visible keys, the model is not sparsified or has
             an adapter of PEFT, or an alpha is learned, differs between heads, or is 1.
+        TypeError: A batch is not a mapping.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -65,6 +66,8 @@ def calibrate_attended(model: nn.Module, batches: Iterable[Mapping[str, Any]], a
             setattr(model.get_submodule(name), ALPHA, module)
 
     def measure(batch: Mapping[str, Any]) -> Tensor:
+        if not isinstance(batch, Mapping):
+            raise TypeError(f"batches must be mappings of model inputs, got {type(batch).__name__}")
         with DensityMeter(model) as meter:
             model(**{name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.items()})
         return meter.sums(modules)

@@ -16,7 +16,8 @@ from tsallis.huggingface.alphas import ALPHA
 from tsallis.ops.transforms import traced
 
 NAME = "tsallis"
-STORE = "tsallis_store"  # name of an attribute of keys: a weak reference to their store, see `ScreenedCache`
+STORE = "tsallis_store"  # attribute of keys: weak references to their store and to their values, see `ScreenedCache`
+COLLECTED = "tsallis_collected"  # attribute of attentions: whether the last pass collected weights
 FULL_MASKS = "tsallis_full_masks"  # name of the implementation that gets explicit masks, as eager attention does
 # Options of Transformers that change the scores in ways that entmax_attention does not support.
 UNSUPPORTED = {
@@ -87,7 +88,7 @@ def attention_forward(
             raise NotImplementedError(f"{type(module).__name__} uses {what}, which entmax attention does not support")
     alpha_module = getattr(module, ALPHA, None)
     meters, receive = getattr(alpha_module, "meters", ()), getattr(alpha_module, "receive", None)
-    need_weights = bool(kwargs.get("output_attentions")) or receive is not None or _weights_requested()
+    need_weights = bool(kwargs.get("output_attentions")) or receive is not None or _weights_requested(module)
     if alpha_module is None and not need_weights and position_bias is None:
         inputs = module, query, key, value, attention_mask
         dense: tuple[Tensor, None] = sdpa_attention_forward(*inputs, dropout, scaling, is_causal, **kwargs)
@@ -97,12 +98,11 @@ def attention_forward(
     mask = _add_bias(_hide_lowest(attention_mask), position_bias)
     if not query.dtype == key.dtype == value.dtype:  # under autocast, norms of queries and keys return float32
         query, key = query.to(value.dtype), key.to(value.dtype)
-    alpha = 1.0 if alpha_module is None else alpha_module(query)
-    if (scale := getattr(alpha_module, "scale", None)) is not None:
-        query = query * scale
+    query, alpha = (query, 1.0) if alpha_module is None else alpha_module(query)
     options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout, "need_weights": need_weights}
-    store = None if torch.is_grad_enabled() else getattr(key, STORE, lambda: None)()
-    keys: tuple[Any, Any] = (key, value) if store is None else (store, None)
+    store, values = (None, None) if torch.is_grad_enabled() else [x() for x in getattr(key, STORE, ())] or (None, None)
+    # Some models change the values after the update of the cache.
+    keys: tuple[Any, Any] = (key, value) if store is None or values is not value else (store, None)
     result = attend(query, *keys, alpha, attn_mask=mask, is_causal=causal, enable_gqa=True, **options)
     for meter in () if traced() else meters:
         meter.add(result.support.detach(), mask, causal, query.shape[2], key.shape[2])
@@ -125,10 +125,16 @@ def _add_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
     return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else mask + bias
 
 
-def _weights_requested() -> bool:
+def _weights_requested(module: nn.Module) -> bool:
     """Return whether the current forward pass collects weights.
 
-    Some models, such as GPT-2, do not pass `output_attentions` to their attention.
+    Some models, such as GPT-2, do not pass `output_attentions` to their attention. Gradient checkpointing repeats the
+    pass in the backward pass, without the collector: the answer is then that of the module's last pass.
     """
+    if not traced() and torch._C._current_graph_task_id() != -1:
+        return getattr(module, COLLECTED, False)
     outputs = output_capturing._active_collector.get()  # a private name, because there is no public function
-    return outputs is not None and any(name.endswith("attentions") for name in outputs)
+    requested = outputs is not None and any(name.endswith("attentions") for name in outputs)
+    if module.training and not traced() and requested != getattr(module, COLLECTED, False):
+        setattr(module, COLLECTED, requested)
+    return requested

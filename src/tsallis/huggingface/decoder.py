@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer
 
-from tsallis.errors import check_whole, describe
+from tsallis.errors import check_integer, describe
 from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number
 from tsallis.huggingface.alphas import unwrap
@@ -189,7 +189,7 @@ class TransformersDecoder(nn.Module):
             ValueError: A token does not stand for an id.
         """
         for token in tokens:
-            check_whole("a token of a hypothesis", token, RESERVED, RESERVED + self._size - 1)
+            check_integer("a token of a hypothesis", token, RESERVED, RESERVED + self._size - 1)
         return [token - RESERVED for token in tokens]
 
     def symbols(self, ids: Sequence[int]) -> list[int]:
@@ -350,7 +350,7 @@ class TransformersDecoder(nn.Module):
                 "attention_mask": mask.long(),
                 "decoder_input_ids": ids if pairs is None else ids[:, -1:],
             }
-            if self._reading.reads_whole:  # FSMT needs the ids to mask later tokens
+            if self._reading.without_cache:  # FSMT needs the ids to mask later tokens
                 inputs["input_ids"] = memory.ids[sources]
             if pairs is not None:
                 inputs["past_key_values"] = EncoderDecoderCache(

@@ -21,7 +21,8 @@ from tsallis.nn.attention_masks import VisibleKeys, sum_support
 class DensityMeter:
     """Context manager that measures the densities of a sparsified model over the forward passes inside it.
 
-    It stores no weights. Padding queries are skipped. Compiled models run uncompiled inside the context. The meter
+    It stores no weights. Padding queries are skipped, except those that `generate` of a model without an encoder
+    appends to finished sequences. Compiled models run uncompiled inside the context. The meter
     warns if no sparse attention ran.
 
     Args:
@@ -98,7 +99,9 @@ class DensityMeter:
         active, tokens = kwargs.get("attention_mask"), kwargs.get("input_ids")
         if active is None and tokens is not None and self._padding is not None:
             active = tokens != self._padding
-            active[:, 0] = True  # some models start with the padding token
+            cache = kwargs.get("past_key_values")
+            if cache is None or not cache.get_seq_length():
+                active[:, 0] = True  # some models start with the padding token
         for counts in self._counts.values():
             counts.decoder_queries = active if counts.in_decoder else None
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import default_data_collator
 
 from tsallis.distillation import part_columns, read_distributions, write_distributions
-from tsallis.errors import InputError
+from tsallis.errors import InputError, describe
 from tsallis.functional import SparseRows, entmax
 from tsallis.functional.rows import alpha_number, integer
 from tsallis.huggingface.alphas import unwrap
@@ -167,6 +167,8 @@ class DistilledDataset(torch.utils.data.Dataset[Any]):
 def _read_labels(dataset: Any) -> tuple[str, Tensor]:
     """Return the digest of a dataset, and its labels except -100."""
     digest, labels = hashlib.sha256(), []
+    if not hasattr(dataset, "__len__"):
+        raise InputError(f"dataset must have a length and row numbers, such as a list, got {describe(dataset)}")
     if not len(dataset):
         raise InputError("dataset must have at least one row, got none")
     for i in range(len(dataset)):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from tsallis.errors import check_real
 from tsallis.functional.maps import log_entmax
@@ -135,14 +135,15 @@ class EntmaxLogitsProcessor(LogitsProcessor):
         return torch.stack(self._sizes, -1) if self._sizes else torch.empty(0, 0, dtype=torch.long)
 
 
-class ScreenedCache(Cache):
+class ScreenedCache(DynamicCache):
     """Cache for `generate` from which sparse attention reads few keys: a :class:`tsallis.nn.ScreenedKeys` per layer.
 
     Outputs are those of `DynamicCache`, up to rounding. On a CPU, greedy search and sampling are faster after long
     contexts. Beam search encodes the keys again at each step, which costs more than it saves. Half precision takes
     three times as much memory, because keys and values are stored in float32, too. Do not change stored keys in place:
     the scan would not see the change. Models with an encoder need
-    `EncoderDecoderCache(ScreenedCache(), ScreenedCache())` from Transformers.
+    `EncoderDecoderCache(ScreenedCache(), ScreenedCache())` from Transformers. Models with recurrent or convolutional
+    layers, such as Jamba, are not supported.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -154,7 +155,7 @@ class ScreenedCache(Cache):
     """
 
     def __init__(self) -> None:
-        super().__init__(layer_class_to_replicate=_ScreenedLayer)
+        Cache.__init__(self, layer_class_to_replicate=_ScreenedLayer)
 
 
 class _ScreenedLayer(DynamicLayer):
@@ -180,7 +181,7 @@ class _ScreenedLayer(DynamicLayer):
                 self._append(self.store, self.keys, self.values)
         self._append(self.store, key_states, value_states)
         self.last = self.keys
-        setattr(self.keys, STORE, weakref.ref(self.store))
+        setattr(self.keys, STORE, (weakref.ref(self.store), weakref.ref(self.values)))
         return self.keys, self.values
 
     def __getstate__(self) -> dict[str, Any]:

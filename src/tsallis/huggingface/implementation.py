@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from tsallis.huggingface.alphas import base_model
 from tsallis.huggingface.attention import FULL_MASKS, NAME
-from tsallis.huggingface.modules import attention_modules, other_attentions, score_obstacle
+from tsallis.huggingface.modules import attention_modules, score_obstacle, unsupported_attentions
 
 # Name of a model attribute that stores configurations, each with the name of the original attention function.
 DENSE = "_tsallis_dense_attention"
@@ -50,7 +50,7 @@ def model_parts(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, PreTrainedModel)]
 
 
-def calls_ours(attention: nn.Module, model: Any) -> bool:
+def calls_entmax(attention: nn.Module, model: Any) -> bool:
     """Return whether an attention of a model calls our function."""
     config: Any = getattr(attention, "config", model.config)
     return getattr(config, "_attn_implementation", None) in DEFAULTS
@@ -69,7 +69,7 @@ def switch_attention(model: Any, owner: nn.Module, attentions: Mapping[str, nn.M
     Raises:
         ValueError: Transformers does not allow replacing an attention's function.
     """
-    if hasattr(model, DENSE) and all(calls_ours(attention, model) for attention in attentions.values()):
+    if hasattr(model, DENSE) and all(calls_entmax(attention, model) for attention in attentions.values()):
         return
     configs = configurations(model)
     dense_names = [(config, _dense_implementation(model, config)) for config in configs]
@@ -77,7 +77,7 @@ def switch_attention(model: Any, owner: nn.Module, attentions: Mapping[str, nn.M
     _replace_configurations(owner, {key: new for key, (_, new) in copies.items()})
     try:
         model.set_attn_implementation(implementation_name(model))
-        unsupported = [name for name, attention in attentions.items() if not calls_ours(attention, model)]
+        unsupported = [name for name, attention in attentions.items() if not calls_entmax(attention, model)]
         if unsupported:
             reason = _function_obstacle(model, attentions[unsupported[0]])
             raise ValueError(
@@ -161,7 +161,7 @@ def find_obstacles(model: nn.Module) -> dict[str, str]:
     """
     base = base_model(model)
     replaceable = {name for name, _ in attention_modules(base)}
-    other_names = set(other_attentions(base))
+    other_names = set(unsupported_attentions(base))
     obstacles = {}
     for name, attention in base.named_modules():
         if name in replaceable:
@@ -180,7 +180,7 @@ def _interface_obstacle(attention: nn.Module) -> str:
 def _function_obstacle(base: Any, attention: nn.Module) -> str:
     """Return why Transformers does not allow replacing an attention's function; "" if it does."""
     config = getattr(attention, "config", base.config)
-    if calls_ours(attention, base):
+    if calls_entmax(attention, base):
         return ""
     part = next((part for part in model_parts(base) if part.config is config), None)
     if part is None:

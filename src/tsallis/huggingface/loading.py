@@ -15,8 +15,9 @@ from tsallis.huggingface.sparsify import install_alphas
 
 # Options of `from_pretrained` that locate a model.
 LOCATION = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
+REMOTE_CODE = ("trust_remote_code", "code_revision")
 # Options of `from_pretrained` that are not settings, although the configuration has attributes with these names.
-NOT_OF_CONFIG = ("attn_implementation", "dtype", "torch_dtype")
+LOADING_OPTIONS = ("attn_implementation", "dtype", "torch_dtype")
 
 
 def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
@@ -50,7 +51,7 @@ def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
     config = options.pop("config", None)
     if config is None or isinstance(config, str | os.PathLike):
         config = AutoConfig.from_pretrained(config or path, **{x: options[x] for x in LOCATION if x in options})
-        for name in [name for name in options if hasattr(config, name) and name not in NOT_OF_CONFIG]:
+        for name in [name for name in options if hasattr(config, name) and name not in LOADING_OPTIONS]:
             setattr(config, name, options.pop(name))  # such as num_labels
     settings = getattr(config, SETTINGS, None)
     if settings is None:
@@ -62,7 +63,7 @@ def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
     cls = model_class
     if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):  # `cls` is an Auto class
         with torch.device("meta"):
-            cls = type(model_class.from_config(config))
+            cls = type(model_class.from_config(config, **{x: options[x] for x in REMOTE_CODE if x in options}))
 
     def build(self: Any, *args: Any, **kwargs: Any) -> None:
         cls.__init__(self, *args, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -67,13 +68,20 @@ def trainer_loss(
             raise ValueError("batches must have labels, got none")
         logits = outputs["logits"]
         if shift:
-            logits, labels = logits[..., :-1, :], labels[..., 1:]
-        target, smooth = _target(labels.to(logits.device), teacher), label_smoothing
-        if num_items_in_batch is None:
-            return entmax_loss(logits, target, alpha, label_smoothing=smooth)
-        return entmax_loss(logits, target, alpha, reduction="sum", label_smoothing=smooth) / num_items_in_batch
+            labels = labels[..., 1:, :] if labels.dim() == logits.dim() else labels[..., 1:]
+            logits = logits[..., :-1, :]
+        target, reduction = _target(labels.to(logits.device), teacher), "mean" if num_items_in_batch is None else "sum"
+        with _float32_results(logits):
+            value = entmax_loss(logits, target, alpha, reduction=reduction, label_smoothing=label_smoothing)
+        return value if num_items_in_batch is None else value / num_items_in_batch
 
     return compute
+
+
+def _float32_results(x: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which losses of half-precision models have float32, as those of Transformers."""
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    return torch.autocast(x.device.type, x.dtype) if half else nullcontext()
 
 
 def _target(labels: Tensor, teacher: SparseRows | None) -> Tensor | SparseRows:
@@ -104,15 +112,15 @@ def lm_loss(
             encoder-decoder are computed from the labels.
         alpha: Alpha, at least 1; 1 is cross-entropy.
         shift: Whether to compare a position with the next label; None: as the model does, True for causal models.
-        num_items_in_batch: Divisor of the sum; None: the number of labels.
+        num_items_in_batch: Divisor of the sum; None: the value in `inputs`, else the number of labels.
         teacher: See :func:`trainer_loss`.
 
     Returns:
         Loss [], a scalar tensor.
 
     Raises:
-        ValueError: There are no labels, the model has no linear output layer, or it changes the logits afterwards. Or
-            the numbers of labels and of projected positions differ, or it is unknown whether the model shifts labels.
+        ValueError: There are no labels, the output layer or the routers' loss of the model is not supported, it is
+            unknown whether the model shifts labels, or the numbers of labels and of projected positions differ.
         TypeError: The model is not a Transformers model, or has another wrapper.
 
     Example:
@@ -128,32 +136,47 @@ def lm_loss(
         raise ValueError(f"inputs must have labels, got {', '.join(inputs)}")
     outer, lm, head = _language_model(model)
     shift = shifts(lm) if shift is None else shift
-    model_inputs = {name: x for name, x in inputs.items() if name != "labels"}
+    model_inputs = {name: x for name, x in inputs.items() if name not in ("labels", "num_items_in_batch")}
+    num_items_in_batch = inputs.get("num_items_in_batch") if num_items_in_batch is None else num_items_in_batch
     labels: Tensor = inputs["labels"]
     add_decoder_inputs(lm, model_inputs, labels)
     prompt = getattr(getattr(outer, "active_peft_config", None), "num_virtual_tokens", None) or 0
 
     def loss(hidden: Tensor, routers: Tensor | None) -> Tensor:
-        target = _labels_of_positions(labels, hidden.shape[:-1], prompt, type(lm).__name__)
-        target = (nn.functional.pad(target, (0, 1), value=-100)[..., 1:] if shift else target).to(hidden.device)
-        reduction = "mean" if num_items_in_batch is None else "sum"
+        target = _labels_of_positions(labels, hidden.shape[:-1], prompt, shift, type(lm).__name__).to(hidden.device)
         weight, rows = head.weight.to(hidden.dtype), _target(target, teacher)
-        value = linear_entmax_loss(hidden, weight, rows, alpha, bias=head.bias, reduction=reduction)
-        value = value if num_items_in_batch is None else value / num_items_in_batch
-        return value if routers is None else value + lm.router_aux_loss_coef * routers.to(value.device)
+        reduction, divisor = ("mean", 1) if num_items_in_batch is None else ("sum", num_items_in_batch)
+        with _float32_results(hidden):
+            value = linear_entmax_loss(hidden, weight, rows, alpha, bias=head.bias, reduction=reduction) / divisor
+        return value if routers is None else value + _router_factor(lm) * routers.to(value.device)
 
     return _loss_at_head(outer, lm, head, model_inputs, loss)
 
 
-def _labels_of_positions(labels: Tensor, shape: torch.Size, prompt: int, name: str) -> Tensor:
-    """Return one label per position of a model; the positions of PEFT's prompt have none."""
+def _router_factor(lm: Any) -> float:
+    """Return the factor of the routers' loss.
+
+    Raises:
+        ValueError: The model has none of the usual names of this factor.
+    """
+    for owner in (lm, lm.config.get_text_config()):
+        for name in ("router_aux_loss_coef", "aux_loss_coef"):
+            if hasattr(owner, name):
+                return float(getattr(owner, name))
+    raise ValueError(
+        f"{type(lm).__name__} has a loss of routers without a known factor: pass output_router_logits=False"
+    )
+
+
+def _labels_of_positions(labels: Tensor, shape: torch.Size, prompt: int, shift: bool, name: str) -> Tensor:
+    """Return one label per position of a model, or the next one; the positions of PEFT's prompt have none."""
     if shape[1] == labels.shape[1] + prompt:
-        return nn.functional.pad(labels, (prompt, 0), value=-100)
-    if shape != labels.shape:
+        labels = nn.functional.pad(labels, (prompt, 0), value=-100)
+    elif shape != labels.shape:
         raise ValueError(
             f"labels must have shape {list(shape)}, one label per position of {name}, got {list(labels.shape)}"
         )
-    return labels
+    return nn.functional.pad(labels, (0, 1), value=-100)[..., 1:] if shift else labels
 
 
 def _language_model(model: Any) -> tuple[Any, Any, nn.Linear]:
@@ -200,8 +223,10 @@ def _loss_at_head(
     looks for unused parameters in the graph of the output.
 
     Raises:
-        ValueError: The model changes the logits, or does not call the head exactly once.
+        ValueError: The model changes the logits, does not call the head exactly once, or its routers' loss is unknown.
     """
+    if lm.config.is_encoder_decoder and inputs.get("output_router_logits"):
+        raise ValueError(f"output_router_logits must be False for {type(lm).__name__}: only the model adds its loss")
     states: list[Tensor] = []
     probes: list[Tensor] = []
     forward = lm.forward

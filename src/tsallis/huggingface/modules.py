@@ -27,7 +27,7 @@ def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def other_attentions(model: nn.Module) -> Iterator[str]:
+def unsupported_attentions(model: nn.Module) -> Iterator[str]:
     """Yield the names of attentions that do not use Transformers' `AttentionInterface`.
 
     Attentions are recognized by their class names; if attentions are nested, only the innermost attention is returned.
@@ -43,12 +43,12 @@ def other_attentions(model: nn.Module) -> Iterator[str]:
             yield name
 
 
-def warn_of_others(model: nn.Module, layers: Layer | Iterable[Layer] | None, kind: Kind | None) -> None:
+def warn_about_unsupported(model: nn.Module, layers: Layer | Iterable[Layer] | None, kind: Kind | None) -> None:
     """Warn about selected attentions whose function can't be replaced."""
     requests = [layers] if isinstance(layers, int | str) else layers
     names = [
         name
-        for name in other_attentions(model)
+        for name in unsupported_attentions(model)
         if (requests is None or any(_matches(name, request) for request in requests))
         and kind in (None, attention_kind(name))
     ]
@@ -141,8 +141,9 @@ def score_obstacle(module: nn.Module) -> str:
     return ""
 
 
-def check_scores(name: str, module: nn.Module) -> None:
-    """Raise a ValueError if an attention changes its scores in an unsupported way."""
+def check_scores(name: str, module: nn.Module, selected: bool) -> None:
+    """Raise a ValueError if an attention, selected or not, changes its scores in an unsupported way."""
     obstacle = score_obstacle(module)
     if obstacle:
-        raise ValueError(f"{name} {obstacle}")
+        advice = "" if selected else ". Instead of layers or kind, pass a part of the model that does not contain it"
+        raise ValueError(f"{name} {obstacle}{advice}")

@@ -91,7 +91,7 @@ class Reading:
         miscounted = not is_encoder_decoder and getattr(config, "decoder_layers", layers) != layers
         # States other than keys and values are not cached.
         stateful = bool(getattr(model, "_is_stateful", False))
-        self.reads_whole = model.config.model_type in UNCACHED or miscounted or stateful
+        self.without_cache = model.config.model_type in UNCACHED or miscounted or stateful
         # Recurrent states read padding. Without position_ids, padding shifts the positions.
         self.skips_padding = is_encoder_decoder or (
             {"position_ids", "attention_mask"} <= set(accepted)
@@ -122,7 +122,7 @@ class Reading:
             length: Number of ids per row, without padding.
         """
         return not (
-            self.reads_whole
+            self.without_cache
             or (self._capacity is not None and length > self._capacity)
             or (self._rope_switch is not None and length == self._rope_switch + 1)
             or (self._padding_id is not None and bool((ids == self._padding_id).any()))

@@ -19,7 +19,15 @@ from tsallis.huggingface.alphas import (
     unwrap,
 )
 from tsallis.huggingface.implementation import DENSE, model_parts, restore_attention, switch_attention
-from tsallis.huggingface.modules import Kind, Layer, check_scores, choose_attentions, count_heads, warn_of_others
+from tsallis.huggingface.modules import (
+    Kind,
+    Layer,
+    attention_modules,
+    check_scores,
+    choose_attentions,
+    count_heads,
+    warn_about_unsupported,
+)
 from tsallis.huggingface.settings import SETTINGS, write_settings
 
 Alpha = float | Literal["learned"] | Sequence[float] | Tensor
@@ -84,7 +92,7 @@ def sparsify(
         for name, attention in choose_attentions(base, chosen, kind).items()
     }
     install_alphas(model, modules)
-    warn_of_others(base, list(alpha) if isinstance(alpha, Mapping) else layers, kind)
+    warn_about_unsupported(base, list(alpha) if isinstance(alpha, Mapping) else layers, kind)
     return model
 
 
@@ -182,8 +190,8 @@ def install_alphas(model: nn.Module, modules: Mapping[str, tuple[nn.Module, Fixe
             is then unchanged.
     """
     base = unwrap(model)
-    for name, (attention, _) in modules.items():
-        check_scores(name, attention)
+    for name, attention in attention_modules(base):
+        check_scores(name, attention, name in modules)
     switch_attention(base, model, {name: attention for name, (attention, _) in modules.items()})
     for attention, alpha_module in modules.values():
         setattr(attention, ALPHA, alpha_module)

@@ -54,7 +54,19 @@ def test_fixed_alpha_is_a_number_after_every_update() -> None:
     with torch.inference_mode():
         module.set(1.5)
         assert FixedAlpha(1.5)() == module() == 1.5
+    module.value.data.fill_(1.125)  # does not change the version of the tensor
+    assert module() == 1.125
     assert torch.equal(FixedAlpha([1.5, 2.0])(), torch.tensor([1.5, 2.0]))
+
+
+def test_adapters_without_alphas_use_those_of_the_model() -> None:
+    peft = pytest.importorskip("peft")
+    options = {"r": 2, "target_modules": ["q_proj"]}
+    model = sparsify(build("llama"), "learned")
+    adapted = peft.get_peft_model(model, peft.LoraConfig(**options, modules_to_save=["tsallis_alpha"]))
+    adapted.add_adapter("other", peft.LoraConfig(**options))
+    adapted.set_adapter("other")
+    assert all(torch.equal(x, y) for x, y in zip(alphas(adapted).values(), alphas(model).values(), strict=True))
 
 
 def test_invalid_fixed_alphas_raise() -> None:

@@ -100,5 +100,18 @@ def test_impossible_settings_are_rejected() -> None:
         calibrate_attended(model, [batch], 7)
     with pytest.raises(ValueError, match="batches must be readable several times, such as a list, got a generator"):
         calibrate_attended(model, (each for each in [batch]), 2)
+    for wrong in (batch, [batch["input_ids"]]):
+        with pytest.raises(TypeError, match=r"batches must be mappings of model inputs, got (str|Tensor)"):
+            calibrate_attended(model, wrong, 2)
     assert model.config.to_dict() == settings
     assert not any(isinstance(part, ScaledAlpha) for part in model.modules())
+
+
+def test_calibrated_models_support_offloaded_buffers() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model, batch = sparsify(build("bert")), inputs(BY_NAME["bert"])
+    calibrate_attended(model, [batch], 2)
+    with torch.no_grad():
+        expected = model(**batch).logits
+        accelerate.cpu_offload(model, execution_device="cpu", offload_buffers=True)
+        torch.testing.assert_close(model(**batch).logits, expected)

@@ -219,3 +219,19 @@ def test_densities_under_full_masks_count_visible_keys() -> None:
     with torch.no_grad(), DensityMeter(sparsify(model, 1.0)) as meter:
         model(**batch)
     assert all((x == 1).all() for x in meter.densities().values())
+
+
+def test_checkpointing_with_returned_weights_gives_the_same_gradients() -> None:
+    batch, model = inputs(BY_NAME["gpt2"]), sparsify(build("gpt2"), 1.5).train()
+    model.config.use_cache = False
+    gradients = []
+    for checkpoint in (False, True):
+        if checkpoint:
+            model.gradient_checkpointing_enable()
+        model.zero_grad()
+        torch.manual_seed(1)  # same dropout masks in both runs
+        outputs = model(**batch, output_attentions=True)
+        assert len(outputs.attentions) == model.config.num_hidden_layers
+        outputs.logits.square().mean().backward()
+        gradients.append([x.grad.clone() for x in model.parameters() if x.grad is not None])
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)

@@ -11,7 +11,7 @@ import transformers as tf
 from torch import nn
 
 from tiny_transformers import BY_NAME, SMALL, TEXT, build, fill, inputs
-from tsallis.huggingface import DensityMeter, sparsify
+from tsallis.huggingface import DensityMeter, alphas, sparsify
 
 
 @pytest.mark.parametrize("name", ["bert", "mistral", "t5"])
@@ -72,6 +72,16 @@ def test_density_ignores_padding_of_additive_mask_models() -> None:
     with torch.no_grad(), DensityMeter(model) as meter:
         model(**batch)
     assert all((x == 1).all() for x in meter.densities().values())
+
+
+def test_density_ignores_the_padding_of_finished_outputs() -> None:
+    model, source = sparsify(build("t5"), 1.7), torch.randint(5, 40, (2, 9))
+    cache = tf.EncoderDecoderCache(tf.DynamicCache(), tf.DynamicCache())
+    with torch.no_grad(), DensityMeter(model) as meter:
+        for step in ([0, 0], [5, 0]):  # both outputs start with the padding token; the second one then has ended
+            model(source, decoder_input_ids=torch.tensor(step).unsqueeze(1), past_key_values=cache)
+    name = next(name for name in alphas(model) if name.startswith("decoder"))
+    assert meter.sums([name])[2] == 3 * 4  # queries of all heads
 
 
 def test_density_meter_accumulates_passes_inside_the_block() -> None:

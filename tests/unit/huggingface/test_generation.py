@@ -11,10 +11,11 @@ import pytest
 pytest.importorskip("transformers")  # before the imports that need it
 
 import torch
+import transformers as tf
 from transformers import DynamicCache, EncoderDecoderCache, WatermarkingConfig
 
 import tsallis
-from tiny_transformers import BY_NAME, VOCABULARY, build, inputs
+from tiny_transformers import BY_NAME, GROUPED, VOCABULARY, build, fill, inputs
 from tsallis.huggingface import EntmaxLogitsProcessor, ScreenedCache, sparsify
 from tsallis.ops.choice import choose_screening
 
@@ -167,7 +168,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enable the scan for short caches."""
     if choose_screening("cpu") is None:
         pytest.skip("needs kernels: they scan the keys")
-    monkeypatch.setattr("tsallis.ops.cpu.screening.LEAST_KEYS", 1)
+    monkeypatch.setattr("tsallis.ops.cpu.screening.MIN_KEYS", 1)
 
 
 @pytest.mark.usefixtures("scans")
@@ -208,6 +209,24 @@ def test_generation_with_a_screened_cache_matches_default(name: str, options: di
         torch.manual_seed(0)
         outputs.append(model.generate(prompt, past_key_values=cache, max_new_tokens=8, eos_token_id=None, **options))
     assert torch.equal(*outputs)
+
+
+@pytest.mark.usefixtures("scans")
+def test_screened_cache_supports_prompt_lookup() -> None:
+    model, prompt, options = sparsify(build("bart"), 1.5), torch.randint(5, VOCABULARY, (1, 9)), {"max_new_tokens": 8}
+    cache = EncoderDecoderCache(ScreenedCache(), ScreenedCache())
+    drafted = model.generate(prompt, past_key_values=cache, prompt_lookup_num_tokens=3, **options)
+    assert torch.equal(drafted, model.generate(prompt, **options))
+
+
+@pytest.mark.usefixtures("scans")
+@torch.no_grad()
+def test_screened_cache_matches_default_if_a_model_changes_values() -> None:
+    """DiffLlama exchanges parts of the cached values before attention."""
+    model = sparsify(fill(lambda: tf.DiffLlamaForCausalLM(tf.DiffLlamaConfig(**GROUPED))), 1.5)
+    prompt, caches = torch.randint(5, VOCABULARY, (2, 9)), (DynamicCache(), ScreenedCache())
+    logits = [[model(x, past_key_values=cache).logits for x in prompt.split(5, 1)][-1] for cache in caches]
+    torch.testing.assert_close(*logits)
 
 
 @pytest.mark.usefixtures("scans")

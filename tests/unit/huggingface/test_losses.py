@@ -121,6 +121,36 @@ def test_lm_loss_includes_the_router_loss() -> None:
     torch.testing.assert_close(lm_loss(model, items, 1.0), model(**items).loss, rtol=1e-5, atol=1e-5)
 
 
+def test_unknown_router_losses_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fill(lambda: tf.SwitchTransformersForConditionalGeneration(tf.SwitchTransformersConfig(**SEQ2SEQ, **TEXT)))
+    ids = inputs(BY_NAME["llama"])["input_ids"]
+    with pytest.raises(ValueError, match="output_router_logits must be False for SwitchTransformers"):
+        lm_loss(model, {"input_ids": ids, "labels": ids, "output_router_logits": True})
+    model = fill(lambda: tf.JetMoeForCausalLM(tf.JetMoeConfig(**GROUPED, kv_channels=4, num_local_experts=3)))
+    items = {"input_ids": ids, "labels": ids, "output_router_logits": True}
+    torch.testing.assert_close(lm_loss(model, items, 1.0), model(**items).loss)
+    del model.aux_loss_coef, model.config.aux_loss_coef
+    monkeypatch.delattr(tf.JetMoeConfig, "aux_loss_coef", raising=False)
+    with pytest.raises(ValueError, match="JetMoeForCausalLM has a loss of routers without a known factor"):
+        lm_loss(model, items)
+
+
+def test_sums_of_half_precision_do_not_overflow() -> None:
+    model, ids = build("llama").half(), torch.randint(5, 40, (256, 64))
+    items = {"input_ids": ids, "labels": ids, "num_items_in_batch": ids.numel()}
+    with torch.no_grad():
+        outputs = model(**items)
+        losses = lm_loss(model, items, 1.0), trainer_loss(1.0, shift=True)(outputs, ids, ids.numel())
+    for loss in losses:
+        torch.testing.assert_close(loss, outputs.loss, rtol=1e-3, atol=0)
+
+
+def test_probability_labels_shift_positions() -> None:
+    logits, labels = torch.randn(2, 5, 7), torch.randn(2, 5, 7).softmax(-1)
+    expected = tsallis.entmax_loss(logits[:, :-1], labels[:, 1:], 1.5)
+    torch.testing.assert_close(trainer_loss(1.5, shift=True)({"logits": logits}, labels), expected)
+
+
 def test_lm_loss_uses_given_decoder_input_ids() -> None:
     batch, model = inputs(BY_NAME["t5"]), build("t5")
     items = {**batch, "labels": batch["decoder_input_ids"]}

@@ -97,6 +97,10 @@ def test_soft_caps_and_attention_sinks_raise() -> None:
     sinks = tf.GptOssForCausalLM(tf.GptOssConfig(**GROUPED, **layers))
     with pytest.raises(ValueError, match=r"layers\.0\.self_attn has attention sinks"):
         sparsify(sinks)
+    sinks.model.layers[0].self_attn.sinks = None
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn has attention sinks.*pass a part of the model"):
+        sparsify(sinks, layers=0)
+    assert sinks.config._attn_implementation not in ("tsallis", "tsallis_full_masks")
 
 
 def test_modules_without_a_head_count_raise() -> None:
