@@ -16,7 +16,7 @@ from transformers import DynamicCache, EncoderDecoderCache, WatermarkingConfig
 
 import tsallis
 from tiny_transformers import BY_NAME, GROUPED, VOCABULARY, build, fill, inputs
-from tsallis.huggingface import EntmaxLogitsProcessor, ScreenedCache, sparsify
+from tsallis.huggingface import EntmaxLogitsProcessor, ScreenedCache, find_obstacles, sparsify
 from tsallis.ops.choice import choose_screening
 
 SAMPLE = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "max_new_tokens": 5}
@@ -214,6 +214,7 @@ def test_generation_with_a_screened_cache_matches_default(name: str, options: di
 @pytest.mark.usefixtures("scans")
 def test_screened_cache_supports_prompt_lookup() -> None:
     model, prompt, options = sparsify(build("bart"), 1.5), torch.randint(5, VOCABULARY, (1, 9)), {"max_new_tokens": 8}
+    options["eos_token_id"] = 2  # Transformers 5.4 needs it
     cache = EncoderDecoderCache(ScreenedCache(), ScreenedCache())
     drafted = model.generate(prompt, past_key_values=cache, prompt_lookup_num_tokens=3, **options)
     assert torch.equal(drafted, model.generate(prompt, **options))
@@ -223,7 +224,10 @@ def test_screened_cache_supports_prompt_lookup() -> None:
 @torch.no_grad()
 def test_screened_cache_matches_default_if_a_model_changes_values() -> None:
     """DiffLlama exchanges parts of the cached values before attention."""
-    model = sparsify(fill(lambda: tf.DiffLlamaForCausalLM(tf.DiffLlamaConfig(**GROUPED))), 1.5)
+    model = fill(lambda: tf.DiffLlamaForCausalLM(tf.DiffLlamaConfig(**GROUPED)))
+    if any(find_obstacles(model).values()):
+        pytest.skip("needs transformers: that let the attention of DiffLlama be replaced")
+    sparsify(model, 1.5)
     prompt, caches = torch.randint(5, VOCABULARY, (2, 9)), (DynamicCache(), ScreenedCache())
     logits = [[model(x, past_key_values=cache).logits for x in prompt.split(5, 1)][-1] for cache in caches]
     torch.testing.assert_close(*logits)
