@@ -21,7 +21,7 @@ from trained import open_split
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.eager.beams import Beams
 from tsallis.search import Result, beam_search
-from tsallis.toolkit.evaluation.metrics import WHOLE
+from tsallis.toolkit.evaluation.metrics import CERTAIN
 
 BATCH = 64
 PRINTED = (
@@ -74,7 +74,7 @@ def measure(folder: Path, options: argparse.Namespace) -> Row:
         / count,
         "complete": sum(complete) / count,
         "optimal": sum(result.certificate.kind == "optimal" for result in results) / count,
-        "single": sum(h is not None and h.prob >= WHOLE for h in best) / count,
+        "single": sum(h is not None and h.prob >= CERTAIN for h in best) / count,
         "digits": options.digits,
         "sum_one": sum(sums) / count,
         "sum_missed": sum(whole and not one for whole, one in pairs) / max(sum(complete), 1),

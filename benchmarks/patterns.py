@@ -45,7 +45,7 @@ BUDGETS = (10, 100, 1000)  # limits of expanded prefixes; the model is called on
 TOP_P = 0.99
 AT_LEAST = 1e-6
 TARGETS = {"strings": {"closed": 0.9, "decided": 0.99}, "translation": {"closed": 0.8, "decided": 0.95}}
-MOST_MS = 10
+MAX_MS = 10
 PRINTED = (
     *("task", "length", "output", "top_p", "method", "accuracy", "closed", "decided", "ms", "p90_ms", "expanded"),
     *(f"width_{budget}" for budget in BUDGETS),
@@ -169,7 +169,7 @@ def main() -> None:
             for line in verdict(f"{task}, {name}", least, found, at_least=True):
                 print(line)
     times = {row["output"]: row["ms"] for row in sparse if row["task"] == "strings"}
-    for line in verdict("milliseconds", MOST_MS, times):
+    for line in verdict("milliseconds", MAX_MS, times):
         print(line)
     write(options.out, rows)
 

@@ -239,7 +239,7 @@ def search(kind: str, size: int, symbols: int, beam: int, std: float, rounds: in
         supports.append(int((model.output.probs(model.step(state, torch.tensor([1])).scores) > 0).sum()))
 
         def call() -> object:
-            kernels.SCANNED_ROWS, kernels.LEAST_SCANNED = scanned_rows, 1
+            kernels.SCANNED_ROWS, kernels.MIN_SCANNED = scanned_rows, 1
             return beam_search(model, *source, beam_size=beam, max_length=30)
 
         return call

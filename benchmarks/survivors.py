@@ -75,7 +75,7 @@ class Queries:
         return self.attend(query, key, value, alpha, *rest, **options)
 
 
-def of_attention(model: Any, tokens: Tensor) -> list[Row]:
+def attention_rows(model: Any, tokens: Tensor) -> list[Row]:
     """Return one row per layer; the queries are every eighth token of the second half."""
     recorded = Queries()
     tsallis.nn.multihead_attention.attend = recorded
@@ -111,7 +111,7 @@ def summary(supported: Tensor, survivors: Tensor, queries: int) -> Row:
     }
 
 
-def of_output(model: Any, corpus: Any, lines: int) -> Row:
+def output_row(model: Any, corpus: Any, lines: int) -> Row:
     """Return the row of results for an output layer."""
     some = corpus.batch(range(min(len(corpus), lines)))
     decoded = model(some.src, some.src_lengths, some.tgt_in)
@@ -143,10 +143,10 @@ def main() -> None:
     for folder in options.runs:
         config, run, corpus = open_split(folder, options.split)
         model: Any = run.model.eval()
-        found = [of_output(model, corpus, options.lines)]
+        found = [output_row(model, corpus, options.lines)]
         if config.model.architecture == "language":
             texts = [token for row in range(len(corpus)) for token in corpus.tgt[row] if token not in (BOS, EOS)]
-            found += of_attention(model, torch.tensor([[BOS, *map(int, texts[: options.length - 1])]]))
+            found += attention_rows(model, torch.tensor([[BOS, *map(int, texts[: options.length - 1])]]))
         about = {"run": folder.name, "task": config.data.task, "output": config.model.output}
         rows += [about | row | {"commit": options.commit} | machine() for row in found]
     print(table(rows, COLUMNS))

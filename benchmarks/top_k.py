@@ -16,7 +16,7 @@ from common import Row, announce, machine, table, write
 from trained import open_split, run_parser
 
 from tsallis.symbols import IGNORE_INDEX
-from tsallis.toolkit.evaluation.teacher_forcing import AT_ONCE
+from tsallis.toolkit.evaluation.teacher_forcing import MAX_SCORES
 
 SIZES = (1, 4, 16, 64, 256, 1024)
 PRINTED = ("run", "output", "entries", "bytes_per_symbol", "omitted", "bias", "bias_p90")
@@ -32,7 +32,7 @@ def measure(folder: Path, options: argparse.Namespace) -> list[Row]:
     for first in range(0, min(options.lines, len(corpus)), 16):
         batch = corpus.batch(range(first, min(first + 16, len(corpus))))
         hidden = model(batch.src, batch.src_lengths, batch.tgt_in).hidden[batch.tgt_out != IGNORE_INDEX]
-        for piece in hidden.split(max(1, AT_ONCE // len(run.tgt_vocab))):
+        for piece in hidden.split(max(1, MAX_SCORES // len(run.tgt_vocab))):
             probs = model.output.probs(model.output.scores(piece)).double()
             supports.append((probs > 0).sum(-1).double())
             sums = probs.sort(-1, descending=True).values.cumsum(-1)

@@ -15,7 +15,7 @@ SETS = ("portable", "avx2", "avx512", "avx512bf16")
 AROUND = (1, 7, 9, 15, 17, 33, 65, 1025)  # sizes just below and above one or several vectors, and a long one
 
 
-def own_instructions() -> str:
+def current_instructions() -> str:
     return cpu._load()[0].tsallis_isa().decode()  # type: ignore[no-any-return]
 
 
@@ -28,9 +28,9 @@ def _present() -> tuple[str, ...]:
     """Return the instruction sets of this machine, or all of them if there are no compiled kernels."""
     if not cpu.status().available:
         return SETS
-    own = own_instructions()
+    default = current_instructions()
     sets = tuple(name for name in SETS if use_instructions(name))
-    assert use_instructions(own)
+    assert use_instructions(default)
     return sets
 
 
@@ -40,12 +40,12 @@ PRESENT = _present()
 @contextmanager
 def use(name: str) -> Iterator[None]:
     """Use one of the machine's instruction sets, then restore the default."""
-    own = own_instructions()
+    default = current_instructions()
     assert use_instructions(name)
     try:
         yield
     finally:
-        assert use_instructions(own)
+        assert use_instructions(default)
 
 
 @pytest.fixture(autouse=True, params=SETS)
@@ -59,8 +59,8 @@ def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def by_size(sizes: Iterable[int], name: str = "d") -> pytest.MarkDecorator:
     """Run a test with every size on the default and the portable set, and with the sizes in `AROUND` on all sets."""
-    own = own_instructions() if cpu.status().available else SETS[0]
-    cases = [(one, size) for size in sizes for one in SETS if one in (SETS[0], own) or size in AROUND]
+    default = current_instructions() if cpu.status().available else SETS[0]
+    cases = [(one, size) for size in sizes for one in SETS if one in (SETS[0], default) or size in AROUND]
     return pytest.mark.parametrize(("instructions", name), cases, indirect=["instructions"])
 
 

@@ -52,7 +52,7 @@ def undisturbed(training: Training, run: Path) -> tuple[float, list[int]]:
     child = training.start(run)
     while child.running():
         assert time.monotonic() - started < HANGS, f"{run} hangs"
-        if (size := own_memory(child.process)) is not None:
+        if (size := process_memory(child.process)) is not None:
             samples.append(size)
         time.sleep(0.1)
     ended = child.ended()
@@ -60,7 +60,7 @@ def undisturbed(training: Training, run: Path) -> tuple[float, list[int]]:
     return time.monotonic() - started, samples
 
 
-def own_memory(process: int) -> int | None:
+def process_memory(process: int) -> int | None:
     """Return the resident anonymous memory of a process in bytes, or None if the process has ended."""
     try:
         lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
@@ -96,13 +96,13 @@ def killed(training: Training, run: Path, seconds: float, chance: random.Random)
             return kills
         assert ended.status == -9, ended.text
         kills += 1
-        step = whole_checkpoints(run)
+        step = count_checkpoints(run)
         assert step >= last, f"{run}: the last checkpoint was {last}, and is {step} after kill {kills}"
         patience = patience if step > last else 1.5 * patience
         last = step
 
 
-def whole_checkpoints(run: Path) -> int:
+def count_checkpoints(run: Path) -> int:
     """Check all checkpoints in the index, and return the step of the last one, or -1 if there is none.
 
     Raises:
@@ -140,7 +140,7 @@ def check_round(training: Training, folder: Path, chance: random.Random) -> tupl
     different = sorted(name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name))
     assert not different, f"after {kills} kills other bytes in {different}"
     assert growth(samples) < GROWTH, f"memory grew by {growth(samples) >> 20} MiB"
-    return kills, whole_checkpoints(folder / "killed"), growth(samples)
+    return kills, count_checkpoints(folder / "killed"), growth(samples)
 
 
 def main() -> None:

@@ -99,7 +99,8 @@ class EntmaxCategorical(Categorical):
         self._num_events = scores.shape[-1]
         self.alpha = _checked_alpha(alpha, scores.shape[:-1])
         # Skip Categorical.__init__, which would compute probabilities and drop the scores.
-        Distribution.__init__(self, scores.shape[:-1], validate_args=validate_args)
+        # Skip the validation of an empty batch: PyTorch's constraints can't check one.
+        Distribution.__init__(self, scores.shape[:-1], validate_args=validate_args if scores.numel() else False)
 
     @classmethod
     def from_linear(cls, layer: OutputLayer, hidden: Tensor) -> EntmaxCategorical:

@@ -140,41 +140,41 @@ def _describe_items(values: Any, levels: int) -> Iterator[str]:
         yield f"{described}: {_describe(values[part], levels)}" if isinstance(values, Mapping) else described
 
 
-def check_whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+def check_integer(name: str, value: Any, minimum: int, maximum: int | None = None) -> int:
     """Return a value as an integer within a range.
 
     Args:
         name: Name of the option or argument.
         value: An `int`, or an object that Python accepts as an index.
-        least, most: Smallest and largest valid value; None: no upper limit.
+        minimum, maximum: Smallest and largest valid value; None: no upper limit.
 
     Raises:
         TypeError: The value is not an integer, for example True or 2.0.
         ValueError: The integer is outside the range.
 
-    >>> check_whole("beam_size", 0, 1)
+    >>> check_integer("beam_size", 0, 1)
     Traceback (most recent call last):
     ValueError: beam_size must be at least 1, got 0
     """
     number = _as_index(value)
-    if fault := whole_fault(value, least, most):
+    if fault := integer_error(value, minimum, maximum):
         raise (TypeError if number is None else ValueError)(f"{name} {fault}")
     assert number is not None
     return number
 
 
-def whole_fault(value: Any, least: int, most: int | None = None) -> str:
+def integer_error(value: Any, minimum: int, maximum: int | None = None) -> str:
     """Describe why a value is not an integer in a range; return an empty text if the value is valid.
 
-    >>> whole_fault(0, 1)
+    >>> integer_error(0, 1)
     'must be at least 1, got 0'
     """
     number = _as_index(value)
-    span = f"at least {least}" if most is None else f"a whole number from {least} to {most}"
+    span = f"at least {minimum}" if maximum is None else f"a whole number from {minimum} to {maximum}"
     if number is None:
-        kind = "a whole number" if most is None else span
+        kind = "a whole number" if maximum is None else span
         return f"must be {kind}, got {describe(value)}"
-    inside = number >= least and (most is None or number <= most)
+    inside = number >= minimum and (maximum is None or number <= maximum)
     return "" if inside else f"must be {span}, got {describe(number)}"
 
 
@@ -186,13 +186,13 @@ def _as_index(value: Any) -> int | None:
         return None
 
 
-def check_real(name: str, value: Any, least: float = 0, most: float = math.inf, *, inside: bool = False) -> float:
+def check_real(name: str, value: Any, minimum: float = 0, maximum: float = math.inf, *, inside: bool = False) -> float:
     """Return a value as a finite number within a range.
 
     Args:
         name: Name of the option or argument.
         value: A number.
-        least, most: Limits of the valid range.
+        minimum, maximum: Limits of the valid range.
         inside: Whether the limits themselves are invalid.
 
     Raises:
@@ -203,16 +203,16 @@ def check_real(name: str, value: Any, least: float = 0, most: float = math.inf, 
     Traceback (most recent call last):
     ValueError: mass must be above 0 and below 1, got 1
     """
-    if fault := real_fault(value, least, most, inside=inside):
+    if fault := real_error(value, minimum, maximum, inside=inside):
         is_number = isinstance(value, Real) and not isinstance(value, bool)
         raise (ValueError if is_number else TypeError)(f"{name} {fault}")
     return float(value)
 
 
-def real_fault(value: Any, least: float = 0, most: float = math.inf, *, inside: bool = False) -> str:
+def real_error(value: Any, minimum: float = 0, maximum: float = math.inf, *, inside: bool = False) -> str:
     """Describe why a value is not a finite number in a range; return an empty text if the value is valid.
 
-    >>> real_fault(1, 0, 1, inside=True)
+    >>> real_error(1, 0, 1, inside=True)
     'must be above 0 and below 1, got 1'
     """
     if not isinstance(value, Real) or isinstance(value, bool):
@@ -221,16 +221,16 @@ def real_fault(value: Any, least: float = 0, most: float = math.inf, *, inside: 
         number = float(value)
     except OverflowError:
         number = math.inf
-    if math.isfinite(number) and (least < number < most if inside else least <= number <= most):
+    if math.isfinite(number) and (minimum < number < maximum if inside else minimum <= number <= maximum):
         return ""
-    if most == math.inf:
-        span = f"{'above' if inside else 'at least'} {least:g} and finite"
+    if maximum == math.inf:
+        span = f"{'above' if inside else 'at least'} {minimum:g} and finite"
     else:
-        span = f"above {least:g} and below {most:g}" if inside else f"from {least:g} to {most:g}"
+        span = f"above {minimum:g} and below {maximum:g}" if inside else f"from {minimum:g} to {maximum:g}"
     return f"must be {span}, got {describe(value)}"
 
 
-def choice_fault(value: Any, choices: Sequence[str]) -> str:
+def choice_error(value: Any, choices: Sequence[str]) -> str:
     """Describe why a value is not one of the choices; return an empty text if the value is valid."""
     if isinstance(value, str) and value in choices:
         return ""

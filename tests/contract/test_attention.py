@@ -25,19 +25,19 @@ from tsallis.ops.cpu import attention as compiled
 from tsallis.ops.eager import attention as eager_attention
 
 BATCH, HEADS, SIZE, VALUE_SIZE = 3, 4, 5, 3
-OF_HEADS = torch.tensor([1.0, 1.25, 1.9, 2.0])
+HEAD_ALPHAS = torch.tensor([1.0, 1.25, 1.9, 2.0])
 SLOPES = torch.tensor([2.0, 0.0, 0.125, 0.5])
-OF_ALL = torch.tensor([[1.0, 1.001, 1.25, 1.5], [1.9, 2.0, 1.1, 1.75], [2.0, 1.5, 1.001, 1.9]])
+ALPHAS = torch.tensor([[1.0, 1.001, 1.25, 1.5], [1.9, 2.0, 1.1, 1.75], [2.0, 1.5, 1.001, 1.9]])
 Results = dict[str, Any]  # tensors by name
 Way = Callable[[int, int], None]
 
 
-def cut(monkeypatch: pytest.MonkeyPatch, tile: int, least: int = 4, causal: int = 8) -> None:
-    for name, size in (("TILE", tile), ("LEAST_ROWS", least), ("CAUSAL_ROWS", causal)):
+def cut(monkeypatch: pytest.MonkeyPatch, tile: int, min_rows: int = 4, causal: int = 8) -> None:
+    for name, size in (("TILE", tile), ("MIN_ROWS", min_rows), ("CAUSAL_ROWS", causal)):
         monkeypatch.setattr(eager_attention, name, size)
     # The compiled kernels have tiles of up to 64 rows, and lists of different lengths.
-    monkeypatch.setattr(compiled, "ROWS", min(least, 64))
-    monkeypatch.setattr(compiled, "MOST_LISTED", {1: 0, 1 << 40: 128}.get(tile, 3))
+    monkeypatch.setattr(compiled, "ROWS", min(min_rows, 64))
+    monkeypatch.setattr(compiled, "MAX_LISTED", {1: 0, 1 << 40: 128}.get(tile, 3))
 
 
 WAYS = ("rows", "heads", "elements", "whole")
@@ -126,64 +126,64 @@ class Case:
 
 
 CASES = [
-    Case("one query and one key", 1, 1, OF_ALL),
-    Case("one query", 1, 129, OF_HEADS),
-    Case("one key", 129, 1, OF_HEADS),
-    Case("an alpha for each head of each element", alpha=OF_ALL),
-    Case("an alpha for each head", 7, 129, OF_HEADS),
+    Case("one query and one key", 1, 1, ALPHAS),
+    Case("one query", 1, 129, HEAD_ALPHAS),
+    Case("one key", 129, 1, HEAD_ALPHAS),
+    Case("an alpha for each head of each element", alpha=ALPHAS),
+    Case("an alpha for each head", 7, 129, HEAD_ALPHAS),
     Case("one alpha without dimensions", 7, 9, torch.tensor(1.3)),
     Case("one alpha in a row", 7, 9, torch.tensor([1.7])),
     *(Case(f"alpha {alpha}", 7, 33, alpha) for alpha in (1.0, 1.001, 1.25, 1.5, 1.9, 2.0, 2.5)),
     Case("alphas on both sides of 2", 7, 33, torch.tensor([1.0, 1.5, 2.2, 3.0])),
-    Case("more queries", 129, 7, OF_ALL),
-    Case("long", 129, 129, OF_HEADS),
-    Case("a thousand keys", 7, 1000, OF_ALL),
-    Case("scaled", 7, 9, OF_ALL, scale=-0.3),
-    Case("boolean", 7, 9, OF_ALL, mask=(7, 9), boolean=True),
+    Case("more queries", 129, 7, ALPHAS),
+    Case("long", 129, 129, HEAD_ALPHAS),
+    Case("a thousand keys", 7, 1000, ALPHAS),
+    Case("scaled", 7, 9, ALPHAS, scale=-0.3),
+    Case("boolean", 7, 9, ALPHAS, mask=(7, 9), boolean=True),
     Case("boolean of keys", 7, 9, mask=(9,), boolean=True),
-    Case("boolean of heads", 9, 7, OF_HEADS, mask=(4, 9, 7), boolean=True),
-    Case("boolean of elements", 7, 129, OF_ALL, mask=(3, 1, 1, 129), boolean=True),
+    Case("boolean of heads", 9, 7, HEAD_ALPHAS, mask=(4, 9, 7), boolean=True),
+    Case("boolean of elements", 7, 129, ALPHAS, mask=(3, 1, 1, 129), boolean=True),
     Case("boolean of all", 7, 9, 1.25, mask=(3, 4, 7, 9), boolean=True),
     Case("boolean of queries", 7, 9, 1.25, mask=(3, 1, 7, 1), boolean=True),
-    Case("added", 7, 9, OF_ALL, mask=(7, 9)),
+    Case("added", 7, 9, ALPHAS, mask=(7, 9)),
     Case("added to keys", 7, 9, mask=(9,)),
-    Case("added by heads", 9, 7, OF_HEADS, mask=(4, 9, 7)),
-    Case("added by elements", 7, 129, OF_ALL, mask=(3, 1, 1, 129)),
-    Case("added by heads to keys", 7, 9, OF_ALL, mask=(1, 4, 1, 9)),
+    Case("added by heads", 9, 7, HEAD_ALPHAS, mask=(4, 9, 7)),
+    Case("added by elements", 7, 129, ALPHAS, mask=(3, 1, 1, 129)),
+    Case("added by heads to keys", 7, 9, ALPHAS, mask=(1, 4, 1, 9)),
     Case("added to all", 7, 9, 1.25, mask=(3, 4, 7, 9)),
-    Case("added to queries", 7, 9, OF_ALL, mask=(4, 7, 1)),
-    Case("causal", alpha=OF_ALL, causal=True),
-    Case("causal with two queries in the last tile", 10, 10, OF_ALL, causal=True),
-    Case("causal and long", 129, 129, OF_HEADS, causal=True),
-    Case("causal with more keys", 7, 129, OF_ALL, causal=True),
-    Case("causal with more queries", 129, 7, OF_HEADS, causal=True),
-    Case("causal and boolean", 33, 33, OF_ALL, mask=(3, 1, 33, 33), boolean=True, causal=True),
-    Case("causal and added", 33, 33, OF_ALL, mask=(4, 33, 33), causal=True),
-    Case("lengths", 7, 33, OF_ALL, lengths=[3, 33, 17]),
+    Case("added to queries", 7, 9, ALPHAS, mask=(4, 7, 1)),
+    Case("causal", alpha=ALPHAS, causal=True),
+    Case("causal with two queries in the last tile", 10, 10, ALPHAS, causal=True),
+    Case("causal and long", 129, 129, HEAD_ALPHAS, causal=True),
+    Case("causal with more keys", 7, 129, ALPHAS, causal=True),
+    Case("causal with more queries", 129, 7, HEAD_ALPHAS, causal=True),
+    Case("causal and boolean", 33, 33, ALPHAS, mask=(3, 1, 33, 33), boolean=True, causal=True),
+    Case("causal and added", 33, 33, ALPHAS, mask=(4, 33, 33), causal=True),
+    Case("lengths", 7, 33, ALPHAS, lengths=[3, 33, 17]),
     Case("lengths in a tensor", 9, 7, lengths=torch.tensor([3, 7, 5], dtype=torch.int32)),
-    Case("lengths of all keys", 7, 9, OF_HEADS, lengths=[9, 9, 9]),
-    Case("a length of zero", 7, 9, OF_ALL, lengths=[4, 9, 0]),
-    Case("lengths of zero", 7, 9, OF_HEADS, lengths=[0, 0, 0]),
-    Case("lengths and boolean", 7, 33, OF_ALL, mask=(33,), boolean=True, lengths=[5, 1, 33]),
-    Case("lengths and added", 7, 33, OF_ALL, mask=(3, 4, 7, 33), lengths=[5, 1, 33]),
-    Case("lengths and causal", 33, 33, OF_ALL, lengths=[5, 12, 33], causal=True),
-    Case("two heads of keys", 7, 9, OF_ALL, key_heads=2),
-    Case("one head of keys", 7, 129, OF_HEADS, key_heads=1),
-    Case("two heads of keys, causal", 33, 33, OF_HEADS, key_heads=2, causal=True),
-    Case("one head of keys, added", 7, 9, OF_ALL, mask=(3, 4, 7, 9), key_heads=1),
-    Case("slopes", 7, 9, OF_ALL, slopes=SLOPES),
-    Case("slopes of elements, causal", 33, 33, OF_ALL, causal=True, slopes=SLOPES * torch.ones(BATCH, 1)),
-    Case("slopes, boolean and lengths", 7, 33, OF_ALL, (3, 1, 7, 33), True, [5, 1, 33], slopes=SLOPES),
+    Case("lengths of all keys", 7, 9, HEAD_ALPHAS, lengths=[9, 9, 9]),
+    Case("a length of zero", 7, 9, ALPHAS, lengths=[4, 9, 0]),
+    Case("lengths of zero", 7, 9, HEAD_ALPHAS, lengths=[0, 0, 0]),
+    Case("lengths and boolean", 7, 33, ALPHAS, mask=(33,), boolean=True, lengths=[5, 1, 33]),
+    Case("lengths and added", 7, 33, ALPHAS, mask=(3, 4, 7, 33), lengths=[5, 1, 33]),
+    Case("lengths and causal", 33, 33, ALPHAS, lengths=[5, 12, 33], causal=True),
+    Case("two heads of keys", 7, 9, ALPHAS, key_heads=2),
+    Case("one head of keys", 7, 129, HEAD_ALPHAS, key_heads=1),
+    Case("two heads of keys, causal", 33, 33, HEAD_ALPHAS, key_heads=2, causal=True),
+    Case("one head of keys, added", 7, 9, ALPHAS, mask=(3, 4, 7, 9), key_heads=1),
+    Case("slopes", 7, 9, ALPHAS, slopes=SLOPES),
+    Case("slopes of elements, causal", 33, 33, ALPHAS, causal=True, slopes=SLOPES * torch.ones(BATCH, 1)),
+    Case("slopes, boolean and lengths", 7, 33, ALPHAS, (3, 1, 7, 33), True, [5, 1, 33], slopes=SLOPES),
     Case("slopes below zero", 7, 9, 1.25, slopes=-SLOPES),
     Case("a slope in a row", 9, 7, slopes=torch.tensor([0.3])),
-    Case("one query behind the keys", 1, 300, OF_HEADS, slopes=SLOPES, offset=299),
-    Case("queries behind keys, causal", 7, 40, OF_HEADS, causal=True, slopes=SLOPES, offset=33),
-    Case("queries behind keys, causal without slopes", 7, 9, OF_ALL, causal=True, offset=2),
-    Case("windows", 40, 400, OF_ALL, slopes=SLOPES, offset=200),
-    Case("windows, causal", 40, 400, OF_HEADS, causal=True, slopes=SLOPES, offset=360, key_heads=2),
+    Case("one query behind the keys", 1, 300, HEAD_ALPHAS, slopes=SLOPES, offset=299),
+    Case("queries behind keys, causal", 7, 40, HEAD_ALPHAS, causal=True, slopes=SLOPES, offset=33),
+    Case("queries behind keys, causal without slopes", 7, 9, ALPHAS, causal=True, offset=2),
+    Case("windows", 40, 400, ALPHAS, slopes=SLOPES, offset=200),
+    Case("windows, causal", 40, 400, HEAD_ALPHAS, causal=True, slopes=SLOPES, offset=360, key_heads=2),
     Case("windows, lengths", 7, 400, 1.5, lengths=[270, 400, 290], slopes=SLOPES, offset=280),
     Case("windows and boolean", 7, 300, 2.0, (4, 7, 300), True, slopes=SLOPES, offset=150),
-    Case("everything", 33, 40, OF_ALL, (4, 33, 40), False, [5, 12, 40], True, 2, 0.7, SLOPES, 3),
+    Case("everything", 33, 40, ALPHAS, (4, 33, 40), False, [5, 12, 40], True, 2, 0.7, SLOPES, 3),
 ]
 NAMED = {case.name: case for case in CASES}
 some_cases = pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_alpha_one_is_scaled_dot_product_attention(case: Case, either: None) -> 
 
 @every_pair(
     indirect=["way", "computed_by"],
-    alpha=[OF_HEADS, torch.full((HEADS,), 2.5)],
+    alpha=[HEAD_ALPHAS, torch.full((HEADS,), 2.5)],
     boolean=[True, False],
     way=WAYS,
     computed_by=BACKENDS["test_attention"],
@@ -387,7 +387,7 @@ def test_nan_query_does_not_affect_other_queries(causal: bool, way: Way) -> None
     indirect=["way", "computed_by"],
     filler=[1e30, torch.inf, -torch.inf, torch.nan],
     case=[
-        Case("causal" * causal, 7, 9, OF_ALL, (4, 7, 9), lengths=[2, 9, 5], causal=causal) for causal in (False, True)
+        Case("causal" * causal, 7, 9, ALPHAS, (4, 7, 9), lengths=[2, 9, 5], causal=causal) for causal in (False, True)
     ],
     way=WAYS,
     computed_by=BACKENDS["test_attention"],
@@ -405,7 +405,7 @@ def test_keys_beyond_key_lengths_are_ignored(filler: float, case: Case, way: Way
 
 @pytest.mark.parametrize("queries", [1, 3, 9])
 def test_key_norms_do_not_change_the_output(queries: int) -> None:
-    inputs = Case("", queries, 600, OF_HEADS, slopes=SLOPES, key_heads=2).tensors()
+    inputs = Case("", queries, 600, HEAD_ALPHAS, slopes=SLOPES, key_heads=2).tensors()
     norms = inputs["key"].norm(dim=-1).amax(-1)
     options: dict[str, Any] = {"query_offset": 600 - queries, "enable_gqa": True}
     for dtype, near in ((torch.float64, 1e-12), (torch.float32, 2e-6)):
@@ -415,7 +415,7 @@ def test_key_norms_do_not_change_the_output(queries: int) -> None:
 
 @pytest.mark.parametrize("offset", [0, 500])
 def test_windows_include_far_keys_with_large_norms(offset: int) -> None:
-    inputs = Case("", 12, 700, OF_HEADS, slopes=SLOPES, key_heads=2).tensors()
+    inputs = Case("", 12, 700, HEAD_ALPHAS, slopes=SLOPES, key_heads=2).tensors()
     inputs["key"][:, :, 100::250] *= 300
     options: dict[str, Any] = {"query_offset": offset, "enable_gqa": True}
     of = torch.randn(BATCH, HEADS, 12, VALUE_SIZE, dtype=torch.float64)
@@ -623,7 +623,7 @@ def test_vmap_dropout_drops_the_given_share() -> None:
 @pytest.mark.usefixtures("tiled")
 def test_compiled_attention_matches_eager_in_one_graph(options: dict[str, Any]) -> None:
     torch._dynamo.reset()
-    inputs = to(Case("", 7, 9, OF_HEADS, key_heads=2 if "enable_gqa" in options else HEADS).tensors(), torch.float32)
+    inputs = to(Case("", 7, 9, HEAD_ALPHAS, key_heads=2 if "enable_gqa" in options else HEADS).tensors(), torch.float32)
     compiled = torch.compile(entmax_attention, fullgraph=True, backend="aot_eager")
     of = [torch.randn(BATCH, HEADS, 7, n) for n in (VALUE_SIZE, 9)][: 1 + ("return_weights" in options)]
     expected = derivatives(entmax_attention, inputs, *of, **options)
@@ -670,7 +670,7 @@ def test_memory_grows_linearly_with_length(
         assert 0 < after <= 4.1 * before and after < 2 * 2 * 128 * 128 / 4
 
 
-def given_instead(**changes: Any) -> dict[str, Any]:
+def make_arguments(**changes: Any) -> dict[str, Any]:
     return {**dict(zip(("query", "key", "value"), torch.randn(3, 2, 4, 6, 5), strict=True)), **changes}
 
 
@@ -728,7 +728,7 @@ def given_instead(**changes: Any) -> dict[str, Any]:
 )
 def test_invalid_arguments_raise(changes: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        entmax_attention(**given_instead(**changes))
+        entmax_attention(**make_arguments(**changes))
 
 
 @pytest.mark.parametrize("name", ["auto", "eager"])

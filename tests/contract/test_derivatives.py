@@ -37,9 +37,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     name = "eager" if request.param == TILES else request.param
     skip_unless_usable(name)
     if request.param == TILES:
-        for size, value in (("TILE", 8), ("LEAST_ROWS", 2), ("CAUSAL_ROWS", 2)):
+        for size, value in (("TILE", 8), ("MIN_ROWS", 2), ("CAUSAL_ROWS", 2)):
             monkeypatch.setattr(eager_attention, size, value)
-        monkeypatch.setattr(linear_chunks, "CPU", linear_chunks.CPU._replace(chunk=10, whole=0))
+        monkeypatch.setattr(linear_chunks, "CPU", linear_chunks.CPU._replace(chunk=10, single_chunk=0))
     with tsallis.backend(name):
         yield request.param
 

@@ -35,7 +35,7 @@ def resize(monkeypatch: pytest.MonkeyPatch, **sizes: float) -> None:
 def small_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use chunks of seven rows of the layer below, the last one shorter, or a single chunk that keeps its scores."""
     if request.param == "in chunks":
-        resize(monkeypatch, chunk=7 * 50, whole=0)
+        resize(monkeypatch, chunk=7 * 50, single_chunk=0)
 
 
 def layer(dtype: torch.dtype = torch.float64, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:

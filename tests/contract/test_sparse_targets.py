@@ -32,8 +32,10 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use chunks of seven rows that save lists or recompute their scores, or one chunk that keeps its scores."""
     sizes = {"lists": (350, 0, 1.0), "dense": (350, 0, 0.0), "scores kept": (350, 10**6, 0.0)}[request.param]
-    chunk, whole, share = sizes
-    monkeypatch.setattr(linear_chunks, "CPU", linear_chunks.CPU._replace(chunk=chunk, whole=whole, share=share))
+    chunk, single_chunk, share = sizes
+    monkeypatch.setattr(
+        linear_chunks, "CPU", linear_chunks.CPU._replace(chunk=chunk, single_chunk=single_chunk, share=share)
+    )
 
 
 def layer(dtype: torch.dtype = torch.float32, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:

@@ -58,8 +58,8 @@ SUITES = {
 }
 OTHERS = {*BACKENDS, "reference"} - {"eager"}  # their tests are skipped, although they also reach eager code
 CASES = 12  # maximum number of cases per test; further cases only differ in numbers
-MOST_SECONDS = 10.0  # limit of processor time, measured without a fault, for the tests of each fault
-LEAST_TIME = 20.0  # a fault's tests are too slow after LEAST_TIME + PATIENCE * (their time without it) seconds
+MAX_SECONDS = 10.0  # limit of processor time, measured without a fault, for the tests of each fault
+MIN_TIME = 20.0  # a fault's tests are too slow after MIN_TIME + PATIENCE * (their time without it) seconds
 PATIENCE = 5
 IDLE = 3600.0  # after this many seconds, the tests of a fault are considered blocked and are killed
 MEMORY = 4 << 30  # address space in bytes that a child may use in addition to its parent's
@@ -77,10 +77,10 @@ class Session:
     """A pytest plugin that replaces the test run: for each fault, a child process runs the tests that reach it."""
 
     def __init__(
-        self, parts: list[str], choose: Callable[[list[Mutant]], list[Mutant]], workers: int, most: float
+        self, parts: list[str], choose: Callable[[list[Mutant]], list[Mutant]], workers: int, max_seconds: float
     ) -> None:
         self.files = sorted(path for part in parts for path in files(SOURCE / part))
-        self.choose, self.workers, self.most = choose, workers, most
+        self.choose, self.workers, self.max_seconds = choose, workers, max_seconds
         self.counts = Counter[str]()
 
     @pytest.hookimpl(tryfirst=True)
@@ -92,13 +92,13 @@ class Session:
         print(f"{len(items)} tests, {time.monotonic() - started:.0f} s; {len(faults)} faults", flush=True)
         running: list[tuple[Mutant, Child, float]] = []
         for fault in faults:
-            tests = _order(fault, items, reach, self.most)
+            tests = _order(fault, items, reach, self.max_seconds)
             while len(running) >= self.workers:
                 running = self._collect(running)
             if not tests:
                 self._note(fault, "no test")
                 continue
-            limit = LEAST_TIME + PATIENCE * sum(reach[item.nodeid].seconds for item in tests)
+            limit = MIN_TIME + PATIENCE * sum(reach[item.nodeid].seconds for item in tests)
             child = Child(functools.partial(_try, fault, tests, limit))
             running.append((fault, child, time.monotonic() + IDLE))
         while running:
@@ -202,8 +202,8 @@ def _tracer(paths: set[str], lines: dict[str, set[int]]) -> Callable[[FrameType,
     return start
 
 
-def _order(fault: Mutant, items: list[pytest.Item], reach: dict[str, Reach], most: float) -> list[pytest.Item]:
-    """Return the tests that reach a fault, in order, as long as their total time is at most `most` seconds.
+def _order(fault: Mutant, items: list[pytest.Item], reach: dict[str, Reach], max_seconds: float) -> list[pytest.Item]:
+    """Return the tests that reach a fault, in order, as long as their total time is at most `max_seconds` seconds.
 
     The first case of every test precedes the second case of any test. Tests of the changed file come first, then the
     fastest tests.
@@ -224,7 +224,7 @@ def _order(fault: Mutant, items: list[pytest.Item], reach: dict[str, Reach], mos
         cases[item.nodeid.partition("[")[0]] += 1
     order = sorted(range(len(tests)), key=ranks.__getitem__)
     total = list(itertools.accumulate(reach[tests[i].nodeid].seconds for i in order))
-    return [tests[i] for i, seconds in zip(order, total, strict=True) if seconds <= most or i == order[0]]
+    return [tests[i] for i, seconds in zip(order, total, strict=True) if seconds <= max_seconds or i == order[0]]
 
 
 def _try(fault: Mutant, tests: list[pytest.Item], seconds: float) -> None:
@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200, help="number of random faults to test")
     parser.add_argument("--seed", type=int, default=0, help="random seed of the choice of faults")
     parser.add_argument("--workers", type=int, default=1, help="number of parallel processes")
-    parser.add_argument("--seconds", type=float, default=MOST_SECONDS, help="maximum seconds of tests per fault")
+    parser.add_argument("--seconds", type=float, default=MAX_SECONDS, help="maximum seconds of tests per fault")
     parser.add_argument("--only", nargs="+", default=[], help="test only these faults, each as FILE:LINE:COLUMN")
     options = parser.parse_args()
 

@@ -396,6 +396,26 @@ def test_learned_normmax_alphas_and_budgets_raise() -> None:
             call()
 
 
+def test_tensor_alphas_without_readable_values_raise() -> None:
+    """torch.export, vmap over alpha and meta tensors can't read a tensor alpha or budget."""
+    z, alpha = torch.randn(3, 5), torch.tensor([[1.5], [2.0], [3.0]])
+    expected = compat.normmax_bisect(z, alpha)
+    results = torch.func.vmap(lambda rows: compat.normmax_bisect(rows, alpha))(z.expand(2, 3, 5))  # not over alpha
+    torch.testing.assert_close(results, expected.expand(2, 3, 5))
+    for tensor in (alpha, torch.tensor(2.0)):
+        module, budget = compat.NormmaxBisect(tensor), compat.BudgetBisect(tensor)
+        batch = tensor.expand(2, *tensor.shape)
+        calls = (
+            lambda m=module: torch.export.export(m, (z,)),
+            lambda m=budget: torch.export.export(m, (z,)),
+            lambda a=batch: torch.func.vmap(lambda one: compat.normmax_bisect(z, one))(a),
+            lambda a=tensor: compat.normmax_bisect(z.to("meta"), a.to("meta")),
+        )
+        for call in calls:
+            with pytest.raises(NotImplementedError, match="pass a number"):
+                call()
+
+
 def test_normmax_loss_accepts_integer_class_targets() -> None:
     z, y = problem(dtype=torch.float32)
     expected = compat.normmax_bisect_loss(z, y)

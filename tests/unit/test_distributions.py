@@ -300,3 +300,11 @@ def test_draws_and_entropies_create_no_dense_values(
 def test_the_support_accepts_boolean_values() -> None:
     support = tsallis.distributions.EntmaxCategorical(torch.tensor([2.0, -9.0])).support
     assert support.check(torch.tensor([True, False])).tolist() == [False, True]
+
+
+def test_an_empty_batch_has_empty_results() -> None:
+    layer = tsallis.nn.OutputLayer(8, 4).requires_grad_(False)
+    hidden, value = torch.zeros(0, 8), torch.zeros(0, dtype=torch.long)
+    for d in (EntmaxCategorical(torch.zeros(0, 4)), EntmaxCategorical.from_linear(layer, hidden)):
+        assert d.probs.shape == (0, 4) and d.sample((3,)).shape == (3, 0)
+        assert d.log_prob(value).shape == d.entropy().shape == (0,)

@@ -275,11 +275,11 @@ def test_the_reference_pages_describe_every_command_and_setting() -> None:
 
 
 def test_every_score_is_explained() -> None:
-    from tsallis.analysis.score_names import OF_TEXT
+    from tsallis.analysis.score_names import TEXT_SCORES
     from tsallis.toolkit.evaluation import Evaluation
     from tsallis.toolkit.tasks.registry import TASKS
 
     text = (DOCS / "command-line.md").read_text(encoding="utf-8").partition("## Scores")[2]
     tasks = {name for task in TASKS.values() for name in task.scores}
-    names = {name.removeprefix("macro_") for name in {*tasks, *OF_TEXT, *Evaluation.__dataclass_fields__}}
+    names = {name.removeprefix("macro_") for name in {*tasks, *TEXT_SCORES, *Evaluation.__dataclass_fields__}}
     assert not [name for name in sorted(names - {"seconds"}) if f"`{name}`" not in text]

@@ -232,21 +232,21 @@ class Comparison:
         self._numbers = {kind: [_layer_numbers(layers, kind) for layers in self.layers] for kind in self.kinds}
         self._words = {kind: _WordLists(count) for kind in self.kinds}
 
-    def update(self, one: Sentence, other: Sentence) -> None:
+    def update(self, first: Sentence, second: Sentence) -> None:
         """Add the recordings of one sentence by both models.
 
         Raises:
             InputError: The recordings are of different sentences.
         """
-        if one.text != other.text:
+        if first.text != second.text:
             raise InputError(
                 "the two models must read the same sentences with the same tokens, but sentence "
-                f"{one.text.index + 1} differs"
+                f"{first.text.index + 1} differs"
             )
         for kind in self.kinds:
             numbers = self._numbers[kind]
-            heads = [_heads(sentence, part) for sentence, part in zip((one, other), numbers, strict=True)]
-            self._words[kind].add(one, self.layers[0][numbers[0][0]], *heads)
+            heads = [_heads(sentence, part) for sentence, part in zip((first, second), numbers, strict=True)]
+            self._words[kind].add(first, self.layers[0][numbers[0][0]], *heads)
 
     def result(self) -> tuple[ModelContrast, ...]:
         """Return the contrast of each kind of attention that has words to compare.

@@ -19,7 +19,7 @@ from tsallis.nn import OutputLayer
 from tsallis.search.checks import check_at_least_one
 from tsallis.symbols import IGNORE_INDEX
 
-AT_ONCE = 1 << 22  # maximum number of scores in memory at a time
+MAX_SCORES = 1 << 22  # maximum number of scores in memory at a time
 WIDTHS = {"total": 0.05, "norm": 1.0, "threshold": 0.1}  # widths of the bins of histograms
 
 
@@ -168,7 +168,7 @@ class Outputs:
         mask = (batch.tgt_out != IGNORE_INDEX).to(decoded.hidden.device)
         if self.attends:
             self.num_attended += float(self.model.num_attended(decoded)[mask].double().sum())
-        for hidden in decoded.hidden[mask].split(max(1, AT_ONCE // len(self.model.output.weight))):
+        for hidden in decoded.hidden[mask].split(max(1, MAX_SCORES // len(self.model.output.weight))):
             self._add(output_steps(self.model.output, self.model.output.scores(hidden)))
 
     def _add(self, steps: Steps) -> None:

@@ -49,16 +49,16 @@ class AttentionPass:
             for statistic in statistics:
                 statistic.update(sentence)
 
-    def choose(self, count: int, others: Iterable[int] = ()) -> list[int]:
+    def choose(self, count: int, preferred: Iterable[int] = ()) -> list[int]:
         """Choose the sentences that a report shows with the weights of all heads.
 
-        Up to half are the sentences that illustrate the most heads. Up to a quarter are the first of `others`. The
+        Up to half are the sentences that illustrate the most heads. Up to a quarter are the first of `preferred`. The
         remaining ones are the first of the corpus.
         """
         roles: HeadRoles = self.roles.result()
         cited = Counter(example.text.index for head in roles.heads for example in head.examples)
         selection = {index for index, _ in cited.most_common(count // 2)}
-        selection.update(list(dict.fromkeys(others))[: count // 4])
+        selection.update(list(dict.fromkeys(preferred))[: count // 4])
         for index in range(self.roles.sentences):
             if len(selection) >= count:
                 break

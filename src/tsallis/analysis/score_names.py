@@ -63,7 +63,7 @@ SCORES = {
     "speed": ScoreFormat("symbols per second", ".0f"),
 }
 TEACHER_FORCED = ("loss", "gold_in_support", "symbol_accuracy")  # scores that may select the best checkpoint
-OF_TEXT = ("epsilon_perplexity", "sparsemax_score")  # scores with teacher forcing for language models
+TEXT_SCORES = ("epsilon_perplexity", "sparsemax_score")  # scores with teacher forcing for language models
 
 
 def find_score(name: str) -> ScoreFormat | None:

@@ -24,6 +24,8 @@ def with_size(probs: Tensor, dim: int, return_size: bool) -> MapResult:
 class Map(ConstantBuffers):
     """Base class of modules; tensor arguments move with the module, but are not in the state dict."""
 
+    has_alpha = True  # `tsallis.nn.parameter_groups` reads this: a parameter named alpha is a learned alpha
+
     def _set_argument(self, name: str, value: Alpha) -> None:
         if name == "alpha":
             value = stored_alpha(value, positive=True)

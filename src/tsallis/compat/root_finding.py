@@ -11,6 +11,7 @@ from tsallis import functional
 from tsallis.compat.base import Map
 from tsallis.functional.rows import check_floating
 from tsallis.ops.alphas import Alpha
+from tsallis.ops.transforms import physical, without_numbers
 
 __all__ = [
     "BudgetBisect",
@@ -79,6 +80,10 @@ def normmax_bisect(X: Tensor, alpha: Alpha = 2, dim: int = -1, n_iter: int | Non
     Returns:
         Probabilities of the shape of `X`.
 
+    Raises:
+        ValueError: alpha requires a gradient, or its shape doesn't fit.
+        NotImplementedError: alpha is a tensor whose values can't be read, as in `torch.export`.
+
     Example:
         >>> normmax_bisect(torch.tensor([1.0, 0.8, -1.0]))
         tensor([0.5714, 0.4286, 0.0000])
@@ -99,6 +104,10 @@ def budget_bisect(X: Tensor, budget: Alpha = 2, dim: int = -1, n_iter: int | Non
     Returns:
         Marginals of the shape of `X`.
 
+    Raises:
+        ValueError: The budget requires a gradient, or its shape doesn't fit.
+        NotImplementedError: The budget is a tensor whose values can't be read, as in `torch.export`.
+
     Example:
         >>> budget_bisect(torch.tensor([3.0, 1.0, 1.0, -4.0]), budget=2)
         tensor([1.0000, 0.5000, 0.5000, 0.0000])
@@ -116,9 +125,21 @@ def refuse_learned(name: str, value: Alpha) -> None:
         )
 
 
+def _without_values(x: Tensor) -> bool:
+    """Return whether a tensor's values can't be read; torch.compile can, because it leaves such code out of a graph."""
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
+    return without_numbers(x) or physical(x).shape != x.shape  # vmap hides a dimension
+
+
 def _apply_per_value(apply: Callable[[Tensor, float], Tensor], X: Tensor, values: Alpha, dim: int) -> Tensor:
     """Call `apply(rows, value)` once per distinct value of a tensor; return the results along `dim`."""
     check_floating(X, "X")
+    if isinstance(values, Tensor) and _without_values(values):
+        raise NotImplementedError(
+            "a tensor alpha or budget isn't supported by torch.export, by torch.func.vmap over it, or without data: "
+            "pass a number"
+        )
     if not isinstance(values, Tensor):
         return apply(X.transpose(dim, -1), values).transpose(dim, -1) if X.dim() else apply(X, values)
     if values.numel() == 1:

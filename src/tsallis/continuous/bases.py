@@ -43,6 +43,7 @@ class Basis(nn.Module):
 
     def forward(self, t: Tensor) -> Tensor:
         """Evaluate the functions at points [...], or [..., 2] in the plane; return [..., size]."""
+        t = t if t.is_floating_point() else t.to(torch.get_default_dtype())
         if self.dims == 1:
             return self.at(t)
         if t.dim() == 0 or t.shape[-1] != self.dims:
@@ -100,7 +101,7 @@ class GaussianBasis(Basis):
             raise ValueError(f"centres must have shape [size] or [size, 2], got {tuple(centres.shape)}")
         size = centres.shape[0]
         variances = torch.as_tensor(variance, dtype=centres.dtype, device=centres.device).detach()
-        if variances.dim() < 2:
+        if variances.shape in ((), (1,), (size,)):
             variances = variances.expand(size)
             covs = variances if self.dims == 1 else variances[:, None, None] * torch.eye(2).to(centres)
         else:

@@ -42,6 +42,7 @@ def grid_masses(density: Density, height: int, width: int) -> Tensor:
 
     Raises:
         ValueError: If the density is on the line, or the grid has no cells.
+        TypeError: If the density is not an Elliptical or a Mixture of them.
 
     Example:
         >>> from tsallis.continuous import TruncatedParaboloid
@@ -50,6 +51,8 @@ def grid_masses(density: Density, height: int, width: int) -> Tensor:
         tensor([[0.5000, 0.0000],
                 [0.5000, 0.0000]])
     """
+    if not isinstance(density, Density):
+        raise TypeError(f"density must be an Elliptical or a Mixture of them, got {type(density).__name__}")
     if density.dims != 2:
         raise ValueError(f"density must have 2 dimensions, got {density.dims}")
     if height < 1 or width < 1:
@@ -124,7 +127,7 @@ def _mass_below_edges(
     points = POINTS
     if family.number == 1 and start.numel():  # smooth at the ends, so the widest panel sets the number of points
         steepness = float(((end - start) / 2 * (1 + (b / c).square()).sqrt()).amax())
-        points = quadrature_sizes.least_points(quadrature_sizes.WeightedRule(1.0), steepness, start.dtype)
+        points = quadrature_sizes.min_points(quadrature_sizes.WeightedRule(1.0), steepness, start.dtype)
     x, weights = (n.unsqueeze(-1) for n in gauss_legendre(points).to(start))
     if family.number != 1:  # crowd points at the ends, where the density vanishes like a power of the distance
         angle = x * (math.pi / 2)

@@ -42,6 +42,7 @@ def cell_masses(density: Density, edges: Tensor) -> Tensor:
 
     Raises:
         ValueError: If the density is in the plane, or the shape of the edges doesn't fit.
+        TypeError: If the density is not an Elliptical or a Mixture of them, or the edges are not floating point.
 
     Example:
         >>> from tsallis.continuous import TruncatedParabola
@@ -50,6 +51,8 @@ def cell_masses(density: Density, edges: Tensor) -> Tensor:
         tensor([0.0000, 0.5000, 0.5000, 0.0000])
     """
     check_floating(edges, "edges")
+    if not isinstance(density, Density):
+        raise TypeError(f"density must be an Elliptical or a Mixture of them, got {type(density).__name__}")
     if density.dims != 1:
         raise ValueError(f"density must have 1 dimension, got {density.dims}")
     if edges.dim() == 0 or edges.shape[-1] < 2:
@@ -74,7 +77,9 @@ def _masses(density: Density, edges: Tensor) -> Tensor:
     mean, std = density.mean, density.factor
     edges = edges.reshape(*[1] * (mean.dim() + 1 - edges.dim()), *edges.shape)
     # Put the batch last: the parameters of a family may have its shape.
-    u = (edges.movedim(-1, 0).to(mean) - mean) / std  # [cells + 1, ...]
+    edges = edges.movedim(-1, 0).to(mean)  # [cells + 1, ...]
+    infinite = edges.isinf()  # an infinite quotient would have the gradient NaN
+    u = torch.where(infinite, edges, (torch.where(infinite, 0, edges) - mean) / std)
     return standard_masses(density.family, u[:-1], u[1:]).movedim(0, -1).to(density.dtype)
 
 
@@ -171,7 +176,7 @@ class Either(NamedTuple):
 
 
 def substitution(
-    family: Family, low: Tensor, high: Tensor, reach: float | Tensor, least: Tensor | None = None
+    family: Family, low: Tensor, high: Tensor, reach: float | Tensor, end_limit: Tensor | None = None
 ) -> Sines | Straight | Either:
     r"""Return the substitution from x in [-1, 1] to u in [`low`, `high`]; the bounds are at most `reach` from 0.
 
@@ -181,7 +186,7 @@ def substitution(
     below 1 need a second sine.
     """
     ends = torch.as_tensor(reach, dtype=low.dtype, device=low.device).clamp(max=SPAN)
-    ends = ends if least is None else torch.minimum(ends, least)
+    ends = ends if end_limit is None else torch.minimum(ends, end_limit)
     straight = Straight(*(torch.minimum(torch.maximum(x, -ends), ends) for x in (low, high)))
     if not isinstance(reach, Tensor) and reach >= SMOOTH:
         return straight

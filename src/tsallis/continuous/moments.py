@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from tsallis.continuous.densities.base import broadcast_batch
 from tsallis.continuous.densities.elliptical import Elliptical
 from tsallis.functional.rows import check_floating
 from tsallis.ops.dtypes import upcast
@@ -50,6 +51,7 @@ def moments(weights: Tensor, positions: Tensor, dims: int = 1) -> tuple[Tensor, 
             f"positions must have shape {target} for dims={dims} and weights of shape {tuple(w.shape)}, "
             f"got {tuple(t.shape)}"
         )
+    broadcast_batch(weights=w.shape[:-1], positions=t.shape[: t.dim() - 1 - len(event)])
     limit = torch.finfo(t.dtype).max ** 0.25  # the square of a larger number could overflow
     if dims == 1:
         t = torch.where((w == 0) & ~(t.abs() < limit), 0, t)
@@ -93,7 +95,7 @@ def match_moments(
 
     Raises:
         ValueError: If `matching` is unknown, the floor is negative, or shapes don't fit.
-        TypeError: If the weights are not floating point.
+        TypeError: If the weights are not floating point, or `kind` is not a class of densities with one mode.
 
     Example:
         >>> from tsallis.continuous import TruncatedParabola
@@ -101,6 +103,8 @@ def match_moments(
         >>> match_moments(TruncatedParabola, weights, positions).variance
         tensor(0.0313)
     """
+    if not (isinstance(kind, type) and issubclass(kind, Elliptical)):
+        raise TypeError(f"kind must be a class of densities with one mode, such as Gaussian, got {kind!r}")
     if matching not in ("covariance", "scale"):
         raise ValueError(f"matching must be 'covariance' or 'scale', got {matching!r}")
     if not floor >= 0:

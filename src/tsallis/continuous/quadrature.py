@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from tsallis.errors import check_integer
 from tsallis.functional.rows import check_floating
 from tsallis.ops import tracing
 from tsallis.ops.transforms import outside_tracers
@@ -19,7 +20,7 @@ T = TypeVar("T")
 TAIL = 39.0
 # Limit of (alpha - 1) / (alpha + 1) for rules that are differentiable in alpha. Above this limit, a rule covers the
 # whole support; below the limit, it omits the tail.
-WHOLE = 0.1
+FULL_SUPPORT = 0.1
 
 
 class Rule(NamedTuple):
@@ -64,9 +65,7 @@ def constant(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def _check_points(points: int) -> int:
-    if points < 1:
-        raise ValueError(f"points must be at least 1, got {points}")
-    return points
+    return check_integer("points", points, 1)
 
 
 @constant
@@ -307,7 +306,7 @@ def _sine_nodes(x: Tensor, alpha: Tensor, dims: int) -> tuple[Tensor, Tensor]:
     is held fixed instead; this is exact up to rounding because the density is negligible there.
     """
     h = (alpha - 1) / (alpha + 1)
-    full_support = h > WHOLE
+    full_support = h > FULL_SUPPORT
     tail = torch.where(h.detach() > 0, h.detach(), 1)
     cut = torch.asin((-torch.expm1(-2 * TAIL * tail)).sqrt()) / tail.sqrt()
     cut = torch.where(h.detach() > 0, cut, math.sqrt(2 * TAIL))

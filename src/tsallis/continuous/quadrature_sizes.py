@@ -205,11 +205,11 @@ def _round_up_to_step(x: float) -> float:
     return 2.0 ** (math.ceil(math.log2(x) * STEPS) / STEPS) if x > 0 else 0.0
 
 
-def least_points(error: Error, sharpness: float, dtype: torch.dtype) -> int:
+def min_points(error: Error, sharpness: float, dtype: torch.dtype) -> int:
     """Return the smallest number of points whose bound is below the tolerance of the dtype.
 
     >>> rule = WeightedRule(1.0)
-    >>> least_points(rule, 10.0, torch.float32)
+    >>> min_points(rule, 10.0, torch.float32)
     31
     """
     bound = _round_up_to_step(_finite_sharpness(sharpness, error.span))
@@ -245,29 +245,31 @@ def points_for(error: Error, sharpness: float, tolerance: float) -> int:
     return high
 
 
-def enough(error: Error, sharpness: float, dtype: torch.dtype, largest: int = LARGEST, what: str = "points") -> int:
+def needed_points(
+    error: Error, sharpness: float, dtype: torch.dtype, largest: int = LARGEST, unit: str = "points"
+) -> int:
     """Return the number of points needed; if it exceeds `largest`, warn and return `largest`."""
-    count = least_points(error, sharpness, dtype)
+    count = min_points(error, sharpness, dtype)
     if count > largest:
-        _warn(error.log_error(largest, _finite_sharpness(sharpness, error.span)), count, largest, what)
+        _warn(error.log_error(largest, _finite_sharpness(sharpness, error.span)), count, largest, unit)
     return min(_round_up(count), largest)
 
 
-def fewer(
+def cheapest_rule(
     rules: Mapping[Callable[[int], Rule], Error], sharpness: float, dtype: torch.dtype
 ) -> tuple[Callable[[int], Rule], int]:
     """Return the rule that needs the fewest points, and their number; use the last rule if the sharpness is unknown."""
     *_, make = rules
     if math.isfinite(sharpness):
-        make = min(rules, key=lambda make: least_points(rules[make], sharpness, dtype))
-    return make, enough(rules[make], sharpness, dtype)
+        make = min(rules, key=lambda make: min_points(rules[make], sharpness, dtype))
+    return make, needed_points(rules[make], sharpness, dtype)
 
 
 def on_disk(radial: Error, span: float, sharpness: float, dtype: torch.dtype) -> tuple[int, int]:
     """Return the numbers of radial and angular points of a rule on a disk."""
     return (
-        enough(radial, sharpness, dtype, LARGEST_RADIAL, "rings"),
-        enough(WeightedRule(span, 1), sharpness, dtype, LARGEST_ANGULAR, "angles"),
+        needed_points(radial, sharpness, dtype, LARGEST_RADIAL, "rings"),
+        needed_points(WeightedRule(span, 1), sharpness, dtype, LARGEST_ANGULAR, "angles"),
     )
 
 

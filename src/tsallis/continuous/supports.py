@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.distributions import constraints
+
+from tsallis.ops.transforms import outside_tracers, physical, without_numbers
 
 
 class WholeSpace(constraints.Constraint):
@@ -47,7 +50,6 @@ class Interval(constraints.Constraint):
         (tensor(3.), tensor([ True, False]))
     """
 
-    bounded = True
     dims = 1
 
     def __init__(self, lower: Tensor, upper: Tensor) -> None:
@@ -55,8 +57,13 @@ class Interval(constraints.Constraint):
         super().__init__()
 
     @property
+    def bounded(self) -> bool:
+        """Return whether all intervals have finite length."""
+        return not _any_infinite(self.length)
+
+    @property
     def centre(self) -> Tensor:
-        """Return the middle of each interval [...]."""
+        """Return the middle of each interval [...]; it is NaN if both ends are infinite."""
         return (self.lower + self.upper) / 2
 
     @property
@@ -76,7 +83,7 @@ class Ellipse(constraints.Constraint):
 
     Args:
         centre: Centre c [..., n].
-        factor: Factor A [..., n, n], lower triangular.
+        factor: Factor A [..., n, n], lower triangular. If it contains infinity, the ellipse is the whole space.
 
     Example:
         >>> support = Ellipse(torch.zeros(2), torch.diag(torch.tensor([3.0, 2.0])))
@@ -84,7 +91,6 @@ class Ellipse(constraints.Constraint):
         (tensor([2., 3.]), tensor([ True, False]))
     """
 
-    bounded = True
     event_dim = 1
 
     def __init__(self, centre: Tensor, factor: Tensor) -> None:
@@ -92,13 +98,29 @@ class Ellipse(constraints.Constraint):
         super().__init__()
 
     @property
+    def _unbounded(self) -> Tensor:
+        """Return which ellipses are the whole space [...]."""
+        return self.factor.isinf().flatten(-2).any(-1)
+
+    @property
+    def bounded(self) -> bool:
+        """Return whether no ellipse is the whole space."""
+        return not _any_infinite(self.factor)
+
+    @property
     def semi_axes(self) -> Tensor:
-        """Return half the lengths of the principal axes [..., n], shortest first, without a gradient."""
-        axes: Tensor = torch.linalg.svdvals(self.factor.detach()).flip(-1)
-        return axes
+        """Return half the lengths of the principal axes [..., n], shortest first, without a gradient.
+
+        They are infinite if the ellipse is the whole space.
+        """
+        unbounded = self._unbounded.unsqueeze(-1)
+        axes = torch.linalg.svdvals(torch.where(unbounded.unsqueeze(-1), 0, self.factor.detach())).flip(-1)
+        return torch.where(unbounded, math.inf, axes)
 
     def boundary(self, points: int = 64) -> Tensor:
         """Return points [..., points, 2] along the boundary for drawing; in the plane only.
+
+        The points are NaN if the ellipse is the whole space, because then there is no boundary.
 
         Raises:
             ValueError: If the ellipse has more than two dimensions.
@@ -107,16 +129,25 @@ class Ellipse(constraints.Constraint):
             raise ValueError(f"only an ellipse in 2 dimensions has a boundary curve, got {self.dims} dimensions")
         angle = torch.arange(points, dtype=self.centre.dtype, device=self.centre.device) * (2 * torch.pi / points)
         circle = torch.stack([angle.cos(), angle.sin()], -1)
-        return self.centre.unsqueeze(-2) + circle @ self.factor.mT
+        factor = torch.where(self._unbounded[..., None, None], math.nan, self.factor)
+        return self.centre.unsqueeze(-2) + circle @ factor.mT
 
     def check(self, value: Tensor) -> Tensor:
         difference = (value - self.centre).unsqueeze(-1)
-        u = torch.linalg.solve_triangular(self.factor.expand(*difference.shape[:-1], -1), difference, upper=False)
-        inside: Tensor = u.squeeze(-1).square().sum(-1) <= 1
-        return inside
+        unbounded = self._unbounded
+        factor = torch.where(unbounded[..., None, None], torch.eye(self.dims).to(self.factor), self.factor)
+        u = torch.linalg.solve_triangular(factor.expand(*difference.shape[:-1], -1), difference, upper=False)
+        return torch.where(unbounded, value.isfinite().all(-1), u.squeeze(-1).square().sum(-1) <= 1)
 
     def __repr__(self) -> str:
         return f"Ellipse(shape={tuple(self.centre.shape)})"
+
+
+@outside_tracers()
+def _any_infinite(x: Tensor) -> bool:
+    """Return whether a number is infinite; False if the numbers can't be read."""
+    x = physical(x)
+    return not without_numbers(x) and bool(x.isinf().any())
 
 
 class Union(constraints.Constraint):
@@ -136,8 +167,12 @@ class Union(constraints.Constraint):
         self.parts, self.stacked = list(parts), stacked
         self.dims: int = parts[0].dims
         self.event_dim = int(self.dims > 1)
-        self.bounded: bool = all(part.bounded for part in parts)
         super().__init__()
+
+    @property
+    def bounded(self) -> bool:
+        """Return whether all parts are bounded."""
+        return all(part.bounded for part in self.parts)
 
     def check(self, value: Tensor) -> Tensor:
         if self.stacked:  # the members lie along the last batch dimension of the single part

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from tsallis.continuous.bases import Basis
+from tsallis.continuous.densities.base import broadcast_batch
 from tsallis.continuous.densities.elliptical import Density, Points
 from tsallis.continuous.quadrature import ridge_regression
-from tsallis.errors import check_whole
+from tsallis.errors import check_integer
 from tsallis.functional.rows import check_floating, result_dtype
 from tsallis.ops.dtypes import upcast, without_autocast
 from tsallis.ops.transforms import traced
@@ -38,7 +39,7 @@ def cell_centres(length: int) -> Tensor:
         >>> cell_centres(4)
         tensor([0.1250, 0.3750, 0.6250, 0.8750], dtype=torch.float64)
     """
-    check_whole("length", length, 1)
+    check_integer("length", length, 1)
     return (torch.arange(length, dtype=torch.float64, device="cpu") + 0.5) / length
 
 
@@ -69,13 +70,14 @@ def box_centres(boxes: Tensor, image_size: Tensor | Sequence[float]) -> Tensor:
 
     Args:
         boxes: Boxes [..., 4], as (x1, y1, x2, y2) in pixels.
-        image_size: (width, height) in pixels, the same for all images or [..., 2].
+        image_size: (width, height) in pixels: one pair; one pair per image for boxes [images..., boxes, 4], as
+            [images..., 2]; or any shape [..., 2] with as many dimensions as the boxes.
 
     Returns:
         Centres [..., 2], as (x, y).
 
     Raises:
-        ValueError: If the boxes are not [..., 4].
+        ValueError: If the boxes are not [..., 4], or the shape of the size doesn't fit.
         TypeError: If the boxes are not floating point.
 
     Example:
@@ -86,6 +88,11 @@ def box_centres(boxes: Tensor, image_size: Tensor | Sequence[float]) -> Tensor:
     if boxes.dim() == 0 or boxes.shape[-1] != 4:
         raise ValueError(f"boxes must have shape [..., 4], got {tuple(boxes.shape)}")
     size = torch.as_tensor(image_size, dtype=boxes.dtype, device=boxes.device)
+    if size.shape[-1:] != (2,):
+        raise ValueError(f"image_size must have shape [..., 2], got {tuple(size.shape)}")
+    if size.dim() == boxes.dim() - 1 > 1:
+        size = size.unsqueeze(-2)
+    broadcast_batch(boxes=boxes.shape[:-1], image_size=size.shape[:-1])
     centres: Tensor = boxes.unflatten(-1, (2, 2)).mean(-2) / size
     return centres
 
@@ -148,6 +155,7 @@ class Signal:
                 f"the batch shape of density must begin with {tuple(batch)}, the batch shape of the signal, "
                 f"got {tuple(density.batch_shape)}"
             )
+        broadcast_batch(signal=batch, density=density.batch_shape[: len(batch)])
         flat = expectations.flatten(len(batch), -2) if inner else expectations.unsqueeze(-2)
         context = self._combine(flat)  # [batch..., any, d]
         return context.reshape(*context.shape[:-2], *inner, context.shape[-1])
@@ -228,6 +236,13 @@ def _basis_state(basis: Basis) -> _BasisState | None:
     return _BasisState(objects, values)
 
 
+def _expand(name: str, x: Tensor, shape: torch.Size) -> Tensor:
+    try:
+        return x.expand(shape)
+    except RuntimeError as error:
+        raise ValueError(f"{name} must be broadcastable to shape {tuple(shape)}, got {tuple(x.shape)}") from error
+
+
 def _split_heads(x: Tensor, count: int) -> Tensor:
     """Split [..., rows, d] among heads: return [..., count, rows, d / count]."""
     if count < 1 or x.shape[-1] % count:
@@ -302,6 +317,8 @@ class ValueFunction(nn.Module):
         check_floating(values, "values")
         if values.dim() < 2:
             raise ValueError(f"values must have shape [..., length, d], got {tuple(values.shape)}")
+        if grid is not None and (positions is not None or self.basis.dims == 1):
+            raise ValueError(f"grid must be None with positions or with a basis on the line, got {grid}")
         keep = self._mask(values, lengths, mask, positions)
         solver = self._solver(values, lengths, keep, positions, grid)  # [..., length, functions]
         h = upcast(values)
@@ -320,7 +337,7 @@ class ValueFunction(nn.Module):
                 raise TypeError(f"mask must be boolean (True keeps a value), got {mask.dtype}")
             if positions is None and self.basis.dims == 1:
                 raise ValueError("mask needs positions: pass positions, or pass lengths instead of mask")
-            return mask.expand(values.shape[:-1])
+            return _expand("mask", mask, values.shape[:-1])
         if lengths is None:
             return None
         size = values.shape[-2]
@@ -328,8 +345,7 @@ class ValueFunction(nn.Module):
         if not traced() and bool(((lengths < 1) | (lengths > size)).any()):
             length = lengths[(lengths < 1) | (lengths > size)][0].item()
             raise ValueError(f"lengths must be from 1 to {size}, got {length}")
-        keep = torch.arange(size, device=values.device) < lengths.unsqueeze(-1)
-        return keep.expand(values.shape[:-1])
+        return torch.arange(size, device=values.device) < _expand("lengths", lengths, values.shape[:-2]).unsqueeze(-1)
 
     def _solver(
         self,
@@ -344,7 +360,8 @@ class ValueFunction(nn.Module):
             return self._solve_positions(values, positions, keep)
         use_cache = not traced() and self._can_cache()
         if dims == 2:
-            if grid is None or grid[0] * grid[1] != size or lengths is not None:
+            is_grid = isinstance(grid, (tuple, list)) and len(grid) == 2 and grid[0] * grid[1] == size
+            if grid is None or not is_grid or lengths is not None:
                 raise ValueError(
                     f"in 2 dimensions, pass positions, or pass a grid (height, width) of {size} cells without lengths, "
                     f"got {'lengths and ' * (lengths is not None)}grid {grid}"
@@ -409,6 +426,7 @@ class ValueFunction(nn.Module):
         if positions.shape[positions.dim() - len(event) :] != event or length != values.shape[-2:-1]:
             expected_shape = f"[..., {values.shape[-2]}{', 2' if event else ''}]"
             raise ValueError(f"positions must have shape {expected_shape}, got {tuple(positions.shape)}")
+        broadcast_batch(values=values.shape[:-2], positions=positions.shape[: positions.dim() - 1 - len(event)])
         t = positions.to(values.device).double()
         if keep is not None:  # unused positions can have any finite value, but not NaN
             active = keep.unsqueeze(-1) if event else keep

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tsallis.errors import check_one_of, check_whole
+from tsallis.errors import check_integer, check_one_of
 from tsallis.functional.rows import check_integers
 from tsallis.models.protocol import DecoderOutput
 from tsallis.ops.transforms import traced
@@ -59,7 +59,7 @@ def check_attending(layers: int, dropout: float, attention: str, density: str | 
         ValueError: A size is too small, the attention or output is unknown, or a density is given for discrete
             attention.
     """
-    check_whole("layers", layers, 1)
+    check_integer("layers", layers, 1)
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
     check_one_of("attention", attention, ATTENDING)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad
 
-from tsallis.errors import check_whole, describe
+from tsallis.errors import check_integer, describe
 from tsallis.models.mixture import MixtureOutput, safe_log
 from tsallis.models.protocol import DerivedStep, Step
 from tsallis.nn import OutputLayer
@@ -64,7 +64,7 @@ class CopyOutput(MixtureOutput):
 
     def __init__(self, d_model: int, d_vocab: int, targets: Sequence[int], *options: Any, **named: Any) -> None:
         super().__init__(d_model, d_vocab, *options, **named)
-        targets = [check_whole("a target symbol of copy", number, -1) for number in targets]
+        targets = [check_integer("a target symbol of copy", number, -1) for number in targets]
         if wrong := [number for number in targets if number != -1 and not FIRST <= number < d_vocab]:
             raise ValueError(f"copy must contain target symbols from {FIRST} to {d_vocab - 1} or -1, got {wrong[0]}")
         self.gate = nn.Linear(d_model, 1)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from tsallis.errors import check_whole
+from tsallis.errors import check_integer
 from tsallis.functional import entmax
 from tsallis.nn import GlobalAttention
 from tsallis.ops.constants import ConstantBuffers
@@ -27,7 +27,7 @@ class Features(ConstantBuffers):
 
     def set_features(self, src_vocab: int, features: Sequence[int], like: Tensor) -> None:
         """Set which of `src_vocab` source symbols are features, on the device of the parameter `like`."""
-        features = [check_whole("a feature", number, 0) for number in features]
+        features = [check_integer("a feature", number, 0) for number in features]
         if wrong := [number for number in features if not FIRST <= number < src_vocab]:
             raise ValueError(f"features must be source symbols from {FIRST} to {src_vocab - 1}, got {wrong[0]}")
         table = torch.zeros(src_vocab + 1, dtype=torch.bool, device="cpu")
@@ -95,9 +95,9 @@ class GatedAttention(Features):
         self.gate = nn.Linear(3 * d_model, 2)
         self.set_features(src_vocab, features, self.gate.weight)
 
-    def keys(self, memory: Tensor, features: Tensor, of_symbols: Tensor) -> Tensor:
+    def keys(self, memory: Tensor, features: Tensor, symbol_keys: Tensor) -> Tensor:
         """Return keys [batch, src, d_model] of all positions, given the keys of symbols."""
-        return torch.where(features.unsqueeze(-1), self.attention.keys(memory), of_symbols)
+        return torch.where(features.unsqueeze(-1), self.attention.keys(memory), symbol_keys)
 
     def forward(
         self,

@@ -199,7 +199,7 @@ class LabelDecoder(nn.Module):
         tgt_vocab: number of target symbols: four special symbols and the labels.
         kind: "documents" for a :class:`BiLSTMClassifier`; "questions" for a :class:`VisualAnswerer`, which needs an
             `image_store`, see :class:`PictureReader`.
-        more: Arguments of the classifier or answerer.
+        options: Arguments of the classifier or answerer.
 
     Raises:
         ValueError: there is no label, the kind is unknown, or the classifier rejects an argument.
@@ -214,19 +214,19 @@ class LabelDecoder(nn.Module):
 
     shared = ("image_store",)  # attributes that a copy of the model shares
 
-    def __init__(self, src_vocab: int, tgt_vocab: int, kind: str = "documents", **more: Any) -> None:
+    def __init__(self, src_vocab: int, tgt_vocab: int, kind: str = "documents", **options: Any) -> None:
         super().__init__()
         if tgt_vocab <= FIRST:
             raise ValueError(f"tgt_vocab must be above {FIRST}, the number of special symbols, got {tgt_vocab}")
         if kind not in ("documents", "questions"):
             raise ValueError(f"kind must be documents or questions, got {kind!r}")
-        self.arguments: dict[str, Any] = {"src_vocab": src_vocab, "tgt_vocab": tgt_vocab, "kind": kind, **more}
+        self.arguments: dict[str, Any] = {"src_vocab": src_vocab, "tgt_vocab": tgt_vocab, "kind": kind, **options}
         # A classifier has an output layer and a method `read`, which returns the layer's input and the attention.
         self.classifier: Any
         if kind == "documents":
-            self.classifier = BiLSTMClassifier(src_vocab, tgt_vocab - FIRST, **more)
+            self.classifier = BiLSTMClassifier(src_vocab, tgt_vocab - FIRST, **options)
         else:
-            self.classifier = PictureReader(VisualAnswerer(src_vocab, tgt_vocab - FIRST, **more))
+            self.classifier = PictureReader(VisualAnswerer(src_vocab, tgt_vocab - FIRST, **options))
         self._attention: Any = None  # attention of the last pass
 
     @property

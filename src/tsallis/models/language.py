@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tsallis.errors import check_whole
+from tsallis.errors import check_integer
 from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts, check_last_pass
 from tsallis.models.protocol import DecoderOutput, Step
@@ -186,7 +186,7 @@ class LanguageModel(AttentionModel):
         super().__init__()
         self.arguments = constructor_arguments(locals()) | {"forbidden": list(forbidden)}
         for name, size in {"layers": layers, "d_ff": d_ff, "heads": heads}.items():
-            check_whole(name, size, 1)
+            check_integer(name, size, 1)
         self.embedding = nn.Embedding(vocab, d_model, padding_idx=PAD)
         attention = {
             "dropout": attention_dropout,

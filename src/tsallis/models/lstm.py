@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tsallis.continuous import Density, translation_basis
 from tsallis.continuous.moments import Matching
-from tsallis.errors import check_one_of, check_whole
+from tsallis.errors import check_integer, check_one_of
 from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts
 from tsallis.models.compiled import CompiledState, CompiledSteps
@@ -469,7 +469,7 @@ def _check(d_model: int, layers: int, dropout: float, share: str, d_embedding: i
     """Raise a ValueError if an argument of the model is invalid."""
     if d_model < 2 or d_model % 2:
         raise ValueError(f"d_model must be even and at least 2, got {d_model}")
-    check_whole("layers", layers, 1)
+    check_integer("layers", layers, 1)
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
     if share != "none" and d_embedding != d_model:

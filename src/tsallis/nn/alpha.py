@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tsallis.errors import check_whole
+from tsallis.errors import check_integer
 from tsallis.functional.rows import alpha_number, number
 
 
@@ -57,7 +57,7 @@ class PerHeadAlpha(nn.Module):
         initial = None if initial is None else number("initial", initial)
         if initial is not None and not self.low < initial < self.high:
             raise ValueError(f"initial must be above {low:g} and below {high:g}, got {initial:g}")
-        num_heads = check_whole("num_heads", num_heads, 1)
+        num_heads = check_integer("num_heads", num_heads, 1)
         self.initial = initial
         self.bias = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
         self.reset_parameters()

@@ -92,16 +92,16 @@ def active_queries(lengths: Tensor | None, padding: Tensor | None, queries: int,
     return active.view(-1, 1, queries)
 
 
-def combine_masks(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+def combine_masks(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     """Combine two masks, each boolean (True: visible) or additive."""
-    if one is None or other is None:
-        return other if one is None else one
-    if one.dtype == torch.bool and other.dtype == torch.bool:
-        return one & other
-    if one.dtype == torch.bool or other.dtype == torch.bool:
-        active, bias = (one, other) if one.dtype == torch.bool else (other, one)
+    if first is None or second is None:
+        return second if first is None else first
+    if first.dtype == torch.bool and second.dtype == torch.bool:
+        return first & second
+    if first.dtype == torch.bool or second.dtype == torch.bool:
+        active, bias = (first, second) if first.dtype == torch.bool else (second, first)
         return torch.where(active, bias, -torch.inf)
-    return one + other
+    return first + second
 
 
 class VisibleKeys(NamedTuple):

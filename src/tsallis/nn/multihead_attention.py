@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tsallis.errors import check_real, check_whole
+from tsallis.errors import check_integer, check_real
 from tsallis.functional.attention import KeyStore, attend, count_support
 from tsallis.functional.rows import check_dense, check_flag, stored_alpha
 from tsallis.nn.alpha import PerHeadAlpha, keep_precision
@@ -134,10 +134,10 @@ class MultiheadAttention(ConstantBuffers):
         num_kv_heads: int | None = None,
     ) -> None:
         super().__init__()
-        embed_dim, num_heads = check_whole("embed_dim", embed_dim, 1), check_whole("num_heads", num_heads, 1)
+        embed_dim, num_heads = check_integer("embed_dim", embed_dim, 1), check_integer("num_heads", num_heads, 1)
         if embed_dim % num_heads:
             raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
-        kv_heads = num_heads if num_kv_heads is None else check_whole("num_kv_heads", num_kv_heads, 1)
+        kv_heads = num_heads if num_kv_heads is None else check_integer("num_kv_heads", num_kv_heads, 1)
         if num_heads % kv_heads:
             raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {kv_heads}")
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -145,7 +145,8 @@ class MultiheadAttention(ConstantBuffers):
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads
         self.num_kv_heads, kv_dim = kv_heads, kv_heads * self.head_dim
-        self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
+        self.kdim = embed_dim if kdim is None else check_integer("kdim", kdim, 1)
+        self.vdim = embed_dim if vdim is None else check_integer("vdim", vdim, 1)
         self.dropout = check_real("dropout", dropout, 0, 1)
         self.batch_first, self.add_zero_attn = batch_first, add_zero_attn
         self._sizes = (embed_dim, kv_dim, kv_dim)  # sizes of the projected queries, keys and values

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from tsallis import functional
-from tsallis.errors import check_one_of, check_whole
+from tsallis.errors import check_integer, check_one_of
 from tsallis.functional.alpha_relu import thresholds_of_probs
 from tsallis.functional.losses import check_smoothing, reduce
 from tsallis.functional.maps import log_entmax
@@ -57,8 +57,8 @@ class OutputLayer(ConstantBuffers):
             target is infinite, unless `ignore_index` excludes it.
 
     Raises:
-        ValueError: an unknown transform, a bad alpha, a forbidden symbol outside the vocabulary, a vocabulary in which
-            every symbol is forbidden.
+        ValueError: an unknown transform, a bad alpha, a vocabulary without symbols, a forbidden symbol outside the
+            vocabulary, a vocabulary in which every symbol is forbidden.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -87,7 +87,8 @@ class OutputLayer(ConstantBuffers):
         self.transform = transform
         self.alpha = transform_alpha(transform, alpha)
         self.tau = finite_number("tau", tau)
-        forbidden = [check_whole("a forbidden symbol", i, -(2**63)) for i in forbidden]
+        d_vocab = check_integer("d_vocab", d_vocab, 1)
+        forbidden = [check_integer("a forbidden symbol", i, -(2**63)) for i in forbidden]
         out_of_range = [i for i in forbidden if not 0 <= i < d_vocab]
         if out_of_range or len(set(forbidden)) >= d_vocab:
             raise ValueError(
@@ -235,7 +236,7 @@ class OutputLayer(ConstantBuffers):
             return None
         kernels = choose_screening(rows.device.type)
         is_supported = all(x.dtype == torch.float32 and x.device.type == "cpu" for x in (rows, weight))
-        if kernels is None or not is_supported or self.d_vocab < kernels.LEAST_KEYS or not 1 < self.alpha <= 2:
+        if kernels is None or not is_supported or self.d_vocab < kernels.MIN_KEYS or not 1 < self.alpha <= 2:
             return None
         if weight.is_inference():  # such a tensor does not count its changes
             return None

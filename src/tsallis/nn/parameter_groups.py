@@ -15,10 +15,11 @@ from tsallis.nn.multihead_attention import MultiheadAttention
 def parameter_groups(
     module: nn.Module, lr: float, *, alpha_lr_scale: float, weight_decay: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Return three parameter groups for an optimizer: matrices, vectors and learned alphas of the modules here.
+    """Return three parameter groups for an optimizer: matrices, vectors and learned alphas.
 
-    Only matrices get weight decay. Alphas are few and have small gradients, so they need a larger learning rate. How
-    much larger depends on the length of the training (:doc:`/how-to/own-models`).
+    The learned alphas are those of the modules in :mod:`tsallis.nn` and :mod:`tsallis.compat`. Only matrices get weight
+    decay. Alphas are few and have small gradients, so they need a larger learning rate. How much larger depends on the
+    length of the training (:doc:`/how-to/own-models`).
 
     Args:
         module: module, with or without learned alphas.
@@ -58,4 +59,5 @@ def _learned_alphas(part: nn.Module) -> Iterable[nn.Parameter]:
     alpha = part if isinstance(part, PerHeadAlpha) else getattr(part, "alpha", None)
     if isinstance(alpha, nn.Module) and isinstance(part, PerHeadAlpha | MultiheadAttention):
         return alpha.parameters()
-    return [alpha] if isinstance(alpha, nn.Parameter) and isinstance(part, AlphaModule | MultiheadAttention) else []
+    has_alpha = isinstance(part, AlphaModule | MultiheadAttention) or getattr(part, "has_alpha", False) is True
+    return [alpha] if has_alpha and isinstance(alpha, nn.Parameter) else []

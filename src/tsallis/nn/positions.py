@@ -14,9 +14,9 @@ from tsallis.ops.transforms import traced
 AttentionPositions = Literal["none", "rope", "alibi", "nape"]
 
 
-def check_positions(positions: str, more: tuple[str, ...] = ()) -> None:
-    """Raise a ValueError unless attention supports these positions or `more` contains them."""
-    known = (*get_args(AttentionPositions), *more)
+def check_positions(positions: str, extra_positions: tuple[str, ...] = ()) -> None:
+    """Raise a ValueError unless attention supports these positions or `extra_positions` contains them."""
+    known = (*get_args(AttentionPositions), *extra_positions)
     check_one_of("positions", positions, known)
 
 

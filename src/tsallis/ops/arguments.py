@@ -110,7 +110,7 @@ class AttentionWeights(NamedTuple):
 class LayerWeights(NamedTuple):
     """Parameters of a Transformer layer; its feed-forward part uses ReLU."""
 
-    own: AttentionWeights
+    self_attention: AttentionWeights
     cross: AttentionWeights | None  # only in a decoder
     norm: tuple[Tensor, Tensor]
     expand: tuple[Tensor, Tensor]

@@ -213,7 +213,7 @@ class AttentionKernels(Protocol):
 class ScreeningKernels(Protocol):
     """Attention that scans keys in 8 bits, in the file `screening.py` of a backend's folder."""
 
-    LEAST_KEYS: int  # with fewer keys a scan saves nothing
+    MIN_KEYS: int  # with fewer keys a scan saves nothing
     ScreenedRows: type[Any]  # keys in 8 bits; has `attend`, `lists`, `weights` and `select`
 
     def screens(self, args: AttentionArgs) -> bool:

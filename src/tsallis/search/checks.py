@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsallis.errors import check_real, check_whole, describe
+from tsallis.errors import check_integer, check_real, describe
 from tsallis.nn import OutputLayer
 from tsallis.search.options import OPTIONS, PENALTY
 from tsallis.symbols import BOS, EOS, IGNORE_INDEX, PAD
@@ -25,7 +25,7 @@ def check_at_least_one(**sizes: Any) -> None:
         ValueError: A size is below 1 or above 2**53.
     """
     for name, value in sizes.items():
-        if (value is not None or name == "budget") and check_whole(name, value, 1) > LARGEST_SIZE:
+        if (value is not None or name == "budget") and check_integer(name, value, 1) > LARGEST_SIZE:
             raise ValueError(f"{name} must be at most {LARGEST_SIZE}, got {describe(value)}")
 
 
@@ -37,23 +37,23 @@ def check_limits(min_length: Any, max_length: Any, length_penalty: Any) -> None:
         ValueError: A number is out of range, or the lengths contradict each other.
     """
     check_at_least_one(max_length=max_length)
-    check_at_least_one(min_length=check_whole("min_length", min_length, 0) or None)
+    check_at_least_one(min_length=check_integer("min_length", min_length, 0) or None)
     if max_length is not None and min_length > max_length:
         raise ValueError(f"min_length must be at most max_length {max_length}, got {min_length}")
     check_real("length_penalty", length_penalty, 0, PENALTY)
 
 
-def check_goal(mass: Any, normalized: bool, **others: Any) -> None:
+def check_goal(mass: Any, normalized: bool, **limits: Any) -> None:
     """Raise unless `mass` and other limits of a search are in range.
 
     Raises:
         TypeError: An argument is not a number.
         ValueError: A number is out of range, or `mass` is used with outputs that don't sum to 1.
     """
-    for name, value in {"mass": mass, **others}.items():
+    for name, value in {"mass": mass, **limits}.items():
         info = OPTIONS[name]
         if value is not None:
-            check_real(name, value, info.least, info.most, inside=info.inside)
+            check_real(name, value, info.minimum, info.maximum, inside=info.inside)
     if mass is not None and not normalized:
         raise ValueError(f"mass {mass:g} needs a model whose probabilities sum to 1; those of alpha-ReLU do not")
 
@@ -67,7 +67,7 @@ def check_seeds(seeds: Any, sources: int) -> list[int]:
     """
     if not isinstance(seeds, Iterable) or isinstance(seeds, str):
         raise TypeError(f"seeds must be a sequence with one integer for each source, got {describe(seeds)}")
-    numbers = [check_whole("a seed", seed, 0) for seed in seeds]
+    numbers = [check_integer("a seed", seed, 0) for seed in seeds]
     if len(numbers) != sources:
         raise ValueError(f"seeds must have one seed per source, got {len(numbers)} seeds for {sources} sources")
     if (largest := max(numbers, default=0)) > LARGEST_SEED:
@@ -84,7 +84,7 @@ def check_prefix(tokens: Any, name: str) -> tuple[int, ...]:
     """
     if not isinstance(tokens, Iterable) or isinstance(tokens, str):
         raise TypeError(f"{name} must be a sequence of symbols, got {describe(tokens)}")
-    symbols = tuple(check_whole(f"a symbol of {name}", token, -LARGEST_SIZE, LARGEST_SIZE) for token in tokens)
+    symbols = tuple(check_integer(f"a symbol of {name}", token, -LARGEST_SIZE, LARGEST_SIZE) for token in tokens)
     if any(token in (PAD, BOS, EOS) for token in symbols):
         raise ValueError(
             f"{name} must not contain the symbols {PAD} (padding), {BOS} (start) or {EOS} (end), got {list(symbols)}"

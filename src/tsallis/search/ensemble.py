@@ -70,16 +70,16 @@ class AveragedOutput:
         return torch.stack([output.loss(part, target, **options) for output, part in parts]).mean(0)
 
 
-def mean_log_probs(each: Sequence[Tensor]) -> Tensor:
+def mean_log_probs(member_log_probs: Sequence[Tensor]) -> Tensor:
     """Return the logarithms of mean probabilities, from log-probabilities [..., d_vocab] of each model.
 
     Raises:
         ValueError: The models have different numbers of symbols.
     """
-    sizes = {log_probs.shape[-1] for log_probs in each}
+    sizes = {log_probs.shape[-1] for log_probs in member_log_probs}
     if len(sizes) > 1:
         raise ValueError(f"the models of an ensemble must have vocabularies of the same size, got {sorted(sizes)}")
-    members = torch.stack(list(each))
+    members = torch.stack(list(member_log_probs))
     largest = members.amax(0)
     finite = torch.where(largest == -torch.inf, 0, largest)
     # Average the differences from the largest value: the result is accurate near probability 1 and not above this

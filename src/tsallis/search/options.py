@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType, NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from tsallis.errors import OptionError, choice_fault, describe, real_fault, whole_fault
+from tsallis.errors import OptionError, choice_error, describe, integer_error, real_error
 from tsallis.search.regex import parse
 
 Mode = Literal["beam", "exact", "all", "sample"]
@@ -22,8 +22,8 @@ EndRule = Literal["every", "competing"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 END_RULES: tuple[EndRule, ...] = get_args(EndRule)
 EXPANSIONS = 10_000  # the default of `budget`
-MOST = 1_000  # the largest beam, list or number of draws
-MOST_EXPANSIONS = 1_000_000
+MAX_COUNT = 1_000  # the largest beam, list or number of draws
+MAX_EXPANSIONS = 1_000_000
 PENALTY = 100  # the largest length penalty
 LENGTH = 100_000  # the largest length of an output
 
@@ -35,7 +35,7 @@ class OptionInfo:
     Args:
         help: One sentence for `--help` and for pages.
         modes: The modes that the option is for.
-        least, most: The range of a number.
+        minimum, maximum: The range of a number.
         inside: Whether the ends of the range are excluded.
         default: The value that a search uses if none is given.
         of_runs: Whether the configuration of a run may set the option.
@@ -43,8 +43,8 @@ class OptionInfo:
 
     help: str
     modes: tuple[Mode, ...] = MODES
-    least: float = 0
-    most: float = math.inf
+    minimum: float = 0
+    maximum: float = math.inf
     inside: bool = False
     default: Any = None
     of_runs: bool = False
@@ -88,22 +88,22 @@ class SearchOptions:
         "Number of prefixes that the beam keeps per source; at least the number of outputs (default: "
         "the run's setting).",
         *("beam", "exact"),
-        least=1,
-        most=MOST,
+        minimum=1,
+        maximum=MAX_COUNT,
         default=5,
         of_runs=True,
     )
     n_best: int | None = _option(
         "Number of outputs per source, best first (default: 1; mode all returns all outputs by default).",
         *("beam", "exact", "all"),
-        least=1,
-        most=MOST,
+        minimum=1,
+        maximum=MAX_COUNT,
     )
     budget: int | None = _option(
         f"Maximum number of prefixes to expand per source (default: {EXPANSIONS}).",
         *("exact", "all"),
-        least=1,
-        most=MOST_EXPANSIONS,
+        minimum=1,
+        maximum=MAX_EXPANSIONS,
         default=EXPANSIONS,
     )
     time_limit: float | None = _option(
@@ -113,13 +113,13 @@ class SearchOptions:
         "For each source, stop once the outputs found have this total probability, between 0 and 1.",
         "exact",
         "all",
-        most=1,
+        maximum=1,
         inside=True,
     )
     num_samples: int | None = _option(
-        "Number of outputs to draw per source (default: 1).", "sample", least=1, most=MOST, default=1
+        "Number of outputs to draw per source (default: 1).", "sample", minimum=1, maximum=MAX_COUNT, default=1
     )
-    seed: int | None = _option("Random seed for sampling (default: 0).", "sample", most=2**62, default=0)
+    seed: int | None = _option("Random seed for sampling (default: 0).", "sample", maximum=2**62, default=0)
     temperature: float | None = _option(
         "Divide the scores by this number before sampling; numbers below 1 favour likely symbols (default: 1).",
         "sample",
@@ -133,20 +133,20 @@ class SearchOptions:
     min_length: int | None = _option(
         "Minimum number of symbols per output (default: the run's setting).",
         *("beam", "exact", "all"),
-        most=LENGTH,
+        maximum=LENGTH,
         default=0,
         of_runs=True,
     )
     max_length: int | None = _option(
         "Maximum number of symbols per output (default: the run's setting, or 20 plus twice the source length).",
-        least=1,
-        most=LENGTH,
+        minimum=1,
+        maximum=LENGTH,
         of_runs=True,
     )
     length_penalty: float | None = _option(
         "Exponent p: outputs are ranked by log-probability / length^p (default: the run's setting).",
         *("beam", "exact", "all"),
-        most=PENALTY,
+        maximum=PENALTY,
         default=0.0,
         of_runs=True,
     )
@@ -174,7 +174,7 @@ class SearchOptions:
             raise OptionError(
                 lambda spell: f"{spell(name)} applies only to {spell('mode')} {modes}, got {spell('mode')} {self.mode}"
             )
-        if self.min_risk and (ranks := sorted(OF_RANKS & self.given.keys())):
+        if self.min_risk and (ranks := sorted(RANKING_OPTIONS & self.given.keys())):
             raise OptionError(
                 lambda spell: (
                     f"use either {spell(ranks[0])} or {spell('min_risk')}, not both: {spell('min_risk')} ranks by risk "
@@ -246,7 +246,7 @@ class SearchOptions:
         """
         filled = {}
         for name, value in defaults.given.items():
-            is_used = self.mode in OPTIONS[name].modes and not (self.min_risk and name in OF_RANKS)
+            is_used = self.mode in OPTIONS[name].modes and not (self.min_risk and name in RANKING_OPTIONS)
             if getattr(self, name) is None and is_used:
                 filled[name] = max(value, self.n_best or 1) if name == "beam_size" else value
         min_length, max_length = (filled.get(name, getattr(self, name)) for name in ("min_length", "max_length"))
@@ -267,8 +267,8 @@ class SearchOptions:
 # Four groups: options that only the toolkit uses, that limit outputs, that rank outputs, and that limit proofs.
 OF_TEXTS = frozenset({"mode", "seed", "prefix", "pattern", "min_risk"})
 LIMITS = frozenset({"min_length", "max_length", "length_penalty"})
-OF_RANKS = frozenset({"n_best", "length_penalty"})
-OF_PROOFS = ("budget", "time_limit", "max_length")
+RANKING_OPTIONS = frozenset({"n_best", "length_penalty"})
+PROOF_OPTIONS = ("budget", "time_limit", "max_length")
 
 OPTIONS: Mapping[str, OptionInfo] = MappingProxyType({x.name: x.metadata["info"] for x in fields(SearchOptions)})
 
@@ -293,13 +293,13 @@ def _convert_option(name: str, value: Any) -> Any:
     """
     info, kind = OPTIONS[name], TYPES[name]
     if kind is int:
-        fault = whole_fault(value, int(info.least), int(info.most))
+        fault = integer_error(value, int(info.minimum), int(info.maximum))
         value = value if fault else operator.index(value)
     elif kind is float:
-        fault = real_fault(value, info.least, info.most, inside=info.inside)
+        fault = real_error(value, info.minimum, info.maximum, inside=info.inside)
         value = value if fault else float(value)
     elif get_origin(kind) is Literal:
-        fault = choice_fault(value, get_args(kind))
+        fault = choice_error(value, get_args(kind))
     else:
         words = "a string" if kind is str else "True or False"
         fault = "" if isinstance(value, kind) else f"must be {words}, got {describe(value)}"

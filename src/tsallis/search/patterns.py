@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tsallis.errors import check_whole, describe
+from tsallis.errors import check_integer, describe
 from tsallis.models.protocol import Decoder, DerivedStep, unclear_rows
 from tsallis.models.spellings import spellings_of
 from tsallis.search.regex import compile_regex, compile_strings
@@ -110,7 +110,7 @@ class Pattern:
         """Return whether the text of an output, without its end, matches; False if this is unsure."""
         state = torch.tensor([self.start])
         for token in tokens:
-            check_whole("a token", token, 0, len(self.column) - 1)
+            check_integer("a token", token, 0, len(self.column) - 1)
             state = self.read(state, torch.tensor([token]))
         return bool(self.accepts[state])
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tsallis.errors import check_whole
+from tsallis.errors import check_integer
 from tsallis.models.modes import eval_mode
 from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import LARGEST_LOG, Hypothesis
@@ -250,7 +250,7 @@ def generate(
         True
     """
     tempered, lengths = with_temperature(model, temperature), check_sources(model, prompts, prompt_lengths)
-    limits = make_limits(lengths, max_length=check_whole("max_length", max_length, 1))
+    limits = make_limits(lengths, max_length=check_integer("max_length", max_length, 1))
     draws = draw_outputs(tempered, prompts, prompt_lengths, limits, num_samples, seeds)
     return [[_generated_text(draw) for draw in prompt_draws] for prompt_draws in draws]
 

@@ -25,7 +25,7 @@ ROWS = 64  # maximum number of prefixes of a text per step
 WINDOW = 16  # number of texts per batch
 # Minimum probabilities of prefixes, as shares of the best prefix's probability at the same position. Less probable
 # prefixes are postponed; if they matter, they are followed later, with the next smaller share.
-PARTS = tuple(math.log(part) for part in (1e-6, 1e-9, 1e-12, 1e-15))
+LOG_SHARES = tuple(math.log(part) for part in (1e-6, 1e-9, 1e-12, 1e-15))
 
 
 class _Item(NamedTuple):
@@ -91,7 +91,7 @@ class _Lattice:
             *(beginning.prefix.log_prob for beginning in self.beginnings or ()),
         ]
         matters = self.dropped_probability() > ROUNDING * _sum_probs(log_probs)
-        if not matters or self.budget <= 0 or self.passes == len(PARTS):
+        if not matters or self.budget <= 0 or self.passes == len(LOG_SHARES):
             return False
         self.passes += 1
         for item in self.dropped:
@@ -102,7 +102,7 @@ class _Lattice:
     def _pop(self, position: int) -> list[_Item]:
         items = sorted(self.waiting.pop(position), key=lambda item: -item.prefix.log_prob)
         width = max(1, self.budget // (len(self.text) - position + 1)) if self.budget > 0 else 1
-        threshold = self.best[position] + PARTS[self.passes - 1]
+        threshold = self.best[position] + LOG_SHARES[self.passes - 1]
         kept = [item for item in items[:width] if item.prefix.log_prob >= threshold]
         if self.budget <= -len(self.text):  # stop here, because symbols that spell nothing could repeat forever
             kept = []

@@ -189,9 +189,9 @@ def refuse_nan(source: int) -> None:
     raise ValueError(f"the model's probabilities are NaN for source {source} of the batch (counted from 0)")
 
 
-def refuse_rows(found: int, rows: int) -> NoReturn:
+def refuse_rows(returned: int, rows: int) -> NoReturn:
     """Raise because a step of the model returned another number of rows than it read tokens."""
-    raise ValueError(f"a step of the model must return one row per token, got {found} rows, not {rows}")
+    raise ValueError(f"a step of the model must return one row per token, got {returned} rows, not {rows}")
 
 
 def make_limits(

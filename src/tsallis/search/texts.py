@@ -82,19 +82,19 @@ def _certify_texts(texts: Sequence[Hypothesis], missing: Sequence[float], unlist
     return Certificate("bounded", math.log(min(max(bound, upper_bounds[0]), 1.0)))
 
 
-def complete_texts(result: Result, found: Sequence[TextProbability]) -> Result:
+def complete_texts(result: Result, text_probabilities: Sequence[TextProbability]) -> Result:
     """Add the segmentations of the best texts to a result about texts.
 
     Args:
         result: Result about texts.
-        found: Segmentations of the first texts, from :func:`score_texts`.
+        text_probabilities: Segmentations of the first texts, from :func:`score_texts`.
     """
     missing, texts = [], []
     for number, text in enumerate(result.hypotheses):
         text_missing = result.missing
-        if number < len(found):
-            text_missing = min(text_missing, found[number].missing)
-            segmentations = (*text.segmentations, *found[number].segmentations)
+        if number < len(text_probabilities):
+            text_missing = min(text_missing, text_probabilities[number].missing)
+            segmentations = (*text.segmentations, *text_probabilities[number].segmentations)
             text = join_segmentations({sequence.tokens: sequence for sequence in segmentations}.values())
         texts.append(text)
         missing.append(text_missing)

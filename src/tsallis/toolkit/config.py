@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from torch import Tensor
 
 from tsallis.errors import InputError, describe, truncate
-from tsallis.search.options import MOST, OPTIONS, TYPES, EndRule, SearchOptions
+from tsallis.search.options import MAX_COUNT, OPTIONS, TYPES, EndRule, SearchOptions
 from tsallis.toolkit.data.batching import BatchPlan
 from tsallis.toolkit.data.io import read_text
 from tsallis.toolkit.data.yaml_text import LARGEST_FILE, LONGEST_KEY, parse_yaml
@@ -41,7 +41,7 @@ NEEDS: dict[str, dict[str, tuple[str, ...] | None]] = {
 NOTHING = ("", "null", "Null", "NULL", "~", "''", '""')  # overrides that set a setting to null or to an empty text
 PUNCTUATION = re.compile(r"""[^\w~'"\[\]{}]+""")  # such as a separator, which YAML might read as null or a list
 ON_RESUME = "may change when a run is resumed"  # description that marks such settings in the schemas
-MOST_MISTAKES = 20  # maximum number of errors in one message
+MAX_ERRORS = 20  # maximum number of errors in one message
 ARCHITECTURE = ("model", "architecture")
 
 FileName = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=4096)]
@@ -49,7 +49,7 @@ FileName = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=40
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Size = Annotated[int, Field(ge=1, le=65_536)]  # width of a layer
 Depth = Annotated[int, Field(ge=1, le=1_000)]  # number of layers
-Beam = Annotated[int, Field(ge=1, le=MOST)]
+Beam = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Basis = Annotated[int, Field(ge=1, le=4_096)]  # number of basis functions; the model computes a matrix of all pairs
 Pixels = Annotated[int, Field(ge=1, le=8_192)]
 Alpha = Annotated[float, Field(ge=1, allow_inf_nan=False)]
@@ -244,9 +244,9 @@ def option_fields(defaults: Mapping[str, Any]) -> dict[str, Any]:
     for name, default in defaults.items():
         info, kind = OPTIONS[name], TYPES[name]
         if kind in (int, float):
-            bounds: dict[str, Any] = {"strict": True, "gt" if info.inside else "ge": kind(info.least)}
-            if math.isfinite(info.most):
-                bounds["lt" if info.inside else "le"] = kind(info.most)
+            bounds: dict[str, Any] = {"strict": True, "gt" if info.inside else "ge": kind(info.minimum)}
+            if math.isfinite(info.maximum):
+                bounds["lt" if info.inside else "le"] = kind(info.maximum)
             if kind is float:
                 bounds["allow_inf_nan"] = False
             kind = Annotated[kind, Field(**bounds)]
@@ -273,9 +273,9 @@ class _SearchSection(Section):
         return SearchOptions(**values)
 
 
-def search_section(own: SearchOptions) -> type[_SearchSection]:
+def search_section(task_options: SearchOptions) -> type[_SearchSection]:
     """Return the schema of the section `search` with the default options of a task."""
-    defaults = {name: info.default for name, info in OPTIONS.items() if info.of_runs} | own.given
+    defaults = {name: info.default for name, info in OPTIONS.items() if info.of_runs} | task_options.given
     options: Any = option_fields(defaults)
     return create_model("SearchConfig", __base__=_SearchSection, __module__=__name__, **options)
 
@@ -493,49 +493,49 @@ def check_content(content: dict[str, Any], name: str, schema: type[Config], over
     try:
         return schema.model_validate(content)
     except ValidationError as error:
-        mistakes, string_paths = _find_mistakes(error, schema, content)
+        errors, string_paths = _find_errors(error, schema, content)
         text_overrides = [override for override in overrides if override.partition("=")[0] in string_paths]
         if not text_overrides:
-            raise InputError(_explain(mistakes, name, overrides)) from error
+            raise InputError(_explain(errors, name, overrides)) from error
     for override in text_overrides:  # use the text itself: YAML parses a text such as 2018 as another type
         _apply_override(content, override, override.partition("=")[2])
     return check_content(content, name, schema, overrides)
 
 
-def _explain(mistakes: Mapping[str, str], name: str, overrides: Sequence[str]) -> str:
+def _explain(errors: Mapping[str, str], name: str, overrides: Sequence[str]) -> str:
     """Return a message that lists every error with its path and with its file or override."""
     texts: dict[str, list[str]] = {}
-    for path, mistake in mistakes.items():
+    for path, message in errors.items():
         keys = {override: override.partition("=")[0] for override in overrides}
         origins = [_describe_override(override) for override, key in keys.items() if f"{path}.".startswith(f"{key}.")]
         inner = [_describe_override(override) for override, key in keys.items() if key.startswith(f"{path}.")]
         # If a section as a whole has an error, such as a contradiction, name the overrides inside the section.
         origin = origins[0] if origins else " with ".join([name, *inner])
-        texts.setdefault(origin, []).append(f"{truncate(path, LONGEST_KEY)}: {mistake}")
+        texts.setdefault(origin, []).append(f"{truncate(path, LONGEST_KEY)}: {message}")
     return "; ".join(f"{origin}: {'; '.join(lines)}" for origin, lines in texts.items())
 
 
-def _find_mistakes(
+def _find_errors(
     error: ValidationError, schema: type[Config], content: Mapping[str, Any]
 ) -> tuple[dict[str, str], set[str]]:
     """Return all errors by path, and the paths at which a string was expected.
 
     If a setting allows several types, the errors of all types are combined into one.
     """
-    mistakes = [(d, _path(d, content)) for d in error.errors(include_url=False, include_context=False)]
-    if any(path == ARCHITECTURE for _, path in mistakes):  # the schema of `model` is unknown: drop its other errors
-        mistakes = [(d, path) for d, path in mistakes if path == ARCHITECTURE or path[:1] != ("model",)]
+    errors = [(d, _path(d, content)) for d in error.errors(include_url=False, include_context=False)]
+    if any(path == ARCHITECTURE for _, path in errors):  # the schema of `model` is unknown: drop its other errors
+        errors = [(d, path) for d, path in errors if path == ARCHITECTURE or path[:1] != ("model",)]
     expected: dict[str, list[str]] = {}
     endings: dict[str, str] = {}
-    for detail, path in mistakes[:MOST_MISTAKES]:
+    for detail, path in errors[:MAX_ERRORS]:
         key = ".".join(map(str, path)) or "the file"
-        message, ending = describe_mistake(detail)
+        message, ending = describe_error(detail)
         if path == ARCHITECTURE:
             message = f"expected {' or '.join(map(repr, schema.models))}"
         lines = expected.setdefault(key, [])
         lines.append(message.removeprefix("input should be ") if lines else message)
         endings[key] = ending + _hint(path, detail, schema)
-    string_paths = {".".join(map(str, path)) for detail, path in mistakes if detail["type"] == "string_type"}
+    string_paths = {".".join(map(str, path)) for detail, path in errors if detail["type"] == "string_type"}
     return {key: " or ".join(lines) + endings[key] for key, lines in expected.items()}, string_paths
 
 
@@ -550,7 +550,7 @@ def _path(detail: ErrorDetails, content: Any) -> tuple[int | str, ...]:
     return (*path, detail["loc"][-1]) if detail["type"] == "missing" else path
 
 
-def describe_mistake(detail: ErrorDetails) -> tuple[str, str]:
+def describe_error(detail: ErrorDetails) -> tuple[str, str]:
     """Return two parts of the error message for a wrong value in a file. The second part contains the value."""
     if detail["type"] in ("missing", "extra_forbidden", "unexpected_keyword_argument"):
         return "missing" if detail["type"] == "missing" else "unknown key", ""

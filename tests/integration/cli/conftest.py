@@ -66,7 +66,7 @@ def tsallis() -> Run:
     return run
 
 
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+def shared_folder(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """Return a folder shared by the whole session; the first worker that needs it fills it, and no test changes it."""
     root = factory.getbasetemp()
     root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
@@ -102,7 +102,7 @@ def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_examples(folder / "dev.tsv", verbs["dev"][:24])
         (folder / "config.yaml").write_text(CONFIG.format(folder=folder, seed=SEED))
 
-    return made_once(tmp_path_factory, "data", make)
+    return shared_folder(tmp_path_factory, "data", make)
 
 
 @pytest.fixture(scope="session")
@@ -110,7 +110,7 @@ def trained(small_data: Path, tmp_path_factory: pytest.TempPathFactory, tsallis:
     def make(folder: Path) -> None:
         tsallis("train", small_data / "config.yaml", "--run-dir", folder / "small")
 
-    return made_once(tmp_path_factory, "trained", make) / "small"
+    return shared_folder(tmp_path_factory, "trained", make) / "small"
 
 
 @pytest.fixture(scope="session")
@@ -125,7 +125,7 @@ def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def make(folder: Path) -> None:
         train_here(translation(folder / "data", dev=12), folder / "run", *sizes, *quick)
 
-    return made_once(tmp_path_factory, "translator", make) / "run"
+    return shared_folder(tmp_path_factory, "translator", make) / "run"
 
 
 @pytest.fixture(scope="session")
@@ -136,7 +136,7 @@ def report(tmp_path_factory: pytest.TempPathFactory, translator: Path) -> tuple[
         files = "-o", folder / "page.html", "--json", folder / "all.json"
         call_here("analyze", translator, translator, *files, "--importance", 2)
 
-    folder = made_once(tmp_path_factory, "report", make)
+    folder = shared_folder(tmp_path_factory, "report", make)
     return folder / "page.html", json.loads((folder / "all.json").read_text())["runs"]
 
 
@@ -147,7 +147,7 @@ def inflector(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def make(folder: Path) -> None:
         train_here(strings(folder / "data"), folder / "run")
 
-    return made_once(tmp_path_factory, "inflector", make) / "run"
+    return shared_folder(tmp_path_factory, "inflector", make) / "run"
 
 
 def train_here(config: Path, run: Path, *overrides: str) -> Path:

@@ -14,7 +14,7 @@ import pytest
 from tsallis.errors import InputError
 from tsallis.search import Certificate, Hypothesis, Result, SearchOptions
 from tsallis.toolkit.cli import main
-from tsallis.toolkit.cli.input import _split
+from tsallis.toolkit.cli.input import _split_last
 from tsallis.toolkit.cli.output import check_writable, print_json
 from tsallis.toolkit.cli.translate import _print
 from tsallis.toolkit.data import Vocabulary
@@ -131,7 +131,7 @@ def test_pipes_are_rejected_as_output_files(tmp_path: Path) -> None:
 def test_trailing_carriage_returns_are_removed() -> None:
     for gold in (True, False):
         assert list(Language().number_lines(["ab\r"], gold, Ignored())) == [(0, "ab")]
-    assert list(_split(["ab\tR\tb\r"], 2, "{}", 0, optional=False)) == [("ab\tR", "b")]
+    assert list(_split_last(["ab\tR\tb\r"], 2, "{}", 0, optional=False)) == [("ab\tR", "b")]
 
 
 def test_overflowing_probabilities_become_the_largest_float() -> None:

@@ -98,12 +98,12 @@ def instead(path: str, make: Callable[[Path], object] = os.mkdir) -> Damage:
     return work
 
 
-def of_checkpoint(name: str, change: Callable[[Path], object], which: str = "last") -> Damage:
+def change_checkpoint(name: str, change: Callable[[Path], object], which: str = "last") -> Damage:
     return lambda: change(checkpoint_of(RUN, which) / name)
 
 
-def of_state(change: Callable[[dict], object]) -> Damage:
-    return of_checkpoint("training.pt", lambda path: change_state(path, change))
+def change_training_state(change: Callable[[dict], object]) -> Damage:
+    return change_checkpoint("training.pt", lambda path: change_state(path, change))
 
 
 def with_weights(change: Callable[[dict[str, torch.Tensor]], object], which: str = "last") -> Damage:
@@ -114,7 +114,7 @@ def with_weights(change: Callable[[dict[str, torch.Tensor]], object], which: str
         change(parameters)
         replace(path, save(parameters))
 
-    return of_checkpoint("model.safetensors", work, which)
+    return change_checkpoint("model.safetensors", work, which)
 
 
 def reverse_lines(blob: bytes) -> bytes:
@@ -158,7 +158,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         lambda: (without_checkpoints(), Path("run/checkpoints").touch(), Path("run/log.jsonl").unlink()),
         "checkpoints: expected a folder",
     ),
-    "a state of other data": (of_state(lambda state: state.update(data="x y")), "the data has changed"),
+    "a state of other data": (change_training_state(lambda state: state.update(data="x y")), "the data has changed"),
     "a short log": (edit("run/log.jsonl", lambda blob: blob[:40]), "log.jsonl: expected at least"),
     "a lock that is a folder": (instead("run/.lock"), "can't be used as a run folder"),
 }
@@ -263,7 +263,7 @@ def test_unsuitable_run_folders_are_rejected(here: Path) -> None:
         (str, ("--last", "9"), "got 9"),
         (with_weights(not_finite), (), "not finite"),
         (with_weights(drop_weight), (), "parameters differ"),
-        (of_checkpoint("model.safetensors", lambda path: path.write_bytes(b"x")), (), "truncated"),
+        (change_checkpoint("model.safetensors", lambda path: path.write_bytes(b"x")), (), "truncated"),
         (later_checkpoint, (), "not listed in index.json"),
         (write("run/checkpoints/index.json", "[]"), (), "index.json"),
         (

@@ -22,12 +22,12 @@ from soak import CONFIGURATIONS, Training, killed, results, undisturbed
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs fork: processes are forked and killed")
 
 
-Whole = tuple[Path, dict[str, object]]
+Uninterrupted = tuple[Path, dict[str, object]]
 Call = tuple[str, str]  # the name of the call, and the file without numbers
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
     """Return a configuration, and the contents of its run folder after an uninterrupted training."""
     folder = tmp_path_factory.mktemp("strings")
     config = strings(folder)
@@ -35,8 +35,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 
 @pytest.fixture(scope="module")
-def averaged(whole: Whole) -> Whole:
-    run = whole[0].parent / "whole"
+def averaged(uninterrupted: Uninterrupted) -> Uninterrupted:
+    run = uninterrupted[0].parent / "whole"
     after = Path(shutil.copytree(run, run.with_name("averaged")))
     assert run_forked(command("average", after)).status == 0
     return run, contents(after)
@@ -71,14 +71,14 @@ def calls_of(run: Path, *arguments: object) -> list[Call]:
 
 
 @pytest.fixture(scope="module")
-def calls(whole: Whole, tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
+def calls(uninterrupted: Uninterrupted, tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
     run = tmp_path_factory.mktemp("calls") / "run"
-    result = calls_of(run, "train", whole[0], "--run-dir", run)
-    assert contents(run) == whole[1] and len(result) > 100
+    result = calls_of(run, "train", uninterrupted[0], "--run-dir", run)
+    assert contents(run) == uninterrupted[1] and len(result) > 100
     return result
 
 
-def said(done: Ended) -> str:
+def error_line(done: Ended) -> str:
     lines = [line for line in done.text.splitlines() if not line.startswith(("Training in", "Resuming in", "epoch "))]
     assert done.status == 2 and len(lines) == 1 and lines[0].startswith("tsallis: "), done.text
     return lines[0]
@@ -90,13 +90,13 @@ def goes_wrong(run: Path, at: int, kind: str, *arguments: object) -> None:
     if kind == "kill":
         assert done.status == -signal.SIGKILL, done.text
         return
-    assert "can't be written: " in said(done) or "can't be used as a run folder: " in said(done)
+    assert "can't be written: " in error_line(done) or "can't be used as a run folder: " in error_line(done)
     left = [p for p in run.rglob("*") if p.name.endswith(".tmp")]
     assert not left, f"{kind} at call {at} leaves {left}"
 
 
-def check_training(whole: Whole, folder: Path, places: Iterable[int], kind: str) -> None:
-    config, expected = whole
+def check_training(uninterrupted: Uninterrupted, folder: Path, places: Iterable[int], kind: str) -> None:
+    config, expected = uninterrupted
     for at in places:
         run = folder / f"{kind}-{at}"
         goes_wrong(run, at, kind, "train", config, "--run-dir", run)
@@ -104,7 +104,7 @@ def check_training(whole: Whole, folder: Path, places: Iterable[int], kind: str)
         shutil.rmtree(run)
 
 
-def check_average(averaged: Whole, folder: Path, places: Iterable[int], kind: str) -> None:
+def check_average(averaged: Uninterrupted, folder: Path, places: Iterable[int], kind: str) -> None:
     before, expected = averaged
     for at in places:
         run = Path(shutil.copytree(before, folder / f"{kind}-{at}"))
@@ -130,38 +130,40 @@ def first_and_last(calls: list[Call], places: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_resumes_after_random_failed_calls(whole: Whole, calls: list[Call], tmp_path: Path, kind: str) -> None:
+def test_training_resumes_after_random_failed_calls(
+    uninterrupted: Uninterrupted, calls: list[Call], tmp_path: Path, kind: str
+) -> None:
     """One call of each name fails, at a random place of the training."""
     chance, sorts = random.Random(kind), sorted({name for name, _ in calls})
     assert {"open", "write", "fsync", "ftruncate", "replace", "mkdir", "chmod", "unlink", "rmdir"} == set(sorts)
     places = [[i for i in places_of(calls, kind) if calls[i - 1][0] == name] for name in sorts]
-    check_training(whole, tmp_path, [chance.choice(some) for some in places if some], kind)
+    check_training(uninterrupted, tmp_path, [chance.choice(some) for some in places if some], kind)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_resumes_after_failed_calls_for_every_file(
-    whole: Whole, calls: list[Call], tmp_path: Path, kind: str
+    uninterrupted: Uninterrupted, calls: list[Call], tmp_path: Path, kind: str
 ) -> None:
-    check_training(whole, tmp_path, first_and_last(calls, places_of(calls, kind)), kind)
+    check_training(uninterrupted, tmp_path, first_and_last(calls, places_of(calls, kind)), kind)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_average_recovers_from_every_failed_call(averaged: Whole, tmp_path: Path, kind: str) -> None:
+def test_average_recovers_from_every_failed_call(averaged: Uninterrupted, tmp_path: Path, kind: str) -> None:
     run = Path(shutil.copytree(averaged[0], tmp_path / "calls"))
     check_average(averaged, tmp_path, places_of(calls_of(run, "average", run), kind), kind)
 
 
-def test_failures_while_resuming_lose_nothing(whole: Whole, calls: list[Call], tmp_path: Path) -> None:
+def test_failures_while_resuming_lose_nothing(uninterrupted: Uninterrupted, calls: list[Call], tmp_path: Path) -> None:
     """Resuming removes files and truncates logs; a fault in these calls must not lose anything."""
-    config, expected = whole
+    config, expected = uninterrupted
     run, chance = tmp_path / "run", random.Random(3)
     arguments = ("train", config, "--run-dir", run)
     for kind in KINDS:
         run_forked(faulty(run, chance.randrange(len(calls) // 2, len(calls)), "kill", *arguments))
         done = run_forked(faulty(run, chance.randrange(1, 20), kind, *arguments))
-        assert done.status in (0, -signal.SIGKILL) or said(done), done.text
+        assert done.status in (0, -signal.SIGKILL) or error_line(done), done.text
     assert trained(config, run) == expected
 
 
@@ -175,9 +177,9 @@ def test_training_resumes_after_random_kills(tmp_path: Path, configuration: Call
 
 
 @pytest.mark.slow
-def test_training_resumes_after_sigkill_of_a_new_process(whole: Whole, tmp_path: Path) -> None:
+def test_training_resumes_after_sigkill_of_a_new_process(uninterrupted: Uninterrupted, tmp_path: Path) -> None:
     """Kill a new process, as a user does, instead of a fork of this one."""
-    config, expected = whole
+    config, expected = uninterrupted
     run = tmp_path / "run"
     process = subprocess.Popen(
         process_command("train", config, "--run-dir", run), env=environment(), stdout=subprocess.DEVNULL
@@ -190,10 +192,10 @@ def test_training_resumes_after_sigkill_of_a_new_process(whole: Whole, tmp_path:
     assert trained(config, run) == expected
 
 
-def test_sigterm_saves_a_checkpoint_of_the_last_update(whole: Whole, tmp_path: Path) -> None:
+def test_sigterm_saves_a_checkpoint_of_the_last_update(uninterrupted: Uninterrupted, tmp_path: Path) -> None:
     """A batch system sends SIGTERM; the updates since the last checkpoint must not be lost."""
     config = tmp_path / "config.yaml"
-    config.write_text(whole[0].read_text().replace("checkpoint_every: 2", "checkpoint_every: 500"))
+    config.write_text(uninterrupted[0].read_text().replace("checkpoint_every: 2", "checkpoint_every: 500"))
     expected = trained(config, tmp_path / "whole")
     run = tmp_path / "run"
     child = Child(terminated(command("train", config, "--run-dir", run), update=3))
@@ -215,10 +217,10 @@ def terminated(work: Callable[[], None], update: int) -> Callable[[], None]:
 
         original, count = Engine.update, iter(range(1, 100))
 
-        def updating(self: Engine, *arguments: object, **more: object) -> object:
+        def updating(self: Engine, *arguments: object, **options: object) -> object:
             if next(count) == update - 1:
                 signal.raise_signal(signal.SIGTERM)  # the trainer stops after the next update
-            return original(self, *arguments, **more)  # type: ignore[arg-type]
+            return original(self, *arguments, **options)  # type: ignore[arg-type]
 
         Engine.update = updating  # type: ignore[assignment, method-assign]
         work()

@@ -129,27 +129,28 @@ def _limit_memory() -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
-def run_case(name: str, seed: int, folder: Path, own: Path) -> dict[str, Any]:
+def run_case(name: str, seed: int, folder: Path, case_folder: Path) -> dict[str, Any]:
     """Run one case in this process."""
-    own.mkdir()
-    (own / "work").mkdir()
-    case = TARGETS[name].make(Random(f"{name}:{seed}"), folder, own / "work")
-    (own / "stdin").write_bytes(case.stdin)
+    case_folder.mkdir()
+    (case_folder / "work").mkdir()
+    case = TARGETS[name].make(Random(f"{name}:{seed}"), folder, case_folder / "work")
+    (case_folder / "stdin").write_bytes(case.stdin)
     before = _snapshot(case.watched)
     started = time.monotonic()
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     signal.alarm(CLOCK)
-    status, trace = _run(case, own)
+    status, trace = _run(case, case_folder)
     signal.alarm(0)
     signal.setitimer(signal.ITIMER_PROF, 0)
     seconds = time.monotonic() - started
     texts = {
-        part: (own / part).read_bytes()[: 1 << 20].decode("utf-8", "backslashreplace") for part in ("stdout", "stderr")
+        part: (case_folder / part).read_bytes()[: 1 << 20].decode("utf-8", "backslashreplace")
+        for part in ("stdout", "stderr")
     }
     fault = "traceback" if trace else judge(status, **texts)
     if not fault and _snapshot(case.watched) != before:
         fault = "changed what it should only read"
-    shutil.rmtree(own / "work")
+    shutil.rmtree(case_folder / "work")
     described = [a[:200] for a in case.arguments] if case.call is None else str(case.call)[:400]
     return {
         "case": f"{name}:{seed}",
@@ -179,16 +180,16 @@ def judge(status: object, stdout: str, stderr: str) -> str:
     return "a traceback in what is printed" if "Traceback" in stderr else ""
 
 
-def _run(case: Case, own: Path) -> tuple[object, str]:
+def _run(case: Case, case_folder: Path) -> tuple[object, str]:
     """Run a case with its output redirected to files; return the exit status and the traceback, if there is one."""
     from tsallis.toolkit.cli import app, main
 
-    os.chdir(own / "work")  # paths of a case may be relative
+    os.chdir(case_folder / "work")  # paths of a case may be relative
     saved = [os.dup(number) for number in range(3)]
     streams = sys.stdin, sys.stdout, sys.stderr
     for number, part in enumerate(("stdin", "stdout", "stderr")):
         flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        opened = os.open(own / part, flags, 0o600)
+        opened = os.open(case_folder / part, flags, 0o600)
         os.dup2(opened, number)
         os.close(opened)
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8")

@@ -56,16 +56,16 @@ class Target:
 def spoilt_file(reader: Reader) -> Make:
     """Return a target that reads a corrupted copy of a reader's sample."""
 
-    def make(chance: Random, base: Path, own: Path) -> Case:
+    def make(chance: Random, base: Path, work: Path) -> Case:
         source = base / reader.sample
-        path = own / source.name
+        path = work / source.name
         path.write_bytes(spoil(source.read_bytes(), chance))
         return Case(call=partial(reader.read, path), watched=[path])
 
     return make
 
 
-def forged_array(chance: Random, base: Path, own: Path) -> Case:
+def forged_array(chance: Random, base: Path, work: Path) -> Case:
     """Create an array file whose header does not match its content."""
     shape = [chance.choice((0, -1, 1, 2, 6, 1 << 31, 1 << 40, 1 << 63, 10**30)) for _ in range(chance.randint(0, 5))]
     kind = chance.choice(("|u1", "<f4", "|O", "<i8", "|S100000000", "<U4", "|V8", "<c16", "x", "(1000000,)u1"))
@@ -79,12 +79,12 @@ def forged_array(chance: Random, base: Path, own: Path) -> Case:
     width = "<H" if version == 1 else "<I"
     blob = b"\x93NUMPY" + bytes([version, 0]) + struct.pack(width, length & (0xFFFF if version == 1 else 0xFFFFFFFF))
     blob += header.encode("latin-1") + chance.randbytes(chance.choice((0, 100, 432)))
-    path = own / chance.choice(("a.npy", "a.npy.xz"))
+    path = work / chance.choice(("a.npy", "a.npy.xz"))
     path.write_bytes(lzma.compress(blob, preset=0) if path.suffix == ".xz" else blob)
     return Case(call=partial(read_images, path), watched=[path])
 
 
-def bomb(chance: Random, base: Path, own: Path) -> Case:
+def bomb(chance: Random, base: Path, work: Path) -> Case:
     """Create a small compressed file with large content."""
     import gzip
 
@@ -95,16 +95,16 @@ def bomb(chance: Random, base: Path, own: Path) -> Case:
         text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({count}, 100, 64, 3), }}"
         header = b"\x93NUMPY\x01\0" + struct.pack("<H", len(text)) + text.encode()
     content = header + chance.choice((b"\n", b"\0", b"a\n")) * count
-    path = own / kind
+    path = work / kind
     path.write_bytes(gzip.compress(content, 1) if kind == "a.gz" else lzma.compress(content, preset=0))
     read = read_images if kind == "a.npy.xz" else chance.choice((read_text, read_labelled, read_strings))
     return Case(call=partial(read, path), watched=[path])
 
 
-def special_file(chance: Random, base: Path, own: Path) -> Case:
+def special_file(chance: Random, base: Path, work: Path) -> Case:
     """Pass a pipe, a device, a folder or a missing path instead of a file."""
     kind = chance.choice(("pipe", "zero", "folder", "nothing", "null byte", "long", "full"))
-    path = own / "a"
+    path = work / "a"
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "folder":
@@ -112,7 +112,7 @@ def special_file(chance: Random, base: Path, own: Path) -> Case:
     elif kind in ("zero", "full"):
         path = Path("/dev") / kind
     elif kind in ("null byte", "long"):
-        path = own / {"null byte": "a\0b", "long": "a" * 300}[kind]
+        path = work / {"null byte": "a\0b", "long": "a" * 300}[kind]
     read = chance.choice((read_text, read_strings, read_labelled, read_images, read_config, read_vocabulary))
     if chance.random() < 0.5:
         return Case(call=partial(read, path))
@@ -125,18 +125,18 @@ def answering(task: str) -> str:
     return "generate" if task == "language" else "translate"
 
 
-def spoilt_config(chance: Random, base: Path, own: Path) -> Case:
+def spoilt_config(chance: Random, base: Path, work: Path) -> Case:
     """Create a configuration with corrupted text."""
     source = base / "config" / f"{chance.choice(TASKS)}.yaml"
-    path = own / "config.yaml"
+    path = work / "config.yaml"
     path.write_bytes(spoil(source.read_bytes(), chance))
     return Case(call=partial(read_config, path), watched=[path])
 
 
-def wrong_config(chance: Random, base: Path, own: Path) -> Case:
+def wrong_config(chance: Random, base: Path, work: Path) -> Case:
     """Create a configuration with well-formed but wrong values, and train if it is accepted."""
     task = chance.choice(TASKS)
-    path = own / "config.yaml"
+    path = work / "config.yaml"
     tree = configuration(base, task)
     if chance.random() < 0.5:
         tree = spoil_tree(tree, chance)
@@ -148,7 +148,7 @@ def wrong_config(chance: Random, base: Path, own: Path) -> Case:
         path.write_text(yaml.safe_dump(tree, allow_unicode=True), encoding="utf-8")
     except (UnicodeEncodeError, yaml.YAMLError):
         path.write_text(json.dumps(tree), encoding="utf-8")
-    return train(path, base, own)
+    return train(path, base, work)
 
 
 # More settings than in the samples, with values that may be valid.
@@ -197,15 +197,15 @@ SETTINGS: dict[str, list[tuple[str, Any]]] = {
 }
 
 
-def train(config: Path, base: Path, own: Path, *overrides: str) -> Case:
+def train(config: Path, base: Path, work: Path, *overrides: str) -> Case:
     """Train for two updates in a new folder."""
     return Case(
-        ["train", str(config), "--run-dir", str(own / "run"), "training.updates=2", "training.epochs=1", *overrides],
+        ["train", str(config), "--run-dir", str(work / "run"), "training.updates=2", "training.epochs=1", *overrides],
         watched=[config, base / "data"],
     )
 
 
-def overrides(chance: Random, base: Path, own: Path) -> Case:
+def overrides(chance: Random, base: Path, work: Path) -> Case:
     """Pass random overrides on the command line."""
     path = base / "config" / f"{chance.choice(TASKS)}.yaml"
     inputs = []
@@ -223,23 +223,23 @@ def overrides(chance: Random, base: Path, own: Path) -> Case:
     if chance.random() < 0.5:
         return Case(call=partial(read_config, path, *inputs), watched=[path])
     return Case(
-        ["train", str(path), "--run-dir", str(own / "run"), *inputs, "training.updates=1"], watched=[base / "data"]
+        ["train", str(path), "--run-dir", str(work / "run"), *inputs, "training.updates=1"], watched=[base / "data"]
     )
 
 
 def spoilt_data(task: str) -> Make:
     """Return a target that trains on corrupted data."""
 
-    def make(chance: Random, base: Path, own: Path) -> Case:
-        folder = own / "data"
+    def make(chance: Random, base: Path, work: Path) -> Case:
+        folder = work / "data"
         shutil.copytree(base / "data" / task, folder)
         for path in chance.sample(sorted(folder.iterdir()), chance.choice((1, 1, 2))):
             path.write_bytes(spoil(path.read_bytes(), chance))
         tree = configuration(base, task)
-        tree["data"] |= {"folder": str(folder)} | ({"cache": str(own / "cache")} if task == "translation" else {})
-        path = own / "config.yaml"
+        tree["data"] |= {"folder": str(folder)} | ({"cache": str(work / "cache")} if task == "translation" else {})
+        path = work / "config.yaml"
         path.write_text(yaml.safe_dump(tree), encoding="utf-8")
-        case = train(path, base, own)
+        case = train(path, base, work)
         case.watched.append(folder)
         return case
 
@@ -249,21 +249,21 @@ def spoilt_data(task: str) -> Make:
 def stdin(task: str, command: str) -> Make:
     """Return a target that passes corrupted lines to a command, on standard input or in a file."""
 
-    def make(chance: Random, base: Path, own: Path) -> Case:
+    def make(chance: Random, base: Path, work: Path) -> Case:
         line = LINES[task][command in ("score", "evaluate")].encode() + b"\n"
         count = chance.choice((1, 2)) if command == "look" else chance.choice((1, 3, 70))  # a page takes long to write
         blob = spoil(line * count, chance)
         arguments = [command, str(base / "runs" / task)]
         if command == "look":
-            arguments += ["--out", str(own / "look.html")]
+            arguments += ["--out", str(work / "look.html")]
         if command == "generate":
             arguments += ["--max-length", "8"]
         if command in ("translate", "generate", "score") and chance.random() < 0.3:
             arguments.append("--json")
         watched = [base / "runs" / task]
         if command == "evaluate" or chance.random() < 0.3:
-            (own / "in").write_bytes(blob)
-            return Case([*arguments, str(own / "in")], watched=[*watched, own / "in"])
+            (work / "in").write_bytes(blob)
+            return Case([*arguments, str(work / "in")], watched=[*watched, work / "in"])
         return Case(arguments, stdin=blob, watched=watched)
 
     return make
@@ -285,7 +285,7 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
 def request(task: str) -> Make:
     """Return a target that sends a server corrupted bytes or wrong values in a request."""
 
-    def make(chance: Random, base: Path, own: Path) -> Case:
+    def make(chance: Random, base: Path, work: Path) -> Case:
         name = chance.choice(list(REQUESTS))
         line = LINES[task][0]
         content: Any = {"run": None, "language": None, **chance.choice(REQUESTS[name])}
@@ -327,7 +327,7 @@ ANSWERING = {
 }
 
 
-def options(chance: Random, base: Path, own: Path) -> Case:
+def options(chance: Random, base: Path, work: Path) -> Case:
     """Pass random values of options and arguments."""
     task = chance.choice(TASKS)
     run = str(base / "runs" / task)
@@ -335,14 +335,14 @@ def options(chance: Random, base: Path, own: Path) -> Case:
         ([answering(task), run], ANSWERING[answering(task)]),
         (["score", run], ["--language", "--images", "--checkpoint"]),
         (["evaluate", run], ["--split", "--beam-size", "--checkpoint", "--images", "--length"]),
-        (["average", str(own / "run")], ["--last"]),
-        (["train", str(base / "config" / f"{task}.yaml"), "--run-dir", str(own / "run")], ["--device", "--run-dir"]),
+        (["average", str(work / "run")], ["--last"]),
+        (["train", str(base / "config" / f"{task}.yaml"), "--run-dir", str(work / "run")], ["--device", "--run-dir"]),
         (["data", "get"], ["--folder", "--languages"]),
         ([], ["--help", "--version", "translate", "dat", "info"]),
     ]
     arguments, names = chance.choice(commands)
     if arguments[:1] == ["average"]:
-        shutil.copytree(run, own / "run")
+        shutil.copytree(run, work / "run")
     for _ in range(chance.choice((1, 1, 2))):
         value = chance.choice((*WORDS, "0", "1", "-1", "3", "1e9", "9" * 30, "x" * 50_000, "average", "last", "--"))
         name = chance.choice(names)
@@ -358,8 +358,8 @@ COMMANDS = (["translate"], ["translate", "--checkpoint", "last"], ["score"], ["e
 def run_file(task: str, name: str) -> Make:
     """Return a target that reads a run folder with one corrupted file."""
 
-    def make(chance: Random, base: Path, own: Path) -> Case:
-        folder = own / "run"
+    def make(chance: Random, base: Path, work: Path) -> Case:
+        folder = work / "run"
         shutil.copytree(base / "runs" / task, folder)
         path = _path_in(folder, name)
         if chance.random() < 0.5 and path.suffix in (".json", ".yaml", ".pt"):

@@ -61,7 +61,7 @@ def test_softmax_has_no_threshold_and_alpha_relu_has_tau() -> None:
 @pytest.mark.parametrize("arguments", OUTPUTS)
 def test_output_statistics_match_single_steps(make: Any, arguments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = sharp(make, **arguments), corpus(9)
-    monkeypatch.setattr("tsallis.analysis.outputs.AT_ONCE", 20)  # two or three steps at once
+    monkeypatch.setattr("tsallis.analysis.outputs.MAX_SCORES", 20)  # two or three steps at once
     statistics = output_statistics(model, data.batches(4))
     supports, totals, norms = [], [], []
     model.eval()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tsallis.analysis.score_names import OF_TEXT, SCORES, TEACHER_FORCED, find_score, rank_score
+from tsallis.analysis.score_names import SCORES, TEACHER_FORCED, TEXT_SCORES, find_score, rank_score
 from tsallis.toolkit.tasks.registry import TASKS
 
-BY_NAME = sorted({*OF_TEXT, *TEACHER_FORCED, *(name for task in TASKS.values() for name in task.scores)})
+BY_NAME = sorted({*TEXT_SCORES, *TEACHER_FORCED, *(name for task in TASKS.values() for name in task.scores)})
 LOWER = {"loss", "levenshtein", "word_error_rate", "symbol_error_rate", "ter", "epsilon_perplexity"}
 
 

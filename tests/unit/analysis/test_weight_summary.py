@@ -127,7 +127,7 @@ def test_tokenizer_marks_are_normalized() -> None:
         assert summary.sentences[0].text.source == pieces
 
 
-ONE, OWN = softmax(1, 1, 4, 4), {"tokens": PIECES}
+ONE, TOKENS = softmax(1, 1, 4, 4), {"tokens": PIECES}
 SHAPE = r"must have shape \[1, heads, 4, 4\] .* got"
 
 
@@ -135,7 +135,7 @@ SHAPE = r"must have shape \[1, heads, 4, 4\] .* got"
     ("arguments", "message"),
     [
         ({}, "pass either attention, or at least one of encoder_attention, .* got none of them"),
-        ({**OWN, "attention": [ONE], "cross_attention": [ONE]}, "got attention and cross_attention"),
+        ({**TOKENS, "attention": [ONE], "cross_attention": [ONE]}, "got attention and cross_attention"),
         ({"attention": [ONE]}, "tokens must be given, got None"),
         ({"cross_attention": [ONE], "decoder_tokens": PIECES}, "encoder_tokens must be given, got None"),
         (
@@ -147,20 +147,20 @@ SHAPE = r"must have shape \[1, heads, 4, 4\] .* got"
             {"attention": [softmax(2, 1, 4, 4)], "tokens": [PIECES, []]},
             "one token per sentence, got none in sentence 1",
         ),
-        ({**OWN, "attention": []}, r"attention must have the weights of at least one layer, got \[\]"),
-        ({**OWN, "attention": (None, None)}, r"got \(None, None\); .* attn_implementation='eager'"),
-        ({**OWN, "attention": [softmax(1, 2, 5, 5)]}, r"\[0\]\[0, 0, 0\] must sum to 1 within 0\.01 over 4 keys"),
-        ({**OWN, "attention": [softmax(1, 2, 3, 4)]}, rf"attention\[0\] {SHAPE} \[1, 2, 3, 4\]"),
-        ({**OWN, "attention": [softmax(4, 4)]}, r"attention\[0\] must have shape .* got \[4, 4\]"),
+        ({**TOKENS, "attention": []}, r"attention must have the weights of at least one layer, got \[\]"),
+        ({**TOKENS, "attention": (None, None)}, r"got \(None, None\); .* attn_implementation='eager'"),
+        ({**TOKENS, "attention": [softmax(1, 2, 5, 5)]}, r"\[0\]\[0, 0, 0\] must sum to 1 within 0\.01 over 4 keys"),
+        ({**TOKENS, "attention": [softmax(1, 2, 3, 4)]}, rf"attention\[0\] {SHAPE} \[1, 2, 3, 4\]"),
+        ({**TOKENS, "attention": [softmax(4, 4)]}, r"attention\[0\] must have shape .* got \[4, 4\]"),
         (
             {"cross_attention": [softmax(1, 1, 4, 2)], "decoder_tokens": ["<s>", "a"], "encoder_tokens": PIECES},
             r"cross_attention\[0\] must have shape \[1, heads, 2, 4\] .* 2 tokens for queries and 4 for keys",
         ),
         (
-            {**OWN, "attention": [softmax(1, 2, 4, 4, causal=True), softmax(1, 2, 4, 4)], "causal": True},
+            {**TOKENS, "attention": [softmax(1, 2, 4, 4, causal=True), softmax(1, 2, 4, 4)], "causal": True},
             r"attention\[1\]\[0, 0, 0, 1\] must be 0 for a key after the query, got 0\.\d+",
         ),
-        ({**OWN, "attention": [ONE], "tolerance": 2}, "tolerance must be from 0 to 1, got 2"),
+        ({**TOKENS, "attention": [ONE], "tolerance": 2}, "tolerance must be from 0 to 1, got 2"),
     ],
 )
 def test_invalid_arguments_raise(arguments: dict[str, Any], message: str) -> None:

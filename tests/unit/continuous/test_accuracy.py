@@ -120,7 +120,7 @@ def test_error_bounds_hold_and_are_tight(rule: quadrature_sizes.Error) -> None:
     """Sharper functions never need fewer points, and half of the points are not enough for 1e-12."""
     counts = []
     for sharpness in (0.5, 2.0, 8.0, 32.0):
-        count = quadrature_sizes.least_points(rule, sharpness, D)
+        count = quadrature_sizes.min_points(rule, sharpness, D)
         assert rule.log_error(count, sharpness) <= math.log(1e-12)
         assert rule.log_error(max(count // 2, 1), sharpness) > math.log(1e-12)
         counts.append(count)

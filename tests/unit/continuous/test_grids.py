@@ -65,6 +65,8 @@ def test_invalid_dimensions_and_sizes_raise() -> None:
         grid_masses(Gaussian(torch.tensor(0.5), torch.tensor(0.1)), 2, 2)
     with pytest.raises(ValueError, match="height and width must be at least 1, got 0 and 2"):
         grid_masses(TruncatedParaboloid.from_mean_cov(torch.zeros(2), torch.eye(2)), 0, 2)
+    with pytest.raises(TypeError, match="density must be an Elliptical or a Mixture of them, got Normal"):
+        grid_masses(torch.distributions.Normal(0.0, 1.0), 2, 2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])

@@ -115,6 +115,8 @@ def test_invalid_arguments_raise() -> None:
         cell_masses(density, EDGES.expand(4, 2, 10))
     with pytest.raises(TypeError, match="edges must be floating point"):
         cell_masses(density, torch.arange(3))
+    with pytest.raises(TypeError, match="density must be an Elliptical or a Mixture of them, got Normal"):
+        cell_masses(torch.distributions.Normal(0.0, 1.0), EDGES)  # type: ignore[arg-type]
 
 
 def slopes_at_edges(density: Density, edges: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,3 +165,15 @@ def test_nan_affects_only_its_row_and_cells(name: str) -> None:
     edges = EDGES.clone()
     edges[3] = torch.nan
     assert cell_masses(density, edges).isnan().any(0).any(0).tolist() == [i in (2, 3) for i in range(9)]
+
+
+@every_kind
+def test_infinite_edges_match_far_edges_with_gradients(name: str) -> None:
+    mean, variance = MEAN.clone().requires_grad_(), VARIANCE.clone().requires_grad_()
+    results = []
+    for far in (torch.inf, 20.0):
+        edges = torch.tensor([-far, 0.3, 0.6, far], dtype=torch.float64)
+        masses = cell_masses(KINDS[name](mean, variance), edges)
+        results.append((masses, *torch.autograd.grad(masses[..., 0].sum(), (mean, variance))))
+    for result, expected in zip(*results, strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-9)

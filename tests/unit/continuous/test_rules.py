@@ -15,8 +15,11 @@ from torch.autograd import forward_ad
 
 from tsallis.continuous import (
     BetaGaussian,
+    Ellipse,
     Gaussian,
     GaussianBasis,
+    Interval,
+    Mixture,
     ProductBasis,
     TruncatedParabola,
     TruncatedParaboloid,
@@ -175,6 +178,7 @@ def test_invalid_bases_and_densities_raise() -> None:
         (lambda: gaussian_grid(4, [0.1, -0.1]), "widths must be positive and finite, got -0.1"),
         (lambda: image_basis(2, -1.0), "variance must be positive and finite, got -1"),
         (lambda: GaussianBasis(torch.zeros(3), torch.ones(2, 2)), r"variance must be a number, or have shape \(3,\)"),
+        (lambda: GaussianBasis(torch.zeros(3), torch.ones(2)), r"variance must be .* \(3,\), got shape \(2,\)"),
         (lambda: ProductBasis(image_basis()), "must have 1 dimension, got 2"),
         (lambda: gaussian_grid(7, [0.1, 0.2]), "multiple of the number of widths, got size 7 and 2"),
         (lambda: image_basis()(torch.zeros(3)), r"\[\.\.\., 2\]"),
@@ -189,11 +193,17 @@ def test_invalid_bases_and_densities_raise() -> None:
         (lambda: TruncatedParaboloid.from_scores(torch.zeros(5)), r"theta must have shape \[\.\.\., 6\]"),
         (lambda: TruncatedParabola.from_scores(torch.tensor([0.0, 1.0])), "positive"),
         (lambda: TruncatedParabola(torch.zeros(2), torch.ones(2)).expect(gaussian_grid(2, 0.1), (3, 4)), "one number"),
+        (lambda: TruncatedParabola(0.0, 1.0).expect(lambda t: t, (3,)), r"one number .* got \(3,\)"),
+        (lambda: TruncatedParaboloid(torch.zeros(2), torch.eye(2)).expect(image_basis(2), (1, 2, 3)), "one number or"),
     ):
         with pytest.raises(ValueError, match=message):
             make()
     with pytest.raises(TypeError, match=r"centres must be floating point, got torch\.int64"):
         GaussianBasis(torch.arange(3), 1.7)
+    normal = torch.distributions.Normal(torch.zeros(2), 1.0)
+    for components in (normal, [normal, normal]):
+        with pytest.raises(TypeError, match="components must be a Density or a sequence of them, got Normal"):
+            Mixture(torch.ones(2) / 2, components)  # type: ignore[arg-type]
 
 
 def disk_expectation(alpha: float, basis: Sequence[tuple[float, float, float, float]]) -> list[float]:
@@ -325,3 +335,45 @@ def test_basis_width_follows_changed_variances() -> None:
     torch.testing.assert_close(density.expect(line), density.expect(line, 1000))
     line.covs[0] = torch.nan
     assert math.isnan(line.width)
+
+
+def test_supports_of_gaussian_rows_in_a_batch_are_unbounded() -> None:
+    """A tensor alpha may contain 1; the support of that row is the whole space."""
+    cov = torch.tensor([[1.0, 0.5], [0.5, 1.0]], dtype=D)
+    plane = BetaGaussian(torch.zeros(2, 2, dtype=D), cov, torch.tensor([1.0, 2.0], dtype=D), 2)
+    support, expected = plane.support, TruncatedParaboloid(torch.zeros(2, dtype=D), cov).support
+    assert isinstance(support, Ellipse) and isinstance(expected, Ellipse)
+    assert not support.bounded and expected.bounded and not support.factor.isnan().any()
+    torch.testing.assert_close(support.factor[1], expected.factor)
+    for point, inside in ((0.0, [True, True]), (9.0, [True, False]), (torch.inf, [False, False])):
+        assert support.check(torch.full((2, 2), point, dtype=D)).tolist() == inside
+    assert (support.semi_axes[0] == torch.inf).all() and support.boundary(8)[0].isnan().all()
+    torch.testing.assert_close(support.semi_axes[1], torch.tensor([3.0, 9.0], dtype=D).sqrt())
+    torch.testing.assert_close(support.boundary(8)[1], expected.boundary(8))
+    mixture = Mixture(torch.tensor([0.5, 0.5], dtype=D), plane).support
+    assert not mixture.bounded and mixture.check(torch.full((2,), 9.0, dtype=D))
+    line = BetaGaussian(torch.zeros(2, dtype=D), torch.ones(2, dtype=D), plane.alpha).support
+    assert (
+        isinstance(line, Interval) and not line.bounded and line.check(torch.full((2,), 9.0)).tolist() == [True, False]
+    )
+    alphas = torch.tensor([[1.0], [2.0]], dtype=D)
+    checked = torch.func.vmap(lambda a: BetaGaussian(plane.mean[:1], cov, a, 2).support.check(plane.mean[:1] + 9))(
+        alphas
+    )
+    assert checked.tolist() == [[True], [False]]
+
+
+def test_bases_accept_integer_points() -> None:
+    for basis, points in ((gaussian_grid(4, [0.1, 0.5]), torch.tensor([0, 1])), (image_basis(2), torch.eye(2).long())):
+        torch.testing.assert_close(basis(points), basis(points.double()).float())
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [(2.5, "2.5"), (True, "True"), ((2, True), "True"), ([2, 3], r"\[2, 3\]")],
+)
+def test_points_of_wrong_type_raise(points: Any, message: str) -> None:
+    density = TruncatedParaboloid(torch.zeros(2), torch.eye(2))
+    for function in (image_basis(2), lambda t: t):
+        with pytest.raises(TypeError, match=f"points must be a whole number, got {message}"):
+            density.expect(function, points)

@@ -13,6 +13,7 @@ from torch import Tensor
 from tsallis.continuous import (
     Basis,
     GaussianBasis,
+    Mixture,
     ProductBasis,
     TruncatedParabola,
     TruncatedParaboloid,
@@ -45,10 +46,16 @@ def test_positions_are_cell_centres_of_even_and_odd_lengths() -> None:
     boxes = torch.tensor([[[0.0, 0.0, 10.0, 20.0]], [[0.0, 0.0, 10.0, 20.0]]])
     sizes = torch.tensor([[[10.0, 20.0]], [[20.0, 20.0]]])
     assert box_centres(boxes, sizes).tolist() == [[[0.5, 0.5]], [[0.25, 0.5]]]
+    pairs = boxes.expand(2, 2, 4)  # two boxes per image
+    assert box_centres(pairs, sizes[:, 0]).tolist() == [[[0.5, 0.5]] * 2, [[0.25, 0.5]] * 2]
     with pytest.raises(ValueError, match="at least 1, got 0"):
         cell_centres(0)
     with pytest.raises(ValueError, match=r"\[\.\.\., 4\]"):
         box_centres(torch.zeros(3, 2), (1, 1))
+    with pytest.raises(ValueError, match=r"image_size must have shape \[\.\.\., 2\], got \(\)"):
+        box_centres(boxes, torch.tensor(1.0))
+    with pytest.raises(ValueError, match=r"\(2, 1\) of boxes, \(3, 1\) of image_size"):
+        box_centres(boxes, torch.ones(3, 2))
 
 
 def test_irregular_positions_are_fitted_per_row() -> None:
@@ -127,6 +134,8 @@ def test_density_batch_must_begin_with_signal_batch() -> None:
     assert fit(values[0]).expect(density(4)).shape == (4, 2, 3, 5)
     with pytest.raises(ValueError, match="batch shape of density must begin with"):
         fit(values).expect(TruncatedParabola(torch.tensor(0.5), torch.tensor(0.01)))
+    with pytest.raises(ValueError, match=r"\(4,\) of signal, \(3,\) of density"):
+        fit(values).expect(density(3))
 
 
 def test_invalid_observations_raise() -> None:
@@ -138,6 +147,13 @@ def test_invalid_observations_raise() -> None:
         ({"lengths": [6, 6], "mask": torch.ones(2, 6, dtype=torch.bool)}, "not both"),
         ({"mask": torch.ones(2, 6, dtype=torch.bool)}, "mask needs positions"),
         ({"positions": torch.rand(2, 5)}, r"\[\.\.\., 6\]"),
+        ({"positions": torch.rand(3, 6)}, r"\(2,\) of values, \(3,\) of positions"),
+        ({"lengths": [6, 2, 1]}, r"lengths must be broadcastable to shape \(2,\), got \(3,\)"),
+        (
+            {"mask": torch.ones(2, 5, dtype=torch.bool), "positions": torch.rand(6)},
+            r"mask must be broadcastable to shape \(2, 6\), got \(2, 5\)",
+        ),
+        ({"grid": (2, 3)}, r"grid must be None .* got \(2, 3\)"),
     ):
         with pytest.raises(ValueError, match=message):
             fit(x, **arguments)  # type: ignore[arg-type]
@@ -145,6 +161,10 @@ def test_invalid_observations_raise() -> None:
         plane(x)
     with pytest.raises(ValueError, match=r"got grid \(2, 2\)"):
         plane(x, grid=(2, 2))
+    with pytest.raises(ValueError, match=r"\(height, width\) of 6 cells .*, got grid 6"):
+        plane(x, grid=6)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"grid must be None with positions .* got \(2, 3\)"):
+        plane(x, grid=(2, 3), positions=torch.rand(6, 2))
     with pytest.raises(ValueError, match="6, 2"):
         plane(x, positions=torch.rand(2, 6))
     with pytest.raises(TypeError, match="boolean"):
@@ -178,6 +198,11 @@ def test_moments_match_known_values() -> None:
         match_moments(TruncatedParabola, weights, positions, matching="paper")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="positions must have shape"):
         moments(weights, positions[:, :2])
+    with pytest.raises(ValueError, match=r"\(2,\) of weights, \(4,\) of positions"):
+        moments(weights, torch.rand(4, 3))
+    for kind in ("gaussian", Mixture):
+        with pytest.raises(TypeError, match="kind must be a class of densities"):
+            match_moments(kind, weights, positions)  # type: ignore[arg-type, type-var]
 
 
 def test_regressions_under_torch_func_match_plain() -> None:

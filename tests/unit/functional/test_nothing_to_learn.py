@@ -41,7 +41,7 @@ def test_ignored_targets_give_nan_loss_and_zero_gradients(name: str, backend: st
 
 EMPTY = torch.zeros(0, dtype=torch.long)
 Function = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-OF_NO_ROW: dict[str, Function] = {
+EMPTY_BATCHES: dict[str, Function] = {
     "entmax": lambda h, w, b, a: tsallis.entmax(h, a),
     "entmax of no class": lambda h, w, b, a: tsallis.entmax(h.new_zeros(3, 0) + h.sum(), a),
     "budgeted": lambda h, w, b, a: tsallis.budgeted_entmax(h, a, 2),
@@ -55,13 +55,13 @@ OF_NO_ROW: dict[str, Function] = {
 
 
 @pytest.mark.parametrize("backend", ["auto", "eager"])
-@pytest.mark.parametrize("name", OF_NO_ROW)
+@pytest.mark.parametrize("name", EMPTY_BATCHES)
 def test_empty_batches_have_zero_gradients(name: str, backend: str) -> None:
     """Check that gradients are zero and not missing: optimizers and data parallelism expect them."""
     hidden, weight, bias = (torch.randn(s, requires_grad=True) for s in ((0, 4), (6, 4), (6,)))
     alpha = torch.nn.Parameter(torch.tensor(1.5))
     with tsallis.backend(backend):
-        result = OF_NO_ROW[name](hidden, weight, bias, alpha)
+        result = EMPTY_BATCHES[name](hidden, weight, bias, alpha)
     result.sum().backward()
     used = [hidden, *([weight, bias] if "linear" in name else []), *([alpha] if "ReLU" not in name else [])]
     for tensor in used:

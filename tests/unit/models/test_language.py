@@ -98,7 +98,7 @@ def test_scanned_keys_match_scores_of_one_pass(
     kind: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that 8-bit rows are copied when states branch, and follow the selected rows."""
-    monkeypatch.setattr("tsallis.ops.cpu.screening.LEAST_KEYS", 1)
+    monkeypatch.setattr("tsallis.ops.cpu.screening.MIN_KEYS", 1)
     model = model_of(kind).float()
     src, lengths = torch.randint(4, VOCAB, (rows, 40)), torch.full((rows,), 40)
     branches = torch.randint(4, VOCAB, (2, rows, 30))  # long enough for memory to grow

@@ -39,7 +39,7 @@ def scale(**options: Any) -> LengthScale:
 
 
 def output(**options: Any) -> OutputLayer:
-    return OutputLayer(6, 9, **options)
+    return OutputLayer(**{"d_model": 6, "d_vocab": 9, **options})
 
 
 def pooled(**options: Any) -> GlobalAttention:
@@ -68,6 +68,8 @@ def decoder(**options: Any) -> TransformerDecoderLayer:
         (attention, {"alpha": torch.ones(3)}, r"alpha must have shape \(2,\), one per head, got \(3,\)"),
         (attention, {"alpha": nn.Parameter(torch.tensor(1.5))}, r"shape \(2,\), one per head, got \(\)"),
         (attention, {"embed_dim": 10, "num_heads": 4}, "embed_dim must be a multiple of num_heads, got 10 and 4"),
+        (attention, {"kdim": 0}, "kdim must be at least 1, got 0"),
+        (attention, {"vdim": 0}, "vdim must be at least 1, got 0"),
         (attention, {"num_heads": 0}, "num_heads must be at least 1, got 0"),
         (attention, {"positions": "sinusoids"}, "positions must be one of none, rope, alibi, nape, got 'sinusoids'"),
         (attention, {"positions": "nape", "add_zero_attn": True}, "with add_bias_kv or add_zero_attn, got 'nape'"),
@@ -87,6 +89,7 @@ def decoder(**options: Any) -> TransformerDecoderLayer:
         (output, {"alpha": 0.9}, "alpha must be finite and at least 1, got 0.9"),
         (output, {"alpha": math.nan}, "alpha must be finite and at least 1, got nan"),
         (output, {"transform": "alpha_relu", "alpha": 1.0}, "alpha of alpha_relu must be above 1, got 1"),
+        (output, {"d_vocab": 0}, "d_vocab must be at least 1, got 0"),
         (output, {"forbidden": (9,)}, r"forbidden must contain symbols from 0 to 8, .* got \(9,\)"),
         (output, {"forbidden": (-1,)}, r"forbidden must contain symbols from 0 to 8, .* got \(-1,\)"),
         (output, {"forbidden": range(9)}, "forbidden must contain symbols .* not all of them"),
@@ -118,6 +121,7 @@ def decoder(**options: Any) -> TransformerDecoderLayer:
         (continuous, {"ridge": 0.0}, "ridge must be positive"),
         (continuous, {"floor": 0.0}, "floor must be positive and finite, got 0"),
         (continuous, {"points": 0}, "points must be at least 1, got 0"),
+        (continuous, {"points": (2, 3)}, r"points must be one number .* got \(2, 3\)"),
         (continuous, {"moments": "pooled", "filters": 0}, "filters must be at least 1, got 0"),
         (continuous, {"project": False, "d_values": 6}, "d_values must be equal to d_model, 8, .* got 6"),
         (continuous, {"moments": "pooled", "filter_width": 2}, "width must be odd and at least 1, got 2"),

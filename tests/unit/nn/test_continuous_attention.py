@@ -255,6 +255,13 @@ def test_combined_attention_has_no_further_parameters() -> None:
     torch.testing.assert_close(continuous(query, memory, mask)[0], expected)
 
 
+def test_an_empty_memory_has_zero_context_and_no_weights() -> None:
+    query, memory, mask = torch.randn(2, 3, 4), torch.randn(2, 0, 6), torch.ones(2, 0, dtype=torch.bool)
+    for attention in (ContinuousGlobalAttention(4, 6), GlobalAttention(4, 6)):
+        context, weights = attention(query, memory, mask)
+        assert context.equal(torch.zeros(2, 3, 6)) and weights.shape == (2, 3, 0)
+
+
 @every_global
 def test_fully_masked_rows_have_zero_context_and_weights(transform: Any, density: Any) -> None:
     attention = ContinuousGlobalAttention(4, 6, transform, density)
@@ -302,14 +309,20 @@ def test_invalid_inputs_raise() -> None:
         ((query, values, None, [5]), r"lengths must have shape \[2\], got \(1,\)"),
         ((query, values, None, [5, 6]), "from 1 to 5, got 6"),
         ((query, values, None, None, torch.rand(4)), r"positions must have shape \[\.\.\., 5\]"),
+        ((query, values, None, None, torch.rand(3, 5)), r"\(2,\) of values, \(3,\) of positions"),
     ):
         with pytest.raises(ValueError, match=message):
             attention(*arguments)
     inputs = ContinuousAttention1d(SIZE, moments="scores")
+    with pytest.raises(ValueError, match=r"\(2,\) of values, \(3,\) of positions"):
+        inputs(torch.randn(2, 3, 5), values, positions=torch.rand(3, 5))
     with pytest.raises(ValueError, match=r"scores must have shape \[2, 5\]"):
         inputs(torch.randn(2, 3, 4), values)
     with pytest.raises(ValueError, match=r"scores must have shape .*2 or 1, queries, 5\], got \(2, 3, 1, 5\)"):
         ContinuousAttention1d(SIZE, 2, moments="scores")(torch.randn(2, 3, 1, 5), values)
+    for name in ("d_query", "d_values"):
+        with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+            ContinuousAttention1d(SIZE, **{name: 0})
     for name in ("num_heads", "components", "d_query", "d_values"):
         with pytest.raises(ValueError, match=f"{name} must be at least 1, got -1"):
             ContinuousAttention1d(SIZE, **{name: -1})
@@ -317,6 +330,8 @@ def test_invalid_inputs_raise() -> None:
             ContinuousAttention1d(SIZE, **{name: 2.0})
     with pytest.raises(ValueError, match="query must be None"):
         ContinuousAttention1d(SIZE, moments="pooled")(query, values)
+    with pytest.raises(ValueError, match=r"points must be one number or \(radial, angular\), got \(1, 2, 3\)"):
+        ContinuousAttention2d(SIZE, points=(1, 2, 3))  # type: ignore[arg-type]
     plane = ContinuousAttention2d(SIZE)
     for more, message in (
         ({}, "grid or positions, got none"),

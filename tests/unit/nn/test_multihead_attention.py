@@ -339,7 +339,7 @@ def test_set_alpha_replaces_any_alpha(start: Any) -> None:
 @pytest.fixture
 def tiny_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make tiles so small that attention without weights is computed in tiles of a few queries."""
-    for name, size in (("TILE", 6), ("LEAST_ROWS", 2), ("CAUSAL_ROWS", 2)):
+    for name, size in (("TILE", 6), ("MIN_ROWS", 2), ("CAUSAL_ROWS", 2)):
         monkeypatch.setattr(f"tsallis.ops.eager.attention.{name}", size)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tsallis.compat import EntmaxBisect, EntmaxBisectLoss
 from tsallis.nn import (
     Entmax,
     EntmaxLoss,
@@ -46,6 +47,12 @@ def test_every_learned_alpha_form_is_in_the_alpha_group(alpha: Any) -> None:
     *_, alphas = parameter_groups(model, 0.1, alpha_lr_scale=3)
     learned = [p for p in model.parameters() if p.shape in ((), (2,))]
     assert len(learned) == 2 and {id(p) for p in alphas["params"]} == {id(p) for p in learned}
+
+
+def test_alphas_of_compat_modules_are_in_the_alpha_group() -> None:
+    model = nn.ModuleList([make(nn.Parameter(torch.tensor(1.5))) for make in (EntmaxBisect, EntmaxBisectLoss)])
+    (alphas,) = parameter_groups(model, 0.1, alpha_lr_scale=3, weight_decay=0.01)
+    assert len(alphas["params"]) == 2 and (alphas["lr"], alphas["weight_decay"]) == (pytest.approx(0.3), 0)
 
 
 def test_a_group_without_parameters_is_left_out() -> None:

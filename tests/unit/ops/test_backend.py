@@ -249,7 +249,7 @@ def test_kernel_built_from_other_sources_is_not_used(tmp_path: Path) -> None:
     assert "is older than its sources" in explained
 
 
-def kept_by(compute: object) -> list[Tensor]:
+def tensors_saved_by(compute: object) -> list[Tensor]:
     """Return the tensors that autograd keeps for backward, one per storage."""
     saved: dict[int, Tensor] = {}
 
@@ -269,10 +269,10 @@ def test_maps_save_only_their_output_for_backward(dtype: torch.dtype, dim: int) 
     z = torch.randn(40, 500).to(dtype).requires_grad_()
     rows = 500 if dim == 0 else 40
     with tsallis.backend("cpu"):
-        (saved,) = kept_by(lambda: tsallis.entmax(z, 1.3, dim))
+        (saved,) = tensors_saved_by(lambda: tsallis.entmax(z, 1.3, dim))
         assert saved.dtype == dtype and saved.numel() == z.numel()
         alpha = torch.full((1, 500) if dim == 0 else (40, 1), 1.3, requires_grad=True)
-        many = kept_by(lambda: tsallis.entmax(z, alpha, dim))
+        many = tensors_saved_by(lambda: tsallis.entmax(z, alpha, dim))
     assert sum(x.nbytes for x in many) == z.nbytes + 4 * rows
 
 
@@ -282,7 +282,7 @@ def test_losses_save_scores_and_per_row_statistics(dtype: torch.dtype) -> None:
     z = torch.randn(40, 500).to(dtype).requires_grad_()
     y = torch.arange(40)
     with tsallis.backend("cpu"):
-        saved = kept_by(lambda: tsallis.entmax_loss(z, y, 1.3, reduction="sum"))
+        saved = tensors_saved_by(lambda: tsallis.entmax_loss(z, y, 1.3, reduction="sum"))
     assert any(x.data_ptr() == z.data_ptr() for x in saved)
     rest = sum(x.nbytes for x in saved if x.data_ptr() != z.data_ptr())
     assert rest == 40 * (8 + 4 * cpu.STATS)  # the target and the statistics

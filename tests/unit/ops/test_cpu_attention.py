@@ -24,32 +24,32 @@ NEAR = {torch.float32: (4e-6, 1e-4), torch.float64: (1e-12, 1e-10)}  # relative 
 MIXED = torch.tensor([1.0, 1.02, 1.1, 1.25, 4 / 3, 1.5, 1.75, 2.0])
 
 
-def own(name: str, queries: int, keys: int, alpha: float | Tensor = MIXED, **options: Any) -> Case:
+def make_case(name: str, queries: int, keys: int, alpha: float | Tensor = MIXED, **options: Any) -> Case:
     """Return a case of the contract with eight heads, one alpha per head; pairs of heads share keys and values."""
     sizes = {"heads": 8, "key_heads": 4, "size": 16, "value_size": 16, "spread": 1.0}
     return Case(name, queries, keys, alpha, **{**sizes, **options})
 
 
 # Sizes just below and above those of tiles and vectors.
-OWN = [
-    own("a few queries", 3, 130, size=17, value_size=5),
-    own("one more than a few", 4, 130),
-    own("one key", 70, 1),
-    own("a tile", 64, 64, size=64, value_size=64),
-    own("a tile and one query more", 65, 65),
-    own("odd sizes", 67, 101, size=37, value_size=23),
-    own("size 1", 40, 40, size=1, value_size=1),
-    own("wide", 20, 70, size=256, value_size=130),
-    own("values wider than keys", 33, 50, size=8, value_size=100),
-    own("sparse", 100, 400, torch.tensor([1.5, 1.6, 1.9, 2.0]).repeat(2), spread=6.0),
-    own("long", 130, 700),
-    own("so long that lists are divided", 70, 1500, 1.3, heads=2, key_heads=1, size=64, value_size=64),
-    own("one head", 200, 90, 1.4, heads=1, key_heads=1),
-    own("causal and long", 150, 150, causal=True),
-    own("causal with few queries", 2, 40, causal=True),
-    own("lengths of tiles", 70, 90, lengths=[0, 37, 90]),
-    own("boolean of many queries", 70, 20, mask=(1, 8, 70, 1), boolean=True),
-    own("added and causal", 70, 70, mask=(1, 1, 70, 70), causal=True),
+KERNEL_CASES = [
+    make_case("a few queries", 3, 130, size=17, value_size=5),
+    make_case("one more than a few", 4, 130),
+    make_case("one key", 70, 1),
+    make_case("a tile", 64, 64, size=64, value_size=64),
+    make_case("a tile and one query more", 65, 65),
+    make_case("odd sizes", 67, 101, size=37, value_size=23),
+    make_case("size 1", 40, 40, size=1, value_size=1),
+    make_case("wide", 20, 70, size=256, value_size=130),
+    make_case("values wider than keys", 33, 50, size=8, value_size=100),
+    make_case("sparse", 100, 400, torch.tensor([1.5, 1.6, 1.9, 2.0]).repeat(2), spread=6.0),
+    make_case("long", 130, 700),
+    make_case("so long that lists are divided", 70, 1500, 1.3, heads=2, key_heads=1, size=64, value_size=64),
+    make_case("one head", 200, 90, 1.4, heads=1, key_heads=1),
+    make_case("causal and long", 150, 150, causal=True),
+    make_case("causal with few queries", 2, 40, causal=True),
+    make_case("lengths of tiles", 70, 90, lengths=[0, 37, 90]),
+    make_case("boolean of many queries", 70, 20, mask=(1, 8, 70, 1), boolean=True),
+    make_case("added and causal", 70, 70, mask=(1, 1, 70, 70), causal=True),
 ]
 
 
@@ -57,7 +57,7 @@ def upstream(case: Case) -> Tensor:
     return torch.randn(BATCH, case.heads, case.queries, case.value_size, dtype=torch.float64)
 
 
-def at_once(case: Case, inputs: Results, of: Tensor, dropout: float = 0.0) -> Results:
+def dense_attention(case: Case, inputs: Results, of: Tensor, dropout: float = 0.0) -> Results:
     """Compute attention from all weights in float64. With dropout, it drops the same entries as the kernels."""
     options = {**case.options(), "dropout_p": dropout, "return_weights": True}
     with tsallis.backend("auto" if dropout else "eager"):
@@ -67,9 +67,9 @@ def at_once(case: Case, inputs: Results, of: Tensor, dropout: float = 0.0) -> Re
 
 
 def check(case: Case, inputs: Results, of: Tensor, dtype: torch.dtype = torch.float64, dropout: float = 0.0) -> Results:
-    """Compare the kernels with :func:`at_once`, with the same dropout seed, and return the kernels' results."""
+    """Compare the kernels with :func:`dense_attention`, with the same dropout seed, and return the kernels' results."""
     state = torch.get_rng_state()
-    expected = at_once(case, inputs, of, dropout)
+    expected = dense_attention(case, inputs, of, dropout)
     torch.set_rng_state(state)
     result = derivatives(entmax_attention, to(inputs, dtype), of.to(dtype), **case.options(), dropout_p=dropout)
     assert all(x.dtype == dtype for x in result.values())
@@ -77,7 +77,7 @@ def check(case: Case, inputs: Results, of: Tensor, dtype: torch.dtype = torch.fl
     return result
 
 
-@in_pairs(case=[*(x for x in CASES if not x.steep), *OWN], dtype=DTYPES)
+@in_pairs(case=[*(x for x in CASES if not x.steep), *KERNEL_CASES], dtype=DTYPES)
 def test_output_and_gradients_match_float64(case: Case, dtype: torch.dtype) -> None:
     inputs = case.tensors()
     result = check(case, inputs, upstream(case), dtype)
@@ -89,7 +89,7 @@ def test_output_and_gradients_match_float64(case: Case, dtype: torch.dtype) -> N
 
 
 @in_pairs(
-    case=[own("tiles", 70, 100), own("causal", 70, 70, causal=True), own("a few queries", 2, 200)],
+    case=[make_case("tiles", 70, 100), make_case("causal", 70, 70, causal=True), make_case("a few queries", 2, 200)],
     dropout=[0.1, 0.5, 1.0],
     dtype=DTYPES,
 )
@@ -101,7 +101,7 @@ def test_dropout_matches_dense_float64(case: Case, dropout: float, dtype: torch.
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tiles_without_visible_keys_give_zeros(dtype: torch.dtype, keys: int) -> None:
     """Check a tile for which no lists are saved, because no list can hold an empty support."""
-    inputs = to(own("", 70, keys).tensors(), dtype)
+    inputs = to(make_case("", 70, keys).tensors(), dtype)
     mask = torch.ones(70, keys, dtype=torch.bool)
     mask[:64] = False  # queries of the first tile see no key
     output = entmax_attention(**inputs, attn_mask=mask, enable_gqa=True)
@@ -113,11 +113,11 @@ def test_tiles_without_visible_keys_give_zeros(dtype: torch.dtype, keys: int) ->
 @in_pairs(rows=[1, 5, 64], listed=[0, 2, 20, 1000])
 def test_results_match_for_any_tile_and_list_length(rows: int, listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "ROWS", rows)
-    monkeypatch.setattr(attention, "MOST_LISTED", listed)
+    monkeypatch.setattr(attention, "MAX_LISTED", listed)
     for one, dropout in (
-        (own("", 37, 90), 0.0),
-        (own("", 37, 90, spread=5.0, causal=True), 0.0),
-        (own("", 37, 40, lengths=[40, 11, 0]), 0.2),
+        (make_case("", 37, 90), 0.0),
+        (make_case("", 37, 90, spread=5.0, causal=True), 0.0),
+        (make_case("", 37, 40, lengths=[40, 11, 0]), 0.2),
     ):
         check(one, one.tensors(), upstream(one), dropout=dropout)
 
@@ -135,7 +135,7 @@ def test_nothing_is_written_outside_the_lists(dtype: torch.dtype, monkeypatch: p
         return saved._replace(columns=columns, weight=weight)
 
     monkeypatch.setattr(attention, "allocate", guarded)
-    monkeypatch.setattr(attention, "MOST_LISTED", 6)
+    monkeypatch.setattr(attention, "MAX_LISTED", 6)
     query = torch.zeros(1, 1, 8, 4, dtype=dtype, requires_grad=True)  # all visible keys get the same weight
     key, value = torch.randn(2, 1, 1, 40, 4).to(dtype)
     for entries in range(24, 49):
@@ -149,7 +149,7 @@ def test_nothing_is_written_outside_the_lists(dtype: torch.dtype, monkeypatch: p
 
 @pytest.mark.parametrize("threads", [2, 5])
 def test_one_head_split_among_threads_matches_float64(threads: int) -> None:
-    one = own("", 330, 90, 1.3, heads=1, key_heads=1)
+    one = make_case("", 330, 90, 1.3, heads=1, key_heads=1)
     torch.set_num_threads(threads)
     try:
         check(one, one.tensors(), upstream(one))
@@ -159,7 +159,7 @@ def test_one_head_split_among_threads_matches_float64(threads: int) -> None:
 
 def test_results_keep_the_memory_layout_of_inputs() -> None:
     """Check that results keep heads side by side, as projections do, so that the next projection needs no copy."""
-    one = own("", 70, 50, key_heads=8)
+    one = make_case("", 70, 50, key_heads=8)
     inputs, of = one.tensors(), upstream(one)
 
     def beside(x: Tensor) -> Tensor:
@@ -167,13 +167,13 @@ def test_results_keep_the_memory_layout_of_inputs() -> None:
 
     result = derivatives(entmax_attention, {name: beside(x) for name, x in inputs.items()}, beside(of))
     assert all(result[name].transpose(1, 2).is_contiguous() for name in ("output", "query", "key", "value"))
-    assert_near(result, at_once(one, inputs, of), *NEAR[torch.float64])
+    assert_near(result, dense_attention(one, inputs, of), *NEAR[torch.float64])
 
 
 @in_pairs(wide=[38, 40, 48], queries=[2, 40])
 def test_slices_of_wider_tensors_match_float64(queries: int, wide: int) -> None:
     """Check that memory between the rows is never read."""
-    one = own("", queries, 50, size=37, value_size=37, key_heads=8)
+    one = make_case("", queries, 50, size=37, value_size=37, key_heads=8)
     inputs, of = to(one.tensors(), torch.float32), upstream(one)
     parts = {
         name: torch.full((*x.shape[:-1], wide), torch.nan)[..., :37].copy_(x) if name != "alpha" else x
@@ -183,12 +183,12 @@ def test_slices_of_wider_tensors_match_float64(queries: int, wide: int) -> None:
     out = entmax_attention(**leaves)
     gradients = torch.autograd.grad(out, [*leaves.values()], of.float())
     result = {"output": out.detach(), **dict(zip(leaves, gradients, strict=True))}
-    assert_near(result, at_once(one, inputs, of), *NEAR[torch.float32])
+    assert_near(result, dense_attention(one, inputs, of), *NEAR[torch.float32])
 
 
 @pytest.mark.parametrize("head", [2, 7])  # large supports, and small ones, stored as lists
 def test_nan_query_affects_only_its_row(head: int) -> None:
-    inputs = to(own("", 70, 90, key_heads=8).tensors(), torch.float32)
+    inputs = to(make_case("", 70, 90, key_heads=8).tensors(), torch.float32)
     query, expected = inputs["query"], entmax_attention(**inputs)
     query[1, head, 30] = torch.nan
     broken = entmax_attention(**{**inputs, "query": query.requires_grad_()})
@@ -202,11 +202,11 @@ def test_nan_query_affects_only_its_row(head: int) -> None:
 
 @in_pairs(
     masked=[
-        (own("lists and all weights", 70, 90, lengths=[90, 40, 0]), 0.0),
-        (own("short", 30, 40, key_heads=8), 0.2),
-        (own("made again", 40, 300, key_heads=1, causal=True), 0.0),
-        (own("few queries", 2, 70), 0.0),
-        (own("one query", 1, 70), 0.0),
+        (make_case("lists and all weights", 70, 90, lengths=[90, 40, 0]), 0.0),
+        (make_case("short", 30, 40, key_heads=8), 0.2),
+        (make_case("made again", 40, 300, key_heads=1, causal=True), 0.0),
+        (make_case("few queries", 2, 70), 0.0),
+        (make_case("one query", 1, 70), 0.0),
     ],
     shape=["bhqk", "hqk", "b1qk", "qk", "b11k", "k", "bh1k", "hq1", "b1q1"],
     dtype=DTYPES,

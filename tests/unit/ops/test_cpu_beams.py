@@ -56,7 +56,7 @@ def random_step(chance: random.Random, rows: int, count: int, ties: bool) -> Bes
     )
 
 
-def both_kinds(limits: list[BeamLimits], options: BeamOptions) -> tuple[Any, Any]:
+def compiled_and_reference(limits: list[BeamLimits], options: BeamOptions) -> tuple[Any, Any]:
     from tsallis.ops.cpu.beams import Beams
     from tsallis.ops.eager.beams import Beams as Reference
 
@@ -74,7 +74,7 @@ def test_searches_match_the_reference(seed: int) -> None:
     for number in range(100):
         chance = random.Random(1000 * seed + number)
         options, limits = random_options(chance), [random_limits(chance) for _ in range(chance.choice((1, 2, 5)))]
-        ours, reference = both_kinds(limits, options)
+        ours, reference = compiled_and_reference(limits, options)
         ties, searching = chance.random() < 0.5, True
         while searching:
             tokens = reference.tokens()
@@ -98,7 +98,7 @@ def test_searches_match_the_reference(seed: int) -> None:
 def test_the_first_source_with_nan_is_reported() -> None:
     options = BeamOptions(size=2, n_best=2, num_recorded=0, length_penalty=0.0)
     for wrong, source in (((4, 3), 1), ((0,), 0), ((), None)):
-        for beams in both_kinds([BeamLimits(5, 0, ())] * 3, options):
+        for beams in compiled_and_reference([BeamLimits(5, 0, ())] * 3, options):
             step = random_step(random.Random(0), 3, 3, ties=False)._replace(
                 log_probs=torch.tensor([[-0.5, -1.0, -2.0]] * 3, dtype=torch.float64)
             )
@@ -113,7 +113,7 @@ def test_the_first_source_with_nan_is_reported() -> None:
 def test_searches_continue_when_their_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tsallis.ops.cpu.beams.STEPS_AT_ONCE", 1)
     options = BeamOptions(size=3, n_best=3, num_recorded=0, length_penalty=0.0)
-    ours, reference = both_kinds([BeamLimits(9, 0, ())] * 2, options)
+    ours, reference = compiled_and_reference([BeamLimits(9, 0, ())] * 2, options)
     chance, searching, steps = random.Random(3), True, 0
     while searching:
         rows, steps = len(reference.tokens()), steps + 1

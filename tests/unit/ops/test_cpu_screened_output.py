@@ -32,7 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def scan_small_layers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(decoding, "LEAST_SCANNED", 1)
+    monkeypatch.setattr(decoding, "MIN_SCANNED", 1)
     monkeypatch.setattr(decoding, "SCANNED_ROWS", 5)
     with torch.no_grad():
         yield
@@ -125,7 +125,7 @@ def test_unsupported_or_small_layers_are_not_scanned(monkeypatch: pytest.MonkeyP
         assert model.start(model.encode(*sources())).decoder.screen(1) is None
     decoder = make().start(make().encode(*sources())).decoder
     assert decoder.screen(5) and decoder.screen(6) is None
-    monkeypatch.setattr(decoding, "LEAST_SCANNED", 32 * SYMBOLS + 1)
+    monkeypatch.setattr(decoding, "MIN_SCANNED", 32 * SYMBOLS + 1)
     assert decoder.screen(1) is None
 
 
@@ -134,7 +134,7 @@ def test_beam_search_with_scan_matches_dense(name: str, monkeypatch: pytest.Monk
     same_whole_search(make(name), monkeypatch)
     models, one = [make(name, seed=seed) for seed in range(2)], sources(1)
     scanned = beam_search(models[0], *one), beam_search(Ensemble(models), *one)
-    monkeypatch.setattr(decoding, "LEAST_SCANNED", 1 << 40)
+    monkeypatch.setattr(decoding, "MIN_SCANNED", 1 << 40)
     models = [make(name, seed=seed) for seed in range(2)]
     dense = beam_search(models[0], *one), beam_search(Ensemble(models), *one)
     for ours, theirs in zip(scanned, dense, strict=True):

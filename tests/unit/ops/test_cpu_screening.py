@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tsallis
-from instruction_sets import instructions, own_instructions
+from instruction_sets import current_instructions, instructions
 from screening_cases import KINDS, arguments, draw, problems
 from tsallis.nn import ScreenedKeys
 from tsallis.ops import cpu
@@ -19,19 +19,19 @@ __all__ = ["instructions"]
 
 pytestmark = pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
 
-OWN = own_instructions() if cpu.status().available else ""
+DEFAULT = current_instructions() if cpu.status().available else ""
 CLUSTERS = KINDS.index("clusters")
 
 
 @pytest.fixture(autouse=True)
 def scan_few_keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(screening, "LEAST_KEYS", 1)
+    monkeypatch.setattr(screening, "MIN_KEYS", 1)
     with tsallis.backend("cpu"):
         yield
 
 
 def test_scan_finds_all_keys_with_positive_weight(instructions: str) -> None:
-    found, dense = problems(range(2000 if instructions == OWN else 120))
+    found, dense = problems(range(2000 if instructions == DEFAULT else 120))
     assert not found
     assert dense < 200  # otherwise too few problems would be scanned
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from tsallis.continuous import quadrature as rules
 from tsallis.continuous.quadrature import Rule
+from tsallis.errors import check_integer
 from tsallis.ops.transforms import outside_tracers, physical
 
 Shape = Sequence[int]
@@ -115,6 +116,16 @@ def tensors(mean: Tensor | float, spread: Tensor | float) -> tuple[Tensor, Tenso
     elif not like.is_floating_point():
         like = torch.empty((), device=like.device)
     return tuple(x if isinstance(x, Tensor) else torch.full((), float(x)).to(like) for x in (mean, spread))  # type: ignore[return-value]
+
+
+def check_points(points: Any, dims: int) -> None:
+    """Raise unless the size of a quadrature rule is None, a number, or two numbers in the plane."""
+    sizes = points if isinstance(points, tuple) else () if points is None else (points,)
+    if isinstance(points, tuple) and (dims == 1 or len(points) != 2):
+        valid = "one number for a density in 1 dimension" if dims == 1 else "one number or (radial, angular)"
+        raise ValueError(f"points must be {valid}, got {points}")
+    for size in sizes:
+        check_integer("points", size, 1)
 
 
 def one_number(points: int | tuple[int, int]) -> int:

@@ -183,7 +183,7 @@ class BetaGaussian:
         if self.dims == 1:
             error, _ = self._error_and_span(like)
             count = (
-                self._crowded_count(quadrature_sizes.enough(error, sharpness, like.dtype))
+                self._crowded_count(quadrature_sizes.needed_points(error, sharpness, like.dtype))
                 if points is None
                 else one_number(points)
             )
@@ -215,7 +215,7 @@ class BetaGaussian:
         eps = 2.0 ** (math.floor(math.log2(eps) * 8) / 8) if eps > 1e-6 else 1e-6
         power = (eps + 2) / eps
         end = math.pi / 2
-        if 1 / power <= rules.WHOLE:
+        if 1 / power <= rules.FULL_SUPPORT:
             end = math.asin(math.sqrt(-math.expm1(-2 * rules.TAIL / power)))
         error = quadrature_sizes.Sines(power, end, math.sqrt(rules.squared_reach(1 + eps, self.dims)), self.dims == 2)
         return error, error.span
@@ -241,7 +241,7 @@ class BetaGaussian:
 
 
 def _normal_rule(dims: int, sharpness: float, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
-    make, best = quadrature_sizes.fewer(
+    make, best = quadrature_sizes.cheapest_rule(
         {rules.gauss_hermite: quadrature_sizes.Hermite(), rules.gaussian_line: quadrature_sizes.Normal()},
         sharpness,
         like.dtype,

@@ -48,7 +48,7 @@ class Laplace:
         return (-torch.sign(u) * torch.log1p(-u.abs()) / math.sqrt(2)).to(like)
 
     def rule(self, sharpness: float, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
-        make, best = quadrature_sizes.fewer(
+        make, best = quadrature_sizes.cheapest_rule(
             {rules.laplace_line: quadrature_sizes.Laguerre(), rules.laplace_narrow_line: quadrature_sizes.Roots()},
             sharpness,
             like.dtype,
@@ -101,7 +101,7 @@ class Triangular:
 
     def rule(self, sharpness: float, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
         if points is None:
-            points = quadrature_sizes.enough(quadrature_sizes.Halves(self.end), sharpness, like.dtype)
+            points = quadrature_sizes.needed_points(quadrature_sizes.Halves(self.end), sharpness, like.dtype)
         return triangular_line(one_number(points)).to(like)
 
 

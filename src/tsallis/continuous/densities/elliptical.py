@@ -16,6 +16,7 @@ from tsallis.continuous.bases import Basis
 from tsallis.continuous.densities.base import (
     Family,
     broadcast_batch,
+    check_points,
     check_positive,
     check_symmetric,
     cholesky,
@@ -272,8 +273,11 @@ class Elliptical(Density):
         if self.dims == 1:
             half = (self._factor * reach).detach()
             return Interval(self._mean.detach() - half, self._mean.detach() + half)
-        factor = self._factor * (reach[..., None, None] if isinstance(reach, Tensor) else reach)
-        return Ellipse(self._mean.detach(), factor.detach())
+        factor = self._factor.detach()
+        if isinstance(reach, Tensor):
+            reach = reach.detach()[..., None, None]
+            return Ellipse(self._mean.detach(), torch.where(factor == 0, 0, factor * reach))  # 0 * inf would be NaN
+        return Ellipse(self._mean.detach(), factor * reach)
 
     def _squared_distance(self, t: Tensor) -> Tensor:
         """Return the squared distance from the mean in standard deviations [*sample, ...].
@@ -342,9 +346,12 @@ class Elliptical(Density):
             [..., size] for a basis, [..., any...] for a function.
 
         Raises:
-            ValueError: If the basis has another number of dimensions.
+            ValueError: If the basis has another number of dimensions, or `points` is below 1 or has a wrong length.
+            TypeError: If `points` is not a whole number.
             NotImplementedError: If quadrature would need more than two dimensions, or a compiled graph needs `points`.
         """
+        if not torch.compiler.is_compiling():
+            check_points(points, self.dims)
         with without_autocast(self._mean.device.type):
             return self._expect(function, points).to(self.dtype)
 

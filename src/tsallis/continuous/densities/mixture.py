@@ -34,6 +34,7 @@ class Mixture(Density):
 
     Raises:
         ValueError: If weights and components don't fit, or the weights are not probabilities.
+        TypeError: If the weights are not floating point, or a component is not a density of this package.
 
     Example:
         >>> from tsallis.continuous import TruncatedParabola
@@ -50,7 +51,9 @@ class Mixture(Density):
     ) -> None:
         check_floating(weights, "weights")
         self.stacked = isinstance(components, Density)
-        self.parts: list[Density] = [components] if isinstance(components, Density) else list(components)
+        self.parts: list[Density] = [components] if isinstance(components, Distribution) else list(components)
+        if foreign := [type(part).__name__ for part in self.parts if not isinstance(part, Density)]:
+            raise TypeError(f"components must be a Density or a sequence of them, got {foreign[0]}")
         if weights.dim() == 0 or not self.parts:
             raise ValueError(
                 "a mixture must have weights of shape [..., components] and at least one component, "

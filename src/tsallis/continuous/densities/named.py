@@ -10,7 +10,7 @@ from torch import Tensor
 from tsallis.continuous.densities import beta_gaussian, distance
 from tsallis.continuous.densities.base import Family, cholesky, tensors
 from tsallis.continuous.densities.elliptical import Elliptical
-from tsallis.errors import check_whole
+from tsallis.errors import check_integer
 from tsallis.functional.rows import alpha_number
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.dtypes import upcast
@@ -109,7 +109,7 @@ class BetaGaussian(Quadratic):
 
     @classmethod
     def _family(cls, alpha: Alpha = 1.5, dims: int = 1) -> Family:  # type: ignore[override]
-        check_whole("dims", dims, 1)
+        check_integer("dims", dims, 1)
         return beta_gaussian.BetaGaussian(alpha if isinstance(alpha, Tensor) else alpha_number(alpha), dims)
 
 

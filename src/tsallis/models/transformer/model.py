@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tsallis.errors import check_one_of, check_whole
+from tsallis.errors import check_integer, check_one_of
 from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts, check_last_pass
 from tsallis.models.compiled import CompiledState, CompiledSteps
@@ -389,7 +389,7 @@ def _check(arguments: dict[str, Any]) -> None:
     """Raise if an argument of the model is invalid."""
     d_model, heads = arguments["d_model"], arguments["heads"]
     for name in ("heads", "encoder_layers", "decoder_layers", "d_ff"):
-        check_whole(name, arguments[name], 1)
+        check_integer(name, arguments[name], 1)
     if d_model < 2 or d_model % 2 or d_model % heads:
         raise ValueError(f"d_model must be even and a multiple of heads, got {d_model} and {heads} heads")
     check_positions(arguments["positions"], ("sinusoids",))

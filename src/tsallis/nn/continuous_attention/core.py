@@ -21,9 +21,10 @@ from tsallis.continuous import (
     text_basis,
     translation_basis,
 )
+from tsallis.continuous.densities.base import broadcast_batch, check_points
 from tsallis.continuous.densities.elliptical import Points
 from tsallis.continuous.moments import Matching
-from tsallis.errors import check_one_of, check_whole
+from tsallis.errors import check_integer, check_one_of
 from tsallis.functional.rows import alpha_number, check_floating
 from tsallis.nn.continuous_attention.density_head import DensityHead, DensityKind, PooledFeatures, linear
 from tsallis.nn.output import transform_alpha
@@ -68,11 +69,11 @@ def map_alpha(transform: str | float) -> float:
     return transform_alpha(transform, 1.5)
 
 
-def check_sizes(**sizes: Points) -> None:
+def check_sizes(**sizes: int | None) -> None:
     """Raise unless sizes are integers of at least 1, or None."""
-    for name, value in sizes.items():
-        for size in value if isinstance(value, tuple) else () if value is None else (value,):
-            check_whole(name, size, 1)
+    for name, size in sizes.items():
+        if size is not None:
+            check_integer(name, size, 1)
 
 
 def basis_of(basis: str | int | Basis, dims: int) -> Basis:
@@ -135,7 +136,7 @@ class ContinuousAttention(nn.Module):
         density = self.defaults.density if density is None else density
         basis = self.defaults.basis if basis is None else basis
         filter_width = self.defaults.filter_width if filter_width is None else filter_width
-        d_query, d_values = d_query or d_model, d_values or d_model
+        d_query, d_values = (d_model if size is None else size for size in (d_query, d_values))
         check_sizes(d_model=d_model, num_heads=num_heads, components=components, d_query=d_query, d_values=d_values)
         if d_model % num_heads:
             raise ValueError(f"d_model must be a multiple of num_heads, got {d_model} and {num_heads}")
@@ -144,7 +145,8 @@ class ContinuousAttention(nn.Module):
             raise ValueError(f"components must be 1 with moments='scores', got {components}")
         if combine and moments not in ("discrete", "scores"):
             raise ValueError(f"moments must be 'discrete' or 'scores' with combine=True, got {moments!r}")
-        check_sizes(filters=filters, points=points)
+        check_sizes(filters=filters)
+        check_points(points, self.dims)
         if not project and d_values != d_model:
             raise ValueError(f"d_values must be equal to d_model, {d_model}, with project=False, got {d_values}")
         self.d_model = d_model
@@ -188,6 +190,7 @@ class ContinuousAttention(nn.Module):
         self._check(values, mask)
         single = query is None or query.dim() == 2
         mask, positions, fit = self._observations(values, mask, *location, **options)
+        broadcast_batch(values=values.shape[:1], positions=positions.shape[: -self.dims])
         if mask is not None:  # masked values may be NaN
             values = torch.where(mask.unsqueeze(-1), values, 0)
         v = values if self.value_proj is None else self.value_proj(values)  # [batch, length, d_model]

@@ -282,6 +282,8 @@ class ContinuousGlobalAttention(ScoredAttention):
 
     def attend(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the context [batch, tgt, d_memory] and masses [batch, tgt, src] for scores [batch, tgt, src]."""
+        if not memory.shape[1]:  # the regression needs at least one observation
+            return scores @ memory, scores
         result = self.attention.attend(scores, memory, mask)
         edges = cell_edges(mask).to(upcast(memory))[:, None, None]  # [batch, 1, 1, src + 1]
         return result.context, cell_masses(result.density, edges).squeeze(1)

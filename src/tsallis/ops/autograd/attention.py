@@ -37,7 +37,7 @@ from tsallis.ops.transforms import (
 
 FIELDS, TENSORS = len(AttentionArgs._fields), tensor_count(AttentionArgs)
 DIFFERENTIABLE = len(AttentionGradients._fields)
-MOST_SAVED = 5  # maximum number of tensors that a backend saves for backward
+MAX_SAVED = 5  # maximum number of tensors that a backend saves for backward
 
 
 def compute(args: AttentionArgs, backend: str, dense: bool) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -165,7 +165,7 @@ def _upcast_args(args: AttentionArgs) -> AttentionArgs:
 @torch.library.custom_op(
     "tsallis::attention",
     mutates_args=(),
-    schema=f"({schema(AttentionArgs)}, str backend, bool needs_grad) -> ({', '.join(['Tensor'] * (MOST_SAVED + 2))})",
+    schema=f"({schema(AttentionArgs)}, str backend, bool needs_grad) -> ({', '.join(['Tensor'] * (MAX_SAVED + 2))})",
 )
 def _attention_op(*inputs: Any) -> tuple[Tensor, ...]:
     """Return the output, the support sizes and the data for backward."""
@@ -195,14 +195,14 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
 def _pad_saved(saved: Any, output: Tensor, support: Tensor) -> list[Tensor]:
     """Return saved tensors as an operator's results; an empty tensor replaces None, the output and the support."""
     tensors = [None if x is output or x is support else x for x in saved]
-    tensors += [None] * (MOST_SAVED - len(tensors))
+    tensors += [None] * (MAX_SAVED - len(tensors))
     return [output.new_empty(0) if x is None else x for x in tensors]
 
 
 @torch.library.custom_op(
     "tsallis::attention_backward",
     mutates_args=(),
-    schema=f"({schema(AttentionArgs)}, str backend, {', '.join(f'Tensor saved_{i}' for i in range(MOST_SAVED))}, "
+    schema=f"({schema(AttentionArgs)}, str backend, {', '.join(f'Tensor saved_{i}' for i in range(MAX_SAVED))}, "
     f"Tensor grad, bool[] needs) -> ({', '.join(['Tensor'] * DIFFERENTIABLE)})",
 )
 def _backward_op(*inputs: Any) -> tuple[Tensor, ...]:

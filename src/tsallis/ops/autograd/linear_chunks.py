@@ -37,15 +37,15 @@ class Sizes(NamedTuple):
     """Sizes of chunks, and the largest share of non-zeros for which a chunk is saved as lists."""
 
     chunk: int  # number of scores in a buffer
-    whole: int  # if there are at most this many scores, use one chunk, and keep its scores
+    single_chunk: int  # if there are at most this many scores, use one chunk, and keep its scores
     chunks: int | None  # maximum number of chunks, because each chunk rounds the weight's gradient
     tokens: int  # except for small chunks, the number of tokens is a multiple of this number
     share: float  # a chunk with at most this share of non-zeros is saved as lists
 
 
-CPU = Sizes(chunk=1 << 23, whole=1 << 24, chunks=None, tokens=1, share=1 / 32)
+CPU = Sizes(chunk=1 << 23, single_chunk=1 << 24, chunks=None, tokens=1, share=1 / 32)
 # On a GPU a matrix product is as fast as a sum over rows if one score in a hundred is non-zero.
-GPU = Sizes(chunk=1 << 27, whole=1 << 26, chunks=16, tokens=128, share=1 / 128)
+GPU = Sizes(chunk=1 << 27, single_chunk=1 << 26, chunks=16, tokens=128, share=1 / 128)
 ONE_PASS = True  # whether alpha-ReLU may use kernels that need no buffer of scores
 
 
@@ -100,7 +100,7 @@ def make_plan(layer: Layer) -> Plan:
     backend = choose("output layer", layer.alpha, layer.hidden, layer.weight)
     sizes = GPU if backend.CAPABILITIES.asynchronous else CPU
     tokens, classes = len(layer.hidden), len(layer.weight)
-    keeps_scores = tokens * classes <= sizes.whole
+    keeps_scores = tokens * classes <= sizes.single_chunk
     rows = tokens if keeps_scores else max(1, sizes.chunk // classes)
     if not keeps_scores and sizes.chunks is not None:
         step = sizes.tokens
@@ -180,7 +180,7 @@ class ChunkedForward:
         self.keep = keep
         in_forward = plan.multiplies_in_forward and layer.hidden.dtype != torch.float16
         self.requires_grad = requires_grad if in_forward else None  # None: backward computes the gradients
-        self.wide = compute_dtype(layer.hidden.dtype)
+        self.sum_dtype = compute_dtype(layer.hidden.dtype)
         self.losses: list[Tensor] = []
         self.slopes: list[Tensor] = []
         self.counts: list[Tensor] = []
@@ -255,9 +255,9 @@ class ChunkedForward:
     def multiply(self, dense: DenseChunk, requires_grad: RequiresGrad) -> None:
         """Compute the gradients of a chunk now, for losses of weight 1."""
         if self.products is None:
-            self.products = zero_sums(self.layer, requires_grad, self.wide)
+            self.products = zero_sums(self.layer, requires_grad, self.sum_dtype)
         chunk = self.layer.rows(dense.rows)
-        one = torch.ones(len(chunk.hidden), dtype=self.wide, device=chunk.hidden.device)
+        one = torch.ones(len(chunk.hidden), dtype=self.sum_dtype, device=chunk.hidden.device)
         self.products.add(chunk, dense.rows, score_gradient(chunk, dense, one, self.plan.backend))
 
     def saved(self) -> SavedForBackward:
@@ -265,15 +265,15 @@ class ChunkedForward:
         supports = CsrRows(
             F.pad(torch.cat(self.counts).cumsum(0), (1, 0)),
             torch.cat([*self.columns, empty.to(torch.int32)]),
-            torch.cat([*self.values, empty.to(self.wide)]),
+            torch.cat([*self.values, empty.to(self.sum_dtype)]),
         )
         active = torch.cat(self.active) if self.active else None
         return SavedForBackward(self.plan.backend, supports, self.dense_chunks, self.products, active)
 
 
-def zero_sums(layer: Layer, requires_grad: RequiresGrad, wide: torch.dtype) -> Sums:
+def zero_sums(layer: Layer, requires_grad: RequiresGrad, sum_dtype: torch.dtype) -> Sums:
     """Return zeros, to which gradients are added; only the bias gets a wider dtype, because the weight is large."""
-    kinds = ((layer.hidden, layer.hidden.dtype), (layer.weight, layer.weight.dtype), (layer.weight[:, 0], wide))
+    kinds = ((layer.hidden, layer.hidden.dtype), (layer.weight, layer.weight.dtype), (layer.weight[:, 0], sum_dtype))
     return Sums(*(torch.zeros_like(x, dtype=t) if n else None for (x, t), n in zip(kinds, requires_grad, strict=True)))
 
 

@@ -106,7 +106,7 @@ def _missing_status(note: Path) -> Status:
 
 
 @functools.cache
-def warn_of_absence() -> None:
+def warn_if_missing() -> None:
     """Warn once that PyTorch's operations replace the kernels, unless the user chose this at installation."""
     state = status()
     if not state.available and not state.left_out:
@@ -137,7 +137,7 @@ def usable() -> bool:
     """Return whether the compiled kernels can be used; warn once if they are missing."""
     available = status().available
     if not available:
-        warn_of_absence()
+        warn_if_missing()
     return available
 
 

@@ -13,10 +13,10 @@ from tsallis.ops.arguments import AttentionArgs, AttentionGradients
 from tsallis.ops.cpu.structs import Heads
 from tsallis.ops.eager.attention import resolve as resolve
 
-ROWS, LEAST_ROWS = 64, 8  # largest and smallest number of queries per tile
-LEAST_SLOPED_ROWS = 32  # minimum with slopes: their windows allow small tiles, but many tiles touch more memory pages
+ROWS, MIN_ROWS = 64, 8  # largest and smallest number of queries per tile
+MIN_SLOPED_ROWS = 32  # minimum with slopes: their windows allow small tiles, but many tiles touch more memory pages
 TILE = 1 << 17  # maximum number of scores per tile; a tile with the minimum number of rows may have more
-MOST_LISTED = 128  # backward reads saved lists if their average length is at most this
+MAX_LISTED = 128  # backward reads saved lists if their average length is at most this
 
 
 class SavedForBackward(NamedTuple):
@@ -34,7 +34,7 @@ def allocate(args: AttentionArgs, output: Tensor, support: Tensor, needs_grad: b
     stats = args.query.new_empty(*queries, cpu.STATS)
     if not needs_grad:
         return SavedForBackward(support, stats, None, None)
-    capacity = min(keys, MOST_LISTED) if isinstance(keys, int) else torch.sym_min(keys, MOST_LISTED)
+    capacity = min(keys, MAX_LISTED) if isinstance(keys, int) else torch.sym_min(keys, MAX_LISTED)
     columns = support.new_empty(*queries, capacity)
     return SavedForBackward(support, stats, columns, args.query.new_empty(*queries, capacity))
 
@@ -101,8 +101,8 @@ def drop_factors(args: AttentionArgs) -> Tensor:
 def _tile_rows(args: AttentionArgs) -> int:
     """Return the number of queries in a tile."""
     queries, keys = args.query.shape[2], args.key.shape[2]
-    least_rows = LEAST_ROWS if args.slopes is None else LEAST_SLOPED_ROWS
-    return min(queries, max(least_rows, min(ROWS, TILE // keys)))
+    min_rows = MIN_ROWS if args.slopes is None else MIN_SLOPED_ROWS
+    return min(queries, max(min_rows, min(ROWS, TILE // keys)))
 
 
 def _shares_mask_row(args: AttentionArgs) -> bool:

@@ -94,12 +94,12 @@ class Beams:
         """Return the source with a NaN probability, or None."""
         return None if self.call.nan_source < 0 else int(self.call.nan_source)
 
-    def add_room(self, most: int | None = None) -> int:
-        """Allocate a block for the next steps; return its number of rows, at most `most` unless a step needs more."""
+    def add_room(self, max_rows: int | None = None) -> int:
+        """Allocate a block for the next steps; return its size, at most `max_rows` rows unless a step needs more."""
         call = self.call
         rows = int(call.rows)
         room = min(rows * self.size, self.capacity) * STEPS_AT_ONCE
-        room = max(rows, room if most is None else min(room, most))
+        room = max(rows, room if max_rows is None else min(room, max_rows))
         history = torch.empty((len(HISTORY_COLUMNS) + len(HISTORY_VALUES)) * room, dtype=torch.int64, device="cpu")
         self._used.append(call.used)
         self._history.append((history, room))

@@ -26,8 +26,8 @@ from tsallis.ops.cpu.structs import NUMBER, PANEL_COLUMNS, Decoder, Screen, Sear
 CACHE_NUMBERS = 1 << 23  # numbers per block of keys and values, unless a step needs more
 BEST_NUMBERS = 1 << 22  # maximum number of best symbols per step, for a search in one call
 SCANNED_ROWS = 2  # more rows are faster as a product
-LEAST_SCANNED = 1 << 21  # number of weights from which a scan is faster than a product
-MOST_STEPS = 1 << 12  # maximum number of steps, for a search in one call
+MIN_SCANNED = 1 << 21  # number of weights from which a scan is faster than a product
+MAX_STEPS = 1 << 12  # maximum number of steps, for a search in one call
 VECTOR = 16  # numbers per vector; keys and values are multiples of this number
 
 
@@ -37,13 +37,17 @@ class PackedWeights:
     Args:
         embedding: Embedding [symbols, size], which is not copied.
         layers: Tensors of the layers, before the embedding in the table.
-        rest: Tensors after the embedding.
+        final_tensors: Tensors after the embedding.
     """
 
-    def __init__(self, embedding: Tensor, layers: Sequence[Tensor | None], rest: Sequence[Tensor | None]) -> None:
+    def __init__(
+        self, embedding: Tensor, layers: Sequence[Tensor | None], final_tensors: Sequence[Tensor | None]
+    ) -> None:
         self.embedding = embedding.detach().contiguous()
-        copies = iter(gather([x.detach() for x in [*layers, *rest] if x is not None]))
-        layer_tensors, other_tensors = ([None if x is None else next(copies) for x in part] for part in (layers, rest))
+        copies = iter(gather([x.detach() for x in [*layers, *final_tensors] if x is not None]))
+        layer_tensors, other_tensors = (
+            [None if x is None else next(copies) for x in part] for part in (layers, final_tensors)
+        )
         self._memory = [*layer_tensors, self.embedding, *other_tensors]  # keeps the tensors behind the pointers alive
         addresses = [0 if x is None else x.data_ptr() for x in self._memory]
         self.pointers = torch.tensor(addresses, dtype=torch.int64, device="cpu")
@@ -61,9 +65,9 @@ class PackedWeights:
         if rows is not None and token.shape != (rows,):
             raise ValueError(f"token must have the shape ({rows},), one per row, got {tuple(token.shape)}")
         if token.numel():
-            least, most = (int(x) for x in token.aminmax())
-            if least < 0 or most >= len(self.embedding):
-                invalid = least if least < 0 else most
+            smallest, largest = (int(x) for x in token.aminmax())
+            if smallest < 0 or largest >= len(self.embedding):
+                invalid = smallest if smallest < 0 else largest
                 raise IndexError(f"tokens must be from 0 to {len(self.embedding) - 1}, got {invalid}")
         return token.long().contiguous()
 
@@ -83,7 +87,7 @@ class DecoderSteps:
     def screen(self, rows: int) -> int | None:
         """Return the address of the scan of the output layer, or None if a product is faster for this many rows."""
         (weight, bias), alpha, tau = self.output
-        if rows > SCANNED_ROWS or weight.numel() < LEAST_SCANNED or tau is not None or not 1 < alpha <= 2:
+        if rows > SCANNED_ROWS or weight.numel() < MIN_SCANNED or tau is not None or not 1 < alpha <= 2:
             return None
         if self.screened is None:
             encoded = ScreenedRows()
@@ -137,7 +141,7 @@ class DecoderSteps:
 
     def runs(self, beams: Any, num_models: int) -> bool:
         """Return whether the beams are small enough for :meth:`search`, which allocates the memory of all steps."""
-        if not isinstance(beams, Beams) or beams.steps > MOST_STEPS:
+        if not isinstance(beams, Beams) or beams.steps > MAX_STEPS:
             return False
         numbers = min(beams.size + 1, self.symbols) if num_models == 1 else self.symbols
         return beams.capacity * numbers <= BEST_NUMBERS

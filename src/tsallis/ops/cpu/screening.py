@@ -15,8 +15,8 @@ from tsallis.ops.cpu.structs import Attention, Heads, Screen
 
 BLOCK_KEYS = 16
 BOUND = 1.0  # factor of the error bounds; tests lower it and must notice
-LEAST_KEYS = 2048  # with fewer keys a scan saves little or nothing
-MOST_QUERIES = 3  # more queries are faster as a dense product
+MIN_KEYS = 2048  # with fewer keys a scan saves little or nothing
+MAX_QUERIES = 3  # more queries are faster as a dense product
 SAMPLE = 1024  # number of keys from which the scale of each channel is chosen
 
 
@@ -125,7 +125,7 @@ class ScreenedRows:
 
 def screens(args: AttentionArgs) -> bool:
     """Return whether a scan may be faster than the dense kernel, and computes the same."""
-    fits = LEAST_KEYS <= args.key.size(2) < 1 << 31 and args.query.size(2) <= MOST_QUERIES
+    fits = MIN_KEYS <= args.key.size(2) < 1 << 31 and args.query.size(2) <= MAX_QUERIES
     return fits and args.query.dtype == torch.float32
 
 

@@ -18,7 +18,7 @@ from tsallis.ops.cpu.structs import FIRST_ADDRESS, Decoder, Encoder, Project
 
 def computes(weights: StackWeights) -> bool:
     """Return whether the kernels support layers of these sizes and alphas."""
-    attentions = [part for layer in weights.layers for part in (layer.own, layer.cross) if part is not None]
+    attentions = [part for layer in weights.layers for part in (layer.self_attention, layer.cross) if part is not None]
     alphas = torch.cat([part.alphas for part in attentions])
     sizes_fit = weights.embedding.shape[1] % (weights.heads * VECTOR) == 0
     return sizes_fit and bool(((alphas >= 1) & (alphas <= 2)).all())
@@ -113,7 +113,7 @@ class CompiledDecoder(_Stack, DecoderSteps):
 
 def _layer_tensors(layer: LayerWeights) -> list[Tensor | None]:
     """Return the tensors of a layer in the order of `LayerWeights` in `transformer_rows.h`."""
-    self_attention, cross_attention = layer.own, layer.cross
+    self_attention, cross_attention = layer.self_attention, layer.cross
     no_tensors: list[Tensor | None] = [None] * 4
     tensors: list[Tensor | None] = [
         *self_attention.norm,

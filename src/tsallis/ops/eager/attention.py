@@ -17,7 +17,7 @@ from tsallis.ops.arguments import AttentionArgs, AttentionGradients
 from tsallis.ops.eager import maps
 
 TILE = 1 << 20  # maximum number of weights per tile
-LEAST_ROWS = 128  # minimum number of queries per head and tile, for fast matrix products
+MIN_ROWS = 128  # minimum number of queries per head and tile, for fast matrix products
 CAUSAL_ROWS = 128  # maximum number of queries per tile in causal attention: smaller tiles skip more keys
 
 
@@ -135,11 +135,11 @@ def cut(args: AttentionArgs) -> Iterator[list[Tile]]:
     # Give each thread whole matrices: PyTorch divides a single product less well among threads.
     # Dropout is drawn per tile, so backward must cut the same tiles as forward, even in another process.
     threads = args.threads or (1 if args.dropout else torch.get_num_threads())
-    least_heads = min(heads, threads)
-    rows = min(queries, max(LEAST_ROWS, TILE // (scores_per_row * least_heads)))
+    min_heads = min(heads, threads)
+    rows = min(queries, max(MIN_ROWS, TILE // (scores_per_row * min_heads)))
     if args.causal:
         rows = min(rows, CAUSAL_ROWS)
-    tile_heads = min(heads, max(least_heads, TILE // (scores_per_row * rows)))
+    tile_heads = min(heads, max(min_heads, TILE // (scores_per_row * rows)))
     elements = max(1, TILE // (scores_per_row * rows * heads)) if tile_heads == heads else 1
     for b0 in range(0, batch, elements):
         b1 = min(b0 + elements, batch)

@@ -15,7 +15,7 @@ from tsallis.ops.eager.thresholds import nonzero_eps
 STEPS = 40  # bisection steps until the bracket is narrower than float32's rounding
 WIDEST = 20.0  # width of the bracket, enough for exp(20) classes
 DOUBLE_STEPS = 64  # bisection steps for float64
-LEAST_EPS = 1e-7  # minimum of eps for budgets: numbers near 1 lose digits when raised to the power 1 / eps
+MIN_EPS = 1e-7  # minimum of eps for budgets: numbers near 1 lose digits when raised to the power 1 / eps
 NEWTON_STEPS = 12  # for alpha above 2, where Newton steps converge faster than bisection
 
 
@@ -76,14 +76,14 @@ def _normalise(probs: Tensor) -> Tensor:
 def _steep(scores: Tensor, top: Tensor, eps: float | Tensor) -> Tensor:
     """Return probabilities for alpha above 2: bisect for the support's smallest score, then find its probability."""
     _, high = _bisect(top - 1 / eps, top, STEPS, lambda c: _steep_power(scores - c, eps).sum(-1, keepdim=True) > 1)
-    least = torch.where(scores >= high, scores, torch.inf).amin(-1, keepdim=True)
+    smallest = torch.where(scores >= high, scores, torch.inf).amin(-1, keepdim=True)
     # Near 0, the spacing of floats is smaller than the final bracket, so one score may lie inside the bracket.
     next_score = torch.where(scores < high, scores, -torch.inf).amax(-1, keepdim=True)
     inside = _steep_power(scores - next_score, eps).sum(-1, keepdim=True) < 1
-    least = torch.where(inside, next_score, least)
-    above, ties = scores > least, scores == least
+    smallest = torch.where(inside, next_score, smallest)
+    above, ties = scores > smallest, scores == smallest
     num_ties = ties.to(scores.dtype).sum(-1, keepdim=True).clamp(min=1)
-    x = torch.where(above, eps * (scores - least), 1)
+    x = torch.where(above, eps * (scores - smallest), 1)
     tiny = torch.finfo(scores.dtype).tiny
     q = (1 - torch.where(above, x ** (1 / eps), 0).sum(-1, keepdim=True)).clamp(min=tiny) / num_ties
     for _ in range(NEWTON_STEPS):
@@ -114,10 +114,10 @@ def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
     pivot = pivot.masked_fill(filled, 0)
     eps = alpha.to(z.dtype) - 1 if isinstance(alpha, Tensor) else alpha - 1
     if not isinstance(eps, Tensor):
-        probs = (_steep_budget if eps > 1 else _solve_budget)(z, pivot, eps if eps > 1 else max(eps, LEAST_EPS), budget)
+        probs = (_steep_budget if eps > 1 else _solve_budget)(z, pivot, eps if eps > 1 else max(eps, MIN_EPS), budget)
     else:
         steep = eps > 1
-        flat = _solve_budget(z, pivot, eps.clamp(min=LEAST_EPS, max=1), budget)
+        flat = _solve_budget(z, pivot, eps.clamp(min=MIN_EPS, max=1), budget)
         probs = torch.where(steep, _steep_budget(z, pivot, torch.where(steep, eps, 2), budget), flat)
     probs = torch.where(filled, (z > -torch.inf).to(z.dtype), probs)
     return probs.masked_fill(nan_rows, torch.nan).to(scores.dtype)
@@ -139,15 +139,15 @@ def _capped_power(u: Tensor, eps: float | Tensor) -> Tensor:
 def _steep_budget(z: Tensor, pivot: Tensor, eps: float | Tensor, budget: float) -> Tensor:
     """Return marginals for alpha above 2: bisect for the support's smallest score, then for its probability."""
 
-    def mass(least: Tensor) -> Tensor:
-        return _steep_power(z - least, eps).clamp(max=1).sum(-1, keepdim=True)
+    def mass(smallest: Tensor) -> Tensor:
+        return _steep_power(z - smallest, eps).clamp(max=1).sum(-1, keepdim=True)
 
     _, high = _bisect(pivot - 1 / eps, pivot, DOUBLE_STEPS, lambda c: mass(c) >= budget)
-    least = torch.where(z >= high, z, torch.inf).amin(-1, keepdim=True)
+    smallest = torch.where(z >= high, z, torch.inf).amin(-1, keepdim=True)
     next_score = torch.where(z < high, z, -torch.inf).amax(-1, keepdim=True)
-    least = torch.where(mass(next_score) < budget, next_score, least)
-    above, ties = z > least, z == least
-    x = torch.where(above, eps * (z - least), 1)
+    smallest = torch.where(mass(next_score) < budget, next_score, smallest)
+    above, ties = z > smallest, z == smallest
+    x = torch.where(above, eps * (z - smallest), 1)
 
     def marginals(q: Tensor) -> Tensor:
         return torch.where(above, (x + q**eps) ** (1 / eps), torch.where(ties, q, 0)).clamp(max=1)

@@ -99,10 +99,10 @@ def _smallest_support_score(best: Tensor, eps: Alpha, budget: float) -> tuple[Te
     return best.gather(-1, first), mass
 
 
-def _compare_with_smallest(scores: Tensor, least: Tensor, eps: Alpha) -> tuple[Tensor, Tensor, Tensor]:
+def _compare_with_smallest(scores: Tensor, smallest: Tensor, eps: Alpha) -> tuple[Tensor, Tensor, Tensor]:
     """Return `eps (z - z_s)`, and masks of the scores above `z_s` and equal to it."""
-    above, ties = scores > least, scores == least
-    return torch.where(above, (scores - least) * eps, 1), above, ties
+    above, ties = scores > smallest, scores == smallest
+    return torch.where(above, (scores - smallest) * eps, 1), above, ties
 
 
 def _probabilities(x: Tensor, above: Tensor, ties: Tensor, q: Tensor, eps: Alpha) -> Tensor:

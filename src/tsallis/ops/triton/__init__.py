@@ -15,7 +15,7 @@ from torch import Tensor
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.protocol import Capabilities, Status
 from tsallis.ops.triton.alpha_relu import alpha_relu_one_pass
-from tsallis.ops.triton.attention.launch import largest_head, least_shared_memory
+from tsallis.ops.triton.attention.launch import largest_head, min_shared_memory
 from tsallis.ops.triton.language import available
 from tsallis.ops.triton.losses import (
     STATS,
@@ -35,7 +35,7 @@ CAPABILITIES = Capabilities(
     dtypes=STORAGE,
     asynchronous=True,
     attention_dtypes=STORAGE,
-    largest_head=largest_head(least_shared_memory()),  # the smallest limit among this machine's GPUs
+    largest_head=largest_head(min_shared_memory()),  # the smallest limit among this machine's GPUs
     largest_batch=65535,
 )
 

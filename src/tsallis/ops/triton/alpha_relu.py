@@ -15,7 +15,7 @@ from torch import Tensor
 from tsallis.ops.sparse_rows import CsrRows
 from tsallis.ops.triton.language import THREE_HALVES, TWO, interpreted, kernel, mode, precision, run, tl
 
-LEAST = 1 << 10  # minimum capacity of the list
+MIN_CAPACITY = 1 << 10  # minimum capacity of the list
 ENTRIES = 128  # list entries that are read at once
 
 
@@ -175,7 +175,7 @@ def alpha_relu_one_pass(
     """
     tokens, size = hidden.shape
     classes = len(weight)
-    capacity = min(tokens * classes, max(LEAST, int(tokens * classes * share)))
+    capacity = min(tokens * classes, max(MIN_CAPACITY, int(tokens * classes * share)))
     state = hidden.new_zeros(2, dtype=torch.int32)
     key = hidden.new_empty(capacity, dtype=torch.int64)
     value, gold, loss = (hidden.new_empty(n, dtype=torch.float32) for n in (capacity, tokens, tokens))

@@ -12,7 +12,7 @@ from tsallis.ops.triton import long_rows
 from tsallis.ops.triton.language import ANY_ALPHA, TINY_EPS, mode, plain, processors, run
 from tsallis.ops.triton.short_rows import NEWTON_LIMIT, short_gradient, short_map
 
-MOST_PARTS = 64  # maximum number of programs that share a row
+MAX_PARTS = 64  # maximum number of programs that share a row
 
 
 class Short(NamedTuple):
@@ -61,7 +61,7 @@ def long(rows: int, d: int, processors: int) -> Long:
     tiles = -(-d // lanes)
     parts = 1
     if rows * 2 <= processors:
-        parts = min(-(-2 * processors // rows), max(tiles // 8, 1), MOST_PARTS)
+        parts = min(-(-2 * processors // rows), max(tiles // 8, 1), MAX_PARTS)
     return Long(lanes, min(lanes, 512), 16, 4096, warps, 4, processors * min(16 // warps, 12), parts)
 
 
@@ -252,7 +252,7 @@ def _gradient_by_parts(shared: dict[str, Any], tiles: Long, rows: int, alpha_gra
     sizes = {
         "tiles_per_part": stride,
         "parts": count,
-        "PADDED": MOST_PARTS,  # a constant, so that one kernel serves every number of parts
+        "PADDED": MAX_PARTS,  # a constant, so that one kernel serves every number of parts
         "LANES": tiles.lanes,
         "num_warps": tiles.warps,
     }

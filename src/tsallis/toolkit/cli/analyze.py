@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tsallis.toolkit.inference import TextRun
 
 INTERRUPTED = 130  # exit status after Ctrl-C
-OF_SWEEP = ("runs", "out", "records", "sweep")  # parameters of --sweep, which runs no model
+SWEEP_PARAMETERS = ("runs", "out", "records", "sweep")  # parameters of --sweep, which runs no model
 
 TextFile = Annotated[
     Path | None,
@@ -85,7 +85,7 @@ def analyze(
         raise InputError(f"use either --split or --text, not both: got {split} and {input_name(text)}")
     check_writable(out, records, inputs=[text], runs=runs)
     if sweep:
-        names = [x.name for x in context.command.params if x.name and x.name not in OF_SWEEP]
+        names = [x.name for x in context.command.params if x.name and x.name not in SWEEP_PARAMETERS]
         if flags := typed_flags(context, names):
             raise InputError(f"--sweep only reads training logs: leave out {', '.join(flags)}")
         _write(Report(sweep=read_sweep(runs)), out, records)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SEARCH = SearchOptions(beam_size=5)
 SOFTMAX = ("model.output=softmax", "model.attention=softmax")
 COMPARISON = ("accuracy", "output_support", "attention_support", "single", "complete", "optimal")
-MOST_ANSWERS = 4  # maximum number of answers printed per word; further answers are only counted
+MAX_ANSWERS = 4  # maximum number of answers printed per word; further answers are only counted
 REPORT_EXAMPLES = 200  # number of verb forms that the report analyses
 BLOCKS = "░▒▓█"  # characters for weights, from small to 1
 
@@ -38,7 +38,7 @@ class Question(NamedTuple):
 
     line: str  # lemma and tags
     title: str
-    right: tuple[str, ...]
+    correct_answers: tuple[str, ...]
 
 
 # These verbs are not in the data: two have two spellings, and one is newer than the list of verbs.
@@ -169,10 +169,10 @@ def _hypotheses(question: Question, result: Result, run: Run) -> list[str]:
     """Return the lines of a model's column: best outputs, number of further outputs, and sum of probabilities."""
     texts = [(run.tgt_vocab.decode(hypothesis.tokens), hypothesis.prob) for hypothesis in result.hypotheses]
     rows = [
-        f"  {text or '(empty)':<14}{prob:.6f}{'  correct' * (text in question.right)}"
-        for text, prob in texts[:MOST_ANSWERS]
+        f"  {text or '(empty)':<14}{prob:.6f}{'  correct' * (text in question.correct_answers)}"
+        for text, prob in texts[:MAX_ANSWERS]
     ]
-    if omitted := texts[MOST_ANSWERS:]:
+    if omitted := texts[MAX_ANSWERS:]:
         rows.append(f"  {f'and {len(omitted)} more':<14}{sum(prob for _, prob in omitted):.6f}")
     return [*rows, f"  {'sum':<14}{result.mass:.6f}"]
 

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from tsallis.toolkit.tasks.types import Lines
     from tsallis.toolkit.training.distributed import World
 
-MOST_WRONG = 10  # maximum number of wrong outputs to show
+MAX_WRONG = 10  # maximum number of wrong outputs to show
 WIDEST = 60  # maximum number of characters shown per source
-OF_SEARCH = ("mode", "beam_size", "budget", "length_penalty", "end_rule")
+SEARCH_OPTIONS = ("mode", "beam_size", "budget", "length_penalty", "end_rule")
 
 
 Inputs = Annotated[
@@ -70,7 +70,7 @@ Length = Annotated[
 
 
 @search_options(
-    *OF_SEARCH,
+    *SEARCH_OPTIONS,
     modes=("beam", "exact"),
     help={"mode": "Search method. beam (the default): beam search. exact: the best output, with a proof."},
 )
@@ -115,11 +115,11 @@ def evaluate(
     if file is not None:
         _check_options_of_file(file, split, length, manifest)
     opened = open_run(run, checkpoint, device, others or ())
-    if not opened.task.searched and (flags := typed_flags(context, (*OF_SEARCH, "exact", "out"))):
+    if not opened.task.searched and (flags := typed_flags(context, (*SEARCH_OPTIONS, "exact", "out"))):
         raise InputError(f"{run}: the task {opened.task.name} uses no search: leave out {', '.join(flags)}")
     data = _Data.choose(file, split, run_config(opened.run.folder), language=language, images=images, length=length)
     typed, search = search, search.with_defaults(data.config.search.options)
-    with init_distributed(device, "nothing was written") as world, world.share_mistakes():
+    with init_distributed(device, "nothing was written") as world, world.share_errors():
         other = None if second is None else data.evaluate_other(second, opened, typed, checkpoint, device, world)
         evaluated = data.evaluate(opened, search, world)
     if not world.main:
@@ -270,9 +270,9 @@ def _wrong_outputs(task: Task, lines: Lines, texts: Sequence[str]) -> Iterator[S
     if not wrong:
         return
     yield ("",)
-    yield (f"wrong outputs: {len(wrong)}" + (f", the first {MOST_WRONG}" if len(wrong) > MOST_WRONG else ""),)
+    yield (f"wrong outputs: {len(wrong)}" + (f", the first {MAX_WRONG}" if len(wrong) > MAX_WRONG else ""),)
     yield "line", "source", "output", "expected"
-    for row in wrong[:MOST_WRONG]:
+    for row in wrong[:MAX_WRONG]:
         yield str(lines.numbers[row] + 1), truncate(lines.titles[row], WIDEST), texts[row], lines.references[row]
 
 

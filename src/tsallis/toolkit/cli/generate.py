@@ -13,11 +13,11 @@ from tsallis.toolkit.cli.input import Block, input_name, line_blocks
 from tsallis.toolkit.cli.options import Device, FileArgument, Json, RunArgument, Which, search_options
 from tsallis.toolkit.cli.output import print_fields, print_json
 from tsallis.toolkit.inference import open_run
-from tsallis.toolkit.inference.continuations import MODES, OF_GENERATION, TOKENS
+from tsallis.toolkit.inference.continuations import GENERATION_OPTIONS, MODES, TOKENS
 
 
 @search_options(
-    *OF_GENERATION,
+    *GENERATION_OPTIONS,
     modes=MODES,
     help={
         "mode": "Draw random texts (sample, the default) or search for the most probable text (beam).",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 STDIN = "standard input"  # name of standard input in messages
 BAD_LINES = 1  # exit status after bad lines were skipped
-MOST_NAMED = 5  # maximum number of unknown symbols named in a warning
+MAX_NAMED = 5  # maximum number of unknown symbols named in a warning
 
 
 def input_name(file: Path | None) -> str:
@@ -91,7 +91,7 @@ class UnknownSymbols:
             if UNK in lines.corpus.tgt[row]:
                 self.impossible.append(block.first + number + 1)
             self.total += (count := self.task.count_unknown(lines.corpus.src[row]))
-            if count and len(self.first_lines) <= MOST_NAMED:
+            if count and len(self.first_lines) <= MAX_NAMED:
                 source = [int(symbol) for symbol in lines.corpus.src[row]]
                 for symbol in self.task.unknown_symbols(self.run, source, lines.titles[row]):
                     self.first_lines.setdefault(symbol, block.first + number + 1)
@@ -120,7 +120,7 @@ class UnknownSymbols:
 
 def warn_places(name: str, message: str, places: Sequence[str]) -> None:
     """Print a note about the input `name`, and the first few of its places."""
-    named = ", ".join([*places[:MOST_NAMED], *(["..."] if len(places) > MOST_NAMED else [])])
+    named = ", ".join([*places[:MAX_NAMED], *(["..."] if len(places) > MAX_NAMED else [])])
     print(one_line(f"tsallis: {name}: {message}: {named}"), file=sys.stderr)
 
 
@@ -209,7 +209,7 @@ def share_blocks(blocks: Iterator[Block], world: World, file: Path | None) -> It
     if world.size == 1:
         yield from blocks
         return
-    with world.share_mistakes():
+    with world.share_errors():
         if is_stdin(file):
             raise InputError("several processes can't read standard input: pass a file")
     failure: Exception | None = None

@@ -128,9 +128,9 @@ def _parameter(name: str, help: str, modes: Sequence[Mode], default: Any) -> ins
         kind = choices[tuple(modes)]
     span = {}
     if kind in (int, float) and not info.inside:  # ranges in typer always include their limits
-        span["min"] = kind(info.least)
-    if span and math.isfinite(info.most):
-        span["max"] = kind(info.most)
+        span["min"] = kind(info.minimum)
+    if span and math.isfinite(info.maximum):
+        span["max"] = kind(info.maximum)
     option = typer.Option(flag(name), help=help, rich_help_panel="Search", **span)
     if kind is bool:
         return inspect.Parameter(name, KEYWORD, default=False, annotation=Annotated[bool, option])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tsallis.toolkit.tasks.scoring import ComparedScore
 
-WHERE_ANY = ("unknown_symbols",)  # rows that are omitted if the number is 0
+NONZERO_ROWS = ("unknown_symbols",)  # rows that are omitted if the number is 0
 
 
 def print_fields(*fields: str) -> None:
@@ -89,7 +89,7 @@ def score_table(report: dict[str, Any]) -> str:
     custom_scores = {key: value for key, value in report.items() if isinstance(value, float) and key not in known}
     titles = {key: find_score(key) or ScoreFormat(key, ".4f") for key in custom_scores}
     lines = [f"{titles[key].title:<34}{format(value, titles[key].format):>10}" for key, value in custom_scores.items()]
-    rows = {key: row for key, row in SCORES.items() if key in report and (report[key] or key not in WHERE_ANY)}
+    rows = {key: row for key, row in SCORES.items() if key in report and (report[key] or key not in NONZERO_ROWS)}
     for key, row in rows.items():
         interval = report.get("intervals", {}).get(key)
         ends = "" if interval is None else "   95 %: {} to {}".format(*(format(end, row.format) for end in interval))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tsallis.errors import InputError
-from tsallis.search.options import OF_PROOFS, SearchOptions
+from tsallis.search.options import PROOF_OPTIONS, SearchOptions
 from tsallis.toolkit.cli.input import input_name, line_blocks
 from tsallis.toolkit.cli.options import (
     Device,
@@ -28,7 +28,7 @@ from tsallis.toolkit.inference.proofs import AT_LEAST, Rule
 REFUTED, UNKNOWN = 1, 3  # exit statuses
 
 
-@search_options(*OF_PROOFS, modes=("all",))
+@search_options(*PROOF_OPTIONS, modes=("all",))
 def prove(
     run: RunArgument,
     options: SearchOptions,

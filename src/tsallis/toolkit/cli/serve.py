@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tsallis.errors import InputError
-from tsallis.search.options import MOST
+from tsallis.search.options import MAX_COUNT
 from tsallis.toolkit.cli.input import input_name, read_text_lines
 from tsallis.toolkit.cli.options import Device, Which
 from tsallis.toolkit.cli.output import print_fields
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tsallis.toolkit.tasks.base import Task
     from tsallis.toolkit.training import Run
 
-MOST_EXAMPLES = 20  # maximum number of examples per run
+MAX_EXAMPLES = 20  # maximum number of examples per run
 DEV_EXAMPLES = 5
 
 
@@ -49,11 +49,11 @@ def serve(
         int, typer.Option(min=1, max=100_000, help="Maximum number of source symbols.")
     ] = Limits.symbols,
     batch: Annotated[
-        int, typer.Option(min=1, max=MOST, help="Maximum number of sources per request and per search.")
+        int, typer.Option(min=1, max=MAX_COUNT, help="Maximum number of sources per request and per search.")
     ] = Limits.sources,
     outputs: Annotated[
         int,
-        typer.Option(min=1, max=MOST, help="Maximum value of n_best, beam_size and num_samples in a request."),
+        typer.Option(min=1, max=MAX_COUNT, help="Maximum value of n_best, beam_size and num_samples in a request."),
     ] = Limits.outputs,
     time: Annotated[
         float, typer.Option(min=0.1, max=3600, help="Maximum computing time per request, in seconds.")
@@ -111,7 +111,7 @@ def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, exa
         run, task = opened.run, opened.task
         run_lines = lines if examples else _dev_lines(run, task)
         readable = tuple(line for line in run_lines if _is_readable(run, task, line))
-        served_run = ServedRun(name, run, task, opened.search_options, limits, checkpoint, readable[:MOST_EXAMPLES])
+        served_run = ServedRun(name, run, task, opened.search_options, limits, checkpoint, readable[:MAX_EXAMPLES])
         _ = served_run.facts  # read now, so that a bad folder is reported before the server starts
         served.append(served_run)
     if lines and not any(served_run.examples for served_run in served):

@@ -65,7 +65,7 @@ def train(
     from tsallis.toolkit.training.file_names import CONFIG
 
     with init_distributed(device) as world:
-        with world.share_mistakes():
+        with world.share_errors():
             from_data_file = is_data_file(config)
             loaded = (config_of_file if from_data_file else load_config)(config, overrides or [])
             folder = run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / plain_name(config))
@@ -135,7 +135,7 @@ def run_training(loaded: Config, folder: Path, world: World, preview: bool = Fal
 
     reuse_memory()
     with contextlib.ExitStack() as stack:
-        with world.share_mistakes():
+        with world.share_errors():
             start, lock = _prepare_locked(loaded, folder, world, stack)
         data, settings = start.run.data, start.run.settings
         display = TrainingDisplay(folder, start.resumed, settings.epochs, data.train.counts, quiet=not world.main)
@@ -156,7 +156,7 @@ def run_training(loaded: Config, folder: Path, world: World, preview: bool = Fal
         trainer.load()
         checkpoints = Checkpoints(folder / CHECKPOINTS)
         previous_index = checkpoints.index() if start.resumed else None
-        with world.share_mistakes():
+        with world.share_errors():
             if world.main:  # the first write comes after all checks
                 _write_run(start.run, start.blob, folder, lock)
         stack.enter_context(display)
@@ -214,7 +214,7 @@ def _describe_finished(checkpoints: Checkpoints) -> str:
 
 def print_plan(loaded: Config, folder: Path, world: World) -> None:
     """Print data and model sizes as comments, then the whole configuration."""
-    with world.share_mistakes():
+    with world.share_errors():
         start = prepare_training(loaded, folder, world)
     if world.main:
         for line in _describe_plan(start, folder, world):

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from tsallis.errors import InputError, check_one_of, check_whole
+from tsallis.errors import InputError, check_integer, check_one_of
 from tsallis.models.batch import Batch
 from tsallis.symbols import BOS, EOS, IGNORE_INDEX, PAD
 from tsallis.toolkit.data.ragged import RaggedRows, Rows
@@ -177,7 +177,7 @@ class BatchPlan:
     ) -> None:
         for name, value in (("batch_size", batch_size), ("max_tokens", max_tokens), ("bucket", bucket)):
             if value is not None:
-                check_whole(name, value, 1)
+                check_integer(name, value, 1)
         counts = np.asarray(lengths)
         if counts.size == 0:
             raise ValueError("lengths must contain at least one row, got none")

@@ -39,9 +39,9 @@ def cache_folder(folder: str | None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tsallis"
 
 
-def key_of(made_from: dict[str, Any]) -> str:
+def key_of(content: dict[str, Any]) -> str:
     """Return the cache key of files and their processing options."""
-    return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
 @contextlib.contextmanager

@@ -24,9 +24,9 @@ from tsallis.toolkit.data.io import PLAUSIBLE, check_file, input_errors, open_fi
 
 ARRAYS = (".npy", ".npy.xz")
 PHOTOS = (".jpg", ".jpeg", ".png")
-MOST_PIXELS = 1 << 26  # maximum number of pixels of a resized photograph
-MOST_BYTES = 1 << 28  # maximum size of a photograph's file
-MOST_PACKED = 8_000  # maximum compression ratio of xz
+MAX_PIXELS = 1 << 26  # maximum number of pixels of a resized photograph
+MAX_BYTES = 1 << 28  # maximum size of a photograph's file
+MAX_PACKED = 8_000  # maximum compression ratio of xz
 LONGEST_HEADER = 10_000  # maximum bytes of an array header; NumPy has the same limit
 BAD_HEADER = (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, tokenize.TokenError, struct.error)
 Load = Callable[[], bytes]
@@ -47,8 +47,8 @@ def open_pictures(path: Path | str, size: tuple[int, int] | None = None) -> Pict
             Python objects, or if Pillow is missing.
     """
     path = Path(path)
-    if size is not None and math.prod(size) > MOST_PIXELS:
-        raise InputError(f"{path}: size must have at most {MOST_PIXELS} pixels, got {describe(size)}")
+    if size is not None and math.prod(size) > MAX_PIXELS:
+        raise InputError(f"{path}: size must have at most {MAX_PIXELS} pixels, got {describe(size)}")
     if os.path.isdir(path):
         return Photos(_folder_loaders(path), str(path), size)
     if path.name.endswith(".tar"):
@@ -211,7 +211,7 @@ def _folder_loaders(folder: Path) -> dict[str, Load]:
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PHOTOS and path.is_file())
 
     def load(path: Path) -> Load:
-        return lambda: read_bytes(path, MOST_BYTES)
+        return lambda: read_bytes(path, MAX_BYTES)
 
     return {path.relative_to(folder).as_posix(): load(path) for path in paths}
 
@@ -258,6 +258,6 @@ def _check_header(stream: Any, size: int) -> None:
     version = np.lib.format.read_magic(header)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read_header(header)
-    if math.prod(shape) * dtype.itemsize > max(PLAUSIBLE, MOST_PACKED * size):
+    if math.prod(shape) * dtype.itemsize > max(PLAUSIBLE, MAX_PACKED * size):
         raise ValueError(f"{size} bytes are too few for an array {list(shape)} of {dtype}")
     stream.seek(0)

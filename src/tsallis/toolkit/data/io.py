@@ -29,7 +29,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 PACKED_ENDINGS = ("", ".xz", ".gz")  # accepted endings of text files: plain or compressed
 LONGEST = 1 << 24  # maximum bytes per line
-MOST_BLANK = 100_000  # maximum number of consecutive blank lines
+MAX_BLANK = 100_000  # maximum number of consecutive blank lines
 PLAUSIBLE = 1 << 26  # decompressed size in bytes up to which any compression ratio is accepted
 RATIO = 200  # maximum compression ratio of a text that is larger than PLAUSIBLE
 DAMAGE_ERRORS = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
@@ -436,8 +436,8 @@ def number_lines(
         if not line.strip():
             ignored.blank += 1
             num_blank += 1
-            if num_blank > MOST_BLANK:  # small compressed files could otherwise fill the memory
-                raise InputError(f"expected text, found more than {MOST_BLANK} blank lines in a row")
+            if num_blank > MAX_BLANK:  # small compressed files could otherwise fill the memory
+                raise InputError(f"expected text, found more than {MAX_BLANK} blank lines in a row")
             continue
         num_blank = 0
         fields = line.split("\t")

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tsallis.errors import InputError, check_whole, describe
+from tsallis.errors import InputError, check_integer, describe
 from tsallis.symbols import BOS, EOS, PAD, SPECIALS, UNK
 from tsallis.toolkit.data.io import read_text, write_atomic
 
@@ -80,7 +80,7 @@ class Vocabulary:
         Raises:
             ValueError: If `min_count` is below 1.
         """
-        check_whole("min_count", min_count, 1)
+        check_integer("min_count", min_count, 1)
         counts = Counter(symbol for sequence in sequences for symbol in split_symbols(sequence, separator))
         ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         return cls([symbol for symbol, count in ranked if count >= min_count], separator)

@@ -9,7 +9,7 @@ import yaml
 from tsallis.errors import InputError, truncate
 
 LARGEST_FILE = 1 << 18  # maximum file size in bytes
-MOST_ALIASES = 20  # maximum number of aliases per file; nested aliases could otherwise fill the memory
+MAX_ALIASES = 20  # maximum number of aliases per file; nested aliases could otherwise fill the memory
 LONGEST_KEY = 60  # maximum number of characters of a key in a message
 # PyYAML raises YAMLError, but also other errors: for impossible dates, invalid numbers and excessive nesting.
 NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
@@ -41,8 +41,8 @@ def parse_yaml(text: str, name: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        if sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)) > MOST_ALIASES:
-            raise InputError(f"{name}: a configuration may use at most {MOST_ALIASES} YAML aliases (*name)")
+        if sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)) > MAX_ALIASES:
+            raise InputError(f"{name}: a configuration may use at most {MAX_ALIASES} YAML aliases (*name)")
         return loader.construct_document(node)
     except InputError:
         raise

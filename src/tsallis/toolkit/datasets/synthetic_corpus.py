@@ -17,7 +17,7 @@ from tsallis.toolkit.data.ragged import RaggedRows
 from tsallis.toolkit.data.vocabulary import Vocabulary
 from tsallis.toolkit.datasets.synthetic import SYNTHETIC_TASKS, SyntheticStream
 
-AT_ONCE = 1 << 16  # maximum number of tokens per batch in evaluation
+MAX_TOKENS = 1 << 16  # maximum number of tokens per batch in evaluation
 
 
 def synthetic_vocabulary(name: str) -> Vocabulary:
@@ -31,7 +31,7 @@ class SyntheticCorpus(Corpus):
 
     Args:
         streams: Streams of examples, with equal numbers of rows.
-        each: Number of rows per stream and epoch.
+        num_examples: Number of rows per stream and epoch.
 
     Example:
         >>> corpus = synthetic_corpus("copy", 3, [(6, 6)])
@@ -45,16 +45,18 @@ class SyntheticCorpus(Corpus):
     same_every_epoch: ClassVar[bool] = False
 
     streams: tuple[SyntheticStream, ...] = field(default=(), compare=False)
-    each: int = 0
+    num_examples: int = 0
 
     def lengths(self) -> torch.Tensor:
         """Return the lengths [rows, 2]: 0 for sources, and the maximum number of tokens for targets."""
-        most = torch.tensor([stream.most for stream in self.streams], dtype=torch.int32).repeat_interleave(self.each)
-        return torch.stack([torch.zeros_like(most), most], 1)
+        max_length = torch.tensor([stream.most for stream in self.streams], dtype=torch.int32).repeat_interleave(
+            self.num_examples
+        )
+        return torch.stack([torch.zeros_like(max_length), max_length], 1)
 
     def batch(self, index: Sequence[int], epoch: int = 0) -> Batch:
-        pairs = [divmod(int(row), self.each) for row in index]
-        examples = [self.streams[part].example(epoch * self.each + row) for part, row in pairs]
+        pairs = [divmod(int(row), self.num_examples) for row in index]
+        examples = [self.streams[part].example(epoch * self.num_examples + row) for part, row in pairs]
         width = 1 + max(len(example.tokens) for example in examples)
         tgt_in, tgt_out = torch.full((len(index), width), PAD), torch.full((len(index), width), IGNORE_INDEX)
         tgt_in[:, 0] = BOS
@@ -68,20 +70,22 @@ class SyntheticCorpus(Corpus):
     def batches(self, size: int, rows: int | None = None) -> LengthBatches:
         """Return batches of all rows or of the first `rows` rows; batches of long rows are smaller than `size`."""
         longest = max(stream.most for stream in self.streams)
-        return LengthBatches(self, max(1, min(size, AT_ONCE // longest)), rows)
+        return LengthBatches(self, max(1, min(size, MAX_TOKENS // longest)), rows)
 
     def digest(self) -> str:
         """Return a hash of everything that determines the examples."""
         streams = [(stream.task.name, stream.least, stream.most, stream.seed) for stream in self.streams]
-        return hashlib.sha256(f"{streams} {self.each}".encode()).hexdigest()
+        return hashlib.sha256(f"{streams} {self.num_examples}".encode()).hexdigest()
 
 
-def synthetic_corpus(name: str, each: int, lengths: Sequence[tuple[int, int]], seed: int = 0) -> SyntheticCorpus:
-    """Return a corpus with `each` examples per epoch for every pair (minimum length, maximum length).
+def synthetic_corpus(
+    name: str, num_examples: int, lengths: Sequence[tuple[int, int]], seed: int = 0
+) -> SyntheticCorpus:
+    """Return a corpus with `num_examples` examples per epoch for every pair (minimum length, maximum length).
 
     Raises:
         ValueError: If the task is unknown, or has no examples of these lengths.
     """
     streams = tuple(SyntheticStream(name, least, most, seed) for least, most in lengths)
-    empty_rows = RaggedRows(np.empty(0, np.int64), np.zeros(each * len(streams) + 1, np.int64))
-    return SyntheticCorpus(empty_rows, empty_rows, streams=streams, each=each)
+    empty_rows = RaggedRows(np.empty(0, np.int64), np.zeros(num_examples * len(streams) + 1, np.int64))
+    return SyntheticCorpus(empty_rows, empty_rows, streams=streams, num_examples=num_examples)

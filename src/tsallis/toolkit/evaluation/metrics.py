@@ -17,7 +17,7 @@ from tsallis.toolkit.evaluation.teacher_forcing import TeacherForcedScores, teac
 from tsallis.toolkit.evaluation.text_probabilities import score_outputs
 
 BATCH = 128  # number of rows per batch
-WHOLE = 1 - 1e-6  # minimum probability that counts as 1, because of rounding
+CERTAIN = 1 - 1e-6  # minimum probability that counts as 1, because of rounding
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _search_scores(model: Decoder, results: Sequence[Result], seconds: float) ->
     steps = [n for h in best for n in h.support[:last]]
     counts = [n for h in best for n in h.num_attended[:last]]
     return {
-        "single": sum(h.prob >= WHOLE for h in best) / count if model.output.normalized else 0.0,
+        "single": sum(h.prob >= CERTAIN for h in best) / count if model.output.normalized else 0.0,
         **{kind: kinds.count(kind) / count for kind in ("complete", "optimal", "bounded", "none")},
         "output_support": sum(steps) / max(len(steps), 1),
         "attention_support": sum(counts) / max(len(counts), 1),

@@ -18,7 +18,7 @@ from tsallis.models.protocol import Decoder, device_of
 from tsallis.symbols import EOS, IGNORE_INDEX
 from tsallis.toolkit.data.corpus import Corpus
 
-AT_ONCE = 1 << 24  # maximum number of scores computed at once
+MAX_SCORES = 1 << 24  # maximum number of scores computed at once
 EPSILON = 1e-6  # smoothing of the epsilon-perplexity
 
 
@@ -127,7 +127,7 @@ def teacher_forced_sums(
             decoded = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
             mask = counted_symbols(model, tgt_out)
             hidden, gold = decoded.hidden[mask], tgt_out[mask]  # [symbols, d_model], [symbols]
-            width = max(1, AT_ONCE // model.output.scores(hidden[:1]).shape[-1])
+            width = max(1, MAX_SCORES // model.output.scores(hidden[:1]).shape[-1])
             parts = zip(hidden.split(width), gold.split(width), strict=True)
             sums_of_parts, supports = zip(*(_output_sums(model.output, h, y) for h, y in parts), strict=True)
             if possible is not None:

@@ -18,7 +18,7 @@ from tsallis.toolkit.data.batching import IGNORE_INDEX, Batch
 from tsallis.toolkit.data.packing import TextCorpus
 
 LISTED = 16  # maximum number of texts per row whose segmentations are searched
-LEAST = 250  # minimum search budget per text, in expanded prefixes
+MIN_BUDGET = 250  # minimum search budget per text, in expanded prefixes
 
 
 def score_outputs(
@@ -77,7 +77,7 @@ def text_probabilities(
     for size in sorted({len(row) for row in texts} - {0}):
         pairs = [(number, text) for number, row in enumerate(texts) if len(row) == size for text in row]
         index = torch.tensor([number for number, _ in pairs], device=batch.src.device)
-        sources, budget = (batch.src[index], batch.src_lengths[index]), max(SPELLED // size, LEAST)
+        sources, budget = (batch.src[index], batch.src_lengths[index]), max(SPELLED // size, MIN_BUDGET)
         scored = score_texts(model, *sources, [text for _, text in pairs], spellings_of(vocabulary), budget=budget)
         for (number, text), probability in zip(pairs, scored, strict=True):
             probabilities[number][text] = probability

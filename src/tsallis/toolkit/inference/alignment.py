@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from tsallis.errors import OptionError, choice_fault
+from tsallis.errors import OptionError, choice_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ def check_alignment(task: Task, run: Run, links: str | None) -> None:
     if links is None:
         return
     if links not in LINKS:
-        raise OptionError(lambda spell: f"{spell('alignment')} {choice_fault(links, LINKS)}")
+        raise OptionError(lambda spell: f"{spell('alignment')} {choice_error(links, LINKS)}")
     if not isinstance(task, SequenceTask):
         raise OptionError(
             lambda spell: (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tsallis.errors import OptionError, choice_fault
+from tsallis.errors import OptionError, choice_error
 from tsallis.search.options import Mode, SearchOptions
 from tsallis.toolkit.inference.searching import seeds_of
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TOKENS = 256  # default of `max_length`, not counting the prompt
 MODES: tuple[Mode, ...] = ("sample", "beam")  # modes for texts after prompts
-OF_GENERATION = ("mode", "num_samples", "seed", "temperature", "max_length", "beam_size", "end_rule")
+GENERATION_OPTIONS = ("mode", "num_samples", "seed", "temperature", "max_length", "beam_size", "end_rule")
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ def check_generation(options: SearchOptions) -> None:
     Raises:
         OptionError: If the mode is not "sample" or "beam", or an option has no effect.
     """
-    if fault := choice_fault(options.mode, MODES):
+    if fault := choice_error(options.mode, MODES):
         raise OptionError(lambda spell: f"{spell('mode')} {fault}")
-    if unsupported := [name for name in options.given if name not in OF_GENERATION]:
+    if unsupported := [name for name in options.given if name not in GENERATION_OPTIONS]:
         raise OptionError(lambda spell: f"{spell(unsupported[0])} can't be used with a language model")
 
 

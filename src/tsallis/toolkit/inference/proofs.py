@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from tsallis.errors import InputError, OptionError, real_fault
-from tsallis.search.options import OF_PROOFS, SearchOptions
+from tsallis.errors import InputError, OptionError, real_error
+from tsallis.search.options import PROOF_OPTIONS, SearchOptions
 
 if TYPE_CHECKING:
     from tsallis.models.batch import Batch
@@ -92,9 +92,9 @@ class Rule:
         if (never is None) == (always is None):
             found = "neither" if never is None else "both"
             raise OptionError(lambda spell: f"use either {spell('never')} or {spell('always')}, got {found}")
-        if fault := real_fault(at_least, 0, 1):
+        if fault := real_error(at_least, 0, 1):
             raise OptionError(lambda spell: f"{spell('at_least')} {fault}")
-        if unsupported := [name for name in options.given if name not in (*OF_PROOFS, "mode")]:
+        if unsupported := [name for name in options.given if name not in (*PROOF_OPTIONS, "mode")]:
             raise OptionError(lambda spell: f"{spell(unsupported[0])} can't be used in a proof")
         pattern = never if always is None else always
         return cls(pattern if isinstance(pattern, str) else tuple(pattern or ()), always is not None, at_least, options)
@@ -118,7 +118,7 @@ class Rule:
             pattern = pattern_of(self.pattern, run.tgt_vocab, self.always)
         except (TypeError, ValueError) as error:
             raise InputError(str(error)) from None
-        chosen_limits = {name: value for name, value in self.options.given.items() if name in OF_PROOFS}
+        chosen_limits = {name: value for name, value in self.options.given.items() if name in PROOF_OPTIONS}
         limits = {"max_length": defaults.max_length, **chosen_limits}
         sources = batch.src, batch.src_lengths
         matches = match(run.model, *sources, [pattern], at_least=self.at_least, stop_early=True, **limits)

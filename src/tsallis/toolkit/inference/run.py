@@ -236,7 +236,7 @@ class TextRun:
         answers = {first + line: Answer(first + line, _form=form) for line in range(1, lines.count + 1)}
         if not len(lines.corpus):
             return list(answers.values())
-        batch = whole_batch(lines.corpus, self.run.model)
+        batch = batch_corpus(lines.corpus, self.run.model)
         results: list[Result | None] = [None] * len(numbers)
         rows: list[list[Hypothesis | None]]
         if options.mode == "sample":
@@ -291,7 +291,7 @@ class TextRun:
         for first in range(0, len(flat), ROWS) if tokens or alignment is not None else ():
             block, block_pairs = slice(first, first + ROWS), pairs[first : first + ROWS]
             corpus = Corpus([source for source, _ in block_pairs], [output for _, output in block_pairs])
-            batch = whole_batch(corpus, self.run.model)
+            batch = batch_corpus(corpus, self.run.model)
             if tokens:
                 scores[block] = self._score(batch, options)
             if alignment is not None:
@@ -359,7 +359,7 @@ class TextRun:
         options = replace(
             options, max_length=options.max_length or self.search_options.max_length or continuations.TOKENS
         )
-        batch = whole_batch(lines.corpus, self.run.model)
+        batch = batch_corpus(lines.corpus, self.run.model)
         numbers = [first + number + 1 for number in lines.numbers]
         results: list[Result | None] = [None] * len(numbers)
         rows: Sequence[Sequence[GeneratedText | Hypothesis]]
@@ -465,7 +465,7 @@ class TextRun:
         if not len(lines.corpus):
             return []
         numbers = [first + number + 1 for number in lines.numbers]
-        return rule.prove(self.run, whole_batch(lines.corpus, self.run.model), numbers, self.search_options)
+        return rule.prove(self.run, batch_corpus(lines.corpus, self.run.model), numbers, self.search_options)
 
     def score(
         self,
@@ -512,7 +512,7 @@ class TextRun:
         answers = [TextScore(first + line, (), None, _vocabulary=vocabulary) for line in range(1, lines.count + 1)]
         if not len(lines.corpus):
             return answers
-        batch = whole_batch(lines.corpus, self.run.model)
+        batch = batch_corpus(lines.corpus, self.run.model)
         scored: Sequence[tuple[TokenScores, TextProbability | None]]
         if self.text is not None:
             scored = score_outputs(self.run.model, batch, lines.references, vocabulary)
@@ -558,7 +558,7 @@ def _check_options(options: SearchOptions | None, default: SearchOptions) -> Sea
     return default if options is None else options
 
 
-def whole_batch(corpus: Corpus, model: Any) -> Batch:
+def batch_corpus(corpus: Corpus, model: Any) -> Batch:
     """Return all rows of a corpus as a batch on the model's device."""
     from tsallis.models.protocol import device_of
 

@@ -13,7 +13,7 @@ from tsallis.nn.output import MAP_ALPHAS
 
 SEEDS = ("training.seed", "run_dir")  # settings that may differ between runs with the same value
 OUTPUT, ATTENTION, TAU = "model.output", "model.attention", "model.tau"
-BOTH = "model.attention_alpha and model.output_alpha"
+SHARED_ALPHA = "model.attention_alpha and model.output_alpha"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _find_setting(runs: Sequence[SweepRun]) -> tuple[str, list[float]]:
     if sorted(differing) == sorted(alphas) and all(
         settings[alphas[0]] == settings[alphas[1]] for settings in run_settings
     ):
-        return BOTH, [settings[alphas[0]] for settings in run_settings]
+        return SHARED_ALPHA, [settings[alphas[0]] for settings in run_settings]
     if len(differing) != 1:
         found = f"differences in {', '.join(differing)}" if differing else "no difference except seeds"
         raise InputError(f"a sweep needs runs that differ in exactly one setting, found {found}")

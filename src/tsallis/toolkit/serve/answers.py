@@ -26,10 +26,10 @@ from tsallis.toolkit.evaluation.outputs import describe_text, finite
 from tsallis.toolkit.evaluation.text_probabilities import complete_results, score_outputs
 from tsallis.toolkit.inference.answers import Answer, Form, Output
 from tsallis.toolkit.inference.continuations import draw_texts
-from tsallis.toolkit.inference.run import whole_batch
+from tsallis.toolkit.inference.run import batch_corpus
 from tsallis.toolkit.inference.searching import check_for_run, choose, draw, search, spell_prefixes
 from tsallis.toolkit.inference.suggestions import LISTED, Completer
-from tsallis.toolkit.serve.limits import MOST_HEADS, Limits, Refusal
+from tsallis.toolkit.serve.limits import MAX_HEADS, Limits, Refusal
 from tsallis.toolkit.serve.requests import (
     AttentionRequest,
     OutputRequest,
@@ -257,7 +257,7 @@ class ServedRun:
     def _batch(self, sources: Sequence[Sequence[int]]) -> Batch:
         """Return sources as a batch on the model's device."""
         corpus = TextCorpus([[int(symbol) for symbol in source] for source in sources], [[] for _ in sources])
-        return whole_batch(corpus, self.run.model)
+        return batch_corpus(corpus, self.run.model)
 
     def _describe_generated(self, text: GeneratedText) -> Content:
         names = ("log_prob", "ended", "support", "prob", "tokens")
@@ -382,7 +382,7 @@ class ServedRun:
         corpus = TextCorpus([source.src[0].tolist()], [tokens])
         assert served._reader is not None
         (sentence,) = record(served._reader, [corpus.batch([0])])
-        parts = [served._head(layers.index(layer), head, sentence) for layer, head in heads[:MOST_HEADS]]
+        parts = [served._head(layers.index(layer), head, sentence) for layer, head in heads[:MAX_HEADS]]
         return [{"run": self.name, **served._describe_output(tokens), "heads": parts}]
 
     def _head(self, number: int, head: int, sentence: Sentence) -> Content:

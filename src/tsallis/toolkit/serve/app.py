@@ -26,7 +26,7 @@ from tsallis.toolkit.serve.requests import QUESTIONS, SearchRequest, parse_reque
 from tsallis.toolkit.serve.requests import Request as Query
 from tsallis.toolkit.serve.worker import Job, Worker
 
-CLIENT_GONE = 499  # status of a response to a closed connection
+CLIENT_CLOSED_REQUEST = 499  # status of a response to a closed connection
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -146,7 +146,7 @@ async def _wait_for_answer(job: Job, request: Request, seconds: float) -> Respon
         if answer.done():
             return _json(answer.result())
         if disconnection.done():
-            return Response(status_code=CLIENT_GONE)
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
         raise Refusal(503, f"there was no answer within {seconds:g} seconds")
     finally:
         disconnection.cancel()
@@ -187,7 +187,7 @@ async def _refuse_input(_: Request, error: Exception) -> Response:
 
 
 async def _client_disconnected(_: Request, __: Exception) -> Response:
-    return Response(status_code=CLIENT_GONE)
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 async def _http_error(request: Request, error: Any) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST_HEADS = 16  # largest number of heads in a request for weights
+MAX_HEADS = 16  # largest number of heads in a request for weights
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from tsallis.errors import describe
 from tsallis.search.options import EXPANSIONS, OPTIONS, SearchOptions
 from tsallis.toolkit.config import option_fields
-from tsallis.toolkit.serve.limits import MOST_HEADS, Limits, Refusal
+from tsallis.toolkit.serve.limits import MAX_HEADS, Limits, Refusal
 from tsallis.toolkit.training.schema import explain
 
 Positive = Annotated[int, Field(ge=1)]  # the server's limits set the maximum
@@ -58,7 +58,7 @@ class SearchRequest(Request):
         return SearchOptions(**{**values, "prefix": values["prefix"] or None})
 
     def check(self, limits: Limits) -> None:
-        check_most("the number of sources", len(self.sources), limits.sources)
+        check_maximum("the number of sources", len(self.sources), limits.sources)
         for text in self.sources:
             check_line(text, "a source", limits)
         options = self.options
@@ -68,7 +68,7 @@ class SearchRequest(Request):
         maximums |= {"min_length": limits.longest, "max_length": limits.longest, "budget": EXPANSIONS}
         maximums |= {"time_limit": limits.seconds}
         for name, maximum in maximums.items():
-            check_most(name, getattr(options, name), maximum)
+            check_maximum(name, getattr(options, name), maximum)
         for name in ("prefix", "pattern"):
             if getattr(options, name) is not None:
                 check_line(getattr(options, name), f"the {name}", limits)
@@ -91,7 +91,7 @@ class SuggestRequest(SourceRequest):
     def check(self, limits: Limits) -> None:
         super().check(limits)
         check_line(self.typed, "the typed text", limits)
-        check_most("n_best", self.n_best, limits.outputs)
+        check_maximum("n_best", self.n_best, limits.outputs)
 
 
 class OutputRequest(SourceRequest):
@@ -109,7 +109,7 @@ class OutputRequest(SourceRequest):
             raise Refusal(400, "send either output or tokens, not both")
         if self.output is not None:
             check_line(self.output, "an output", limits)
-        check_most("the number of tokens", len(self.tokens or ()), limits.longest)
+        check_maximum("the number of tokens", len(self.tokens or ()), limits.longest)
 
 
 class StepsRequest(OutputRequest):
@@ -119,13 +119,13 @@ class StepsRequest(OutputRequest):
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
-        check_most("n_best", self.n_best, limits.outputs)
+        check_maximum("n_best", self.n_best, limits.outputs)
 
 
 class AttentionRequest(OutputRequest):
     """Request for the attention weights of heads over a source and an output."""
 
-    heads: Annotated[list[str], Field(min_length=1, max_length=MOST_HEADS)] | None = None
+    heads: Annotated[list[str], Field(min_length=1, max_length=MAX_HEADS)] | None = None
 
 
 # Each key is the last part of a URL, and the name of the method of `ServedRun` that answers the request.
@@ -169,11 +169,11 @@ def check_line(text: str, what: str, limits: Limits) -> None:
         raise Refusal(400, f"{what} must not contain a null character")
 
 
-def check_most(name: str, value: float | None, most: float) -> None:
+def check_maximum(name: str, value: float | None, maximum: float) -> None:
     """Raise if a number exceeds a limit.
 
     Raises:
         Refusal: If the number is too large.
     """
-    if value is not None and value > most:
-        raise Refusal(400, f"{name} must be at most {most:g}, got {describe(value)}")
+    if value is not None and value > maximum:
+        raise Refusal(400, f"{name} must be at most {maximum:g}, got {describe(value)}")

@@ -24,7 +24,7 @@ from tsallis.toolkit.tasks.labels import LabelModel, LabelTask, label_attention
 from tsallis.toolkit.tasks.types import Attention, Data, Lines, ModelSection, Vocabularies
 from tsallis.toolkit.training.run_folder import Run
 
-FEWEST = 10  # with fewer documents than this, the checks of labels are weaker
+MIN_DOCUMENTS = 10  # with fewer documents than this, the checks of labels are weaker
 ENDINGS = ("", ".tsv", ".xz", ".gz", ".tsv.xz", ".tsv.gz")
 BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)  # line breaks in reviews from web pages
 WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
@@ -114,7 +114,7 @@ class Classification(LabelTask):
             (path,) = cls.files(config, "dev")
             if fault := task.find_unknown(dev, names, 1):
                 raise InputError(f"{path}: most labels do not occur in the training data. {fault}")
-        if not config.header and len(train) >= FEWEST and [e.label for e in train].count(train[0].label) == 1:
+        if not config.header and len(train) >= MIN_DOCUMENTS and [e.label for e in train].count(train[0].label) == 1:
             hint = f"{cls.files(config, 'train')[0]}: line 1 is read as the only document with the label"
             hint += f" {describe(train[0].label)}; if it is a header, set data.header=true"
             warnings.warn(hint, IgnoredInputWarning, stacklevel=2)
@@ -146,7 +146,7 @@ class Classification(LabelTask):
             return
         if sum(len(e.label.split()) for e in examples) > sum(len(e.text.split()) for e in examples):
             fault = "labels have more words than texts"
-        elif 2 * len(labels) <= count or (count < FEWEST and len(labels) < count):
+        elif 2 * len(labels) <= count or (count < MIN_DOCUMENTS and len(labels) < count):
             return
         example, swapped_columns = examples[-1], "{label: 2, text: 1}"
         raise InputError(
@@ -194,15 +194,15 @@ class Classification(LabelTask):
         labels: Any = run.tgt_vocab
         lines = lines if gold else ((number, self._without_label(line, labels)) for number, line in lines)
         examples = super().parse_lines(lines, name, run, gold, first, **options)
-        if gold and (fault := self.find_unknown([e for _, e in examples], labels, FEWEST)):
+        if gold and (fault := self.find_unknown([e for _, e in examples], labels, MIN_DOCUMENTS)):
             number = next(number for number, e in examples if e.label not in labels)
             raise InputError(f"{name}:{first + number + 1}: most labels are unknown to the run. {fault}")
         return examples
 
-    def find_unknown(self, examples: Sequence[LabelledText], labels: Collection[str], fewest: int) -> str:
-        """Describe the first example with an unknown label if most labels of `fewest` or more examples are unknown."""
+    def find_unknown(self, examples: Sequence[LabelledText], labels: Collection[str], min_examples: int) -> str:
+        """Describe the first example with an unknown label if most labels of `min_examples` or more are unknown."""
         unknown = [e for e in examples if e.label not in labels]
-        if len(examples) < fewest or 2 * len(unknown) <= len(examples):
+        if len(examples) < min_examples or 2 * len(unknown) <= len(examples):
             return ""
         label, text = describe(unknown[0].label), describe(unknown[0].text)
         return f"A line is read as label {label}, text {text}; expected lines {self.formats[True]}"

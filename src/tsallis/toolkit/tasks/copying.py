@@ -29,8 +29,8 @@ def copied_symbols(src: Any, tgt: Any) -> list[int]:
 def with_source_symbols(task: Any, data: Data) -> Data:
     """Return data whose target vocabulary includes the source symbols that an output can contain.
 
-    Unknown source symbols of the development data are added only to :attr:`Data.wide`. Subwords are not extended:
-    models copy only pieces that occur in both vocabularies.
+    Unknown source symbols of the development data are added only to :attr:`Data.extended_vocabulary`. Subwords are not
+    extended: models copy only pieces that occur in both vocabularies.
     """
     src, tgt = data.vocabularies.src, data.vocabularies.tgt
     if not isinstance(tgt, Vocabulary) or not isinstance(src, Vocabulary):
@@ -39,7 +39,7 @@ def with_source_symbols(task: Any, data: Data) -> Data:
     targets = [vocabularies.tgt.encode(task.first_answer(reference)) for reference in data.dev.references]
     dev = replace(data.dev, corpus=Corpus(data.dev.corpus.src, targets, data.dev.corpus.counts))
     run, unknown, dev = read_unknown(task, Run(Path(), None, src, vocabularies.tgt, {}, {}), dev)
-    return replace(data, dev=dev, vocabularies=vocabularies, wide=(run.tgt_vocab, unknown))
+    return replace(data, dev=dev, vocabularies=vocabularies, extended_vocabulary=(run.tgt_vocab, unknown))
 
 
 def extended(vocabulary: Vocabulary, symbols: Iterable[str]) -> Vocabulary:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from tsallis.analysis.score_names import OF_TEXT
+from tsallis.analysis.score_names import TEXT_SCORES
 from tsallis.errors import InputError
 from tsallis.symbols import UNK
 from tsallis.toolkit.config import ON_RESUME, Alpha, Count, Depth, FileName, Section, Size
@@ -126,7 +126,7 @@ class Language(SequenceTask):
     models: ClassVar[Mapping[str, type[ModelSection]]] = {"language": LanguageConfig}
     noun = "text"
     formats = ("prompt", "text")
-    scores = OF_TEXT
+    scores = TEXT_SCORES
     options = ("length",)
     searched = False
     refusals: ClassVar[Mapping[str, str]] = {

@@ -77,7 +77,7 @@ class PreparedRun:
             model = build_model(self.description, "model")
         if self.data.vocabularies.images is not None:
             model.image_store = self.data.vocabularies.images
-        return model if self.data.wide is None else with_unknown(model, self.data.wide[1])
+        return model if self.data.extended_vocabulary is None else with_unknown(model, self.data.extended_vocabulary[1])
 
     def initialize(self, model: Any) -> Start:
         """Set the initial parameters of a new model from another run and from word vectors, as configured.
@@ -133,7 +133,7 @@ class PreparedRun:
         if not self.task.searched:
             return None
         task, data = self.task, self.data
-        symbols = data.vocabularies.tgt if data.wide is None else data.wide[0]
+        symbols = data.vocabularies.tgt if data.extended_vocabulary is None else data.extended_vocabulary[0]
         quick = (self.settings.select or "").removeprefix("macro_") not in task.costly_scores
 
         def measure(results: Any) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tsallis.analysis.score_names import OF_TEXT, TEACHER_FORCED
+from tsallis.analysis.score_names import TEACHER_FORCED, TEXT_SCORES
 from tsallis.errors import InputError
 from tsallis.search import Result, SearchOptions
 from tsallis.toolkit.data.corpus import Corpus
@@ -101,7 +101,7 @@ def compare_outputs(
 def score_texts(model: Any, corpus: Corpus) -> dict[str, Any]:
     """Return the scores of texts by name, with the number of rows as "samples"."""
     scores = teacher_forced_scores(model, corpus, BATCH)
-    names = (*OF_TEXT, *TEACHER_FORCED, "unknown_symbols", "output_support", "output_sum", "attention_support")
+    names = (*TEXT_SCORES, *TEACHER_FORCED, "unknown_symbols", "output_support", "output_sum", "attention_support")
     return {"samples": len(corpus), **{name: getattr(scores, name) for name in names}}
 
 
@@ -110,7 +110,7 @@ def score_lengths(model: Any, corpus: SyntheticCorpus) -> dict[str, dict[str, fl
     hits = row_hits(model, corpus.batches(BATCH))
     by_length: dict[str, dict[str, float]] = {}
     for number, stream in enumerate(corpus.streams):
-        rows = [hits[row] for row in range(number * corpus.each, (number + 1) * corpus.each)]
+        rows = [hits[row] for row in range(number * corpus.num_examples, (number + 1) * corpus.num_examples)]
         correct, total = (sum(column) for column in zip(*rows, strict=True))
         exact_share = sum(num_correct == num_symbols for num_correct, num_symbols in rows) / len(rows)
         by_length[str(stream.most)] = {"samples": len(rows), "accuracy": correct / max(total, 1), "whole": exact_share}
@@ -122,13 +122,17 @@ def best_texts(results: Sequence[Result], vocab: Any) -> list[str]:
     return [vocab.decode(r.best.tokens) if r.best else "" for r in results]
 
 
-def score_values(pooled: Sequence[CorpusScore], each: dict[str, dict[str, float]]) -> dict[str, Any]:
+def score_values(pooled: Sequence[CorpusScore], by_language: dict[str, dict[str, float]]) -> dict[str, Any]:
     """Return the scores by name; the first one selects the best model.
 
-    If `each` has scores of languages, the unweighted means over languages ("macro") come first.
+    If `by_language` has scores, the unweighted means over languages ("macro") come first.
     """
     values = {score.name: score.value for score in pooled}
-    macro = {f"macro_{name}": sum(scores[name] for scores in each.values()) / len(each) for name in values if each}
+    macro = {
+        f"macro_{name}": sum(scores[name] for scores in by_language.values()) / len(by_language)
+        for name in values
+        if by_language
+    }
     return {**macro, **values}
 
 

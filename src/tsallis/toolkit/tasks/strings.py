@@ -31,8 +31,8 @@ from tsallis.toolkit.training.file_names import TASK
 from tsallis.toolkit.training.run_folder import Run
 
 SEPARATORS = {"characters": "", "graphemes": GRAPHEMES, "spaces": " "}  # separators between the symbols of a string
-FEWEST = 5  # with fewer examples than this, columns are not checked
-MOST_NAMED = 5  # maximum number of features in a message
+MIN_EXAMPLES = 5  # with fewer examples than this, columns are not checked
+MAX_NAMED = 5  # maximum number of features in a message
 SIMILAR = 0.3  # similarity above which two texts look like forms of one word
 SAMPLED = 1000  # maximum number of examples whose texts are compared in a check of columns
 NESTED = re.compile(r"([^()]+)\((.*)\)")  # a feature with features in brackets, such as NOM(3,SG)
@@ -314,7 +314,7 @@ class Strings(SequenceTask):
                 resemble the source more than the target does.
         """
         columns = self.columns
-        if not columns.features or len(examples) < FEWEST:
+        if not columns.features or len(examples) < MIN_EXAMPLES:
             return
         counts = Counter(feature for example in examples for feature in example.features)
         unique = [e for e in examples if e.features and all(counts[feature] == 1 for feature in e.features)]
@@ -398,7 +398,7 @@ class Strings(SequenceTask):
         for _, example in examples if gold else ():
             target = self._symbols(self.first_answer(example.target or ""), self.tgt_symbols)
             known.append([s in tgt or (copied and s in example.source) for s in target])
-        if len(known) >= FEWEST and 2 * sum(map(sum, known)) < sum(map(len, known)):
+        if len(known) >= MIN_EXAMPLES and 2 * sum(map(sum, known)) < sum(map(len, known)):
             worst = max(range(len(known)), key=lambda row: known[row].count(False))
             example = examples[worst][1]
             raise InputError(
@@ -413,7 +413,7 @@ class Strings(SequenceTask):
         features = [name[len(FEATURE) : -1] for name in names if name.startswith(FEATURE)]
         if not features:
             return ""
-        known = f"{', '.join(features[:MOST_NAMED])}{', ...' if len(features) > MOST_NAMED else ''}"
+        known = f"{', '.join(features[:MAX_NAMED])}{', ...' if len(features) > MAX_NAMED else ''}"
         line = f"{shorten(source)[1:-1]}<TAB>{features[0]}"
         separator_hint = f"write {describe(self.feature_separator)} between features"
         return f"; for example {line} ({separator_hint}; the run has the features {known})"

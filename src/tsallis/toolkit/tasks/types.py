@@ -66,7 +66,7 @@ class Data:
     vocabularies: Vocabularies
     # If the model copies, two values for the development data: the target vocabulary, and the target symbol of each
     # unknown source symbol in these data.
-    wide: tuple[Any, list[int]] | None = None
+    extended_vocabulary: tuple[Any, list[int]] | None = None
 
 
 FROM_DATA = {"copy", "features"}  # settings whose model arguments are symbols of the data, see `ModelSection.sizes`

@@ -318,15 +318,15 @@ def question_words(text: str) -> list[str]:
     return WORD.findall(text.lower())
 
 
-def answer_names(questions: Iterable[Question], most: int | None = None) -> list[str]:
+def answer_names(questions: Iterable[Question], max_answers: int | None = None) -> list[str]:
     """Return all answers, most frequent first; ties are in code-point order.
 
     Args:
         questions: Questions of a training set.
-        most: Maximum number of answers.
+        max_answers: Maximum number of answers.
 
     >>> answer_names([Question("1", "?", "no"), Question("2", "?", "red"), Question("3", "?", "no")])
     ['no', 'red']
     """
     counts = Counter(question.answer for question in questions)
-    return sorted(counts, key=lambda answer: (-counts[answer], answer))[:most]
+    return sorted(counts, key=lambda answer: (-counts[answer], answer))[:max_answers]

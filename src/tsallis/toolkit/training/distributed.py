@@ -72,7 +72,7 @@ class World:
         return parts
 
     @contextlib.contextmanager
-    def share_mistakes(self) -> Iterator[None]:
+    def share_errors(self) -> Iterator[None]:
         """Raise an error of one process on all processes. All processes must run the block.
 
         Raises:
@@ -81,14 +81,14 @@ class World:
         if self.size == 1:
             yield
             return
-        mistake = None
+        input_error = None
         try:
             yield
         except InputError as error:
-            mistake = error
-        mistakes = [text for text in self.gather(None if mistake is None else str(mistake)) if text is not None]
-        if mistakes:
-            raise CommonError(mistakes[0]) from mistake
+            input_error = error
+        messages = [text for text in self.gather(None if input_error is None else str(input_error)) if text is not None]
+        if messages:
+            raise CommonError(messages[0]) from input_error
 
     def on_main(self, work: Callable[[], object]) -> None:
         """Run a function on the first process only, while the others wait.
@@ -96,7 +96,7 @@ class World:
         Raises:
             CommonError: On all processes, if the function raised an InputError.
         """
-        with self.share_mistakes():
+        with self.share_errors():
             if self.main:
                 work()
 

@@ -129,7 +129,7 @@ class Engine:
     def update(
         self,
         batches: Sequence[Batch],
-        own: int,
+        num_rank_batches: int,
         count: int,
         rate: float,
         collect_stats: bool = False,
@@ -140,8 +140,8 @@ class Engine:
 
         Args:
             batches: Batches of this process, at least one.
-            own: Number of batches of this process that contribute to the loss. If `own` is below `count`, the process
-                repeats its first batch with weight 0, because all processes must run the same number of passes.
+            num_rank_batches: Number of batches of this process that contribute to the loss. If it is below `count`, the
+                process repeats its first batch with weight 0, because all processes must run the same number of passes.
             count: Number of passes of each process.
             rate: Learning rate.
             collect_stats: Whether to store a :class:`BatchStats` of the first batch in `objective.batch_stats`.
@@ -152,8 +152,8 @@ class Engine:
             The number of symbols of all processes, and the summed loss of this process, as a tensor on the device. For
             a classifier, only labels count as symbols, because the end symbol after a label is certain.
         """
-        known = [has_loss(batch.tgt_out) for batch in batches[:own]]
-        counted = [counted_symbols(self.model, batch.tgt_out) for batch in batches[:own]]
+        known = [has_loss(batch.tgt_out) for batch in batches[:num_rank_batches]]
+        counted = [counted_symbols(self.model, batch.tgt_out) for batch in batches[:num_rank_batches]]
         reported_counts = [int((a & b).sum()) for a, b in zip(known, counted, strict=True)]
         symbols, reported, stops = self.world.sum(sum(int(mask.sum()) for mask in known), sum(reported_counts), stop)
         self.stop = stops > 0
@@ -162,7 +162,7 @@ class Engine:
         self.optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
         for index in range(count):
-            contributes = index < own
+            contributes = index < num_rank_batches
             self.objective.collect_stats = collect_stats and index == 0
             with self._gradient_sync(last=index == count - 1):
                 number = index if contributes else 0

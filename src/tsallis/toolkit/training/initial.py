@@ -22,7 +22,7 @@ from tsallis.toolkit.training.checkpoint import find_nonfinite
 from tsallis.toolkit.training.file_names import START
 from tsallis.toolkit.training.run_folder import Run
 
-MOST_NAMES = 4  # maximum number of parameter names per line of output
+MAX_NAMES = 4  # maximum number of parameter names per line of output
 # Arguments that may differ, or that depend on the vocabularies.
 FREE = {
     *("src_vocab", "tgt_vocab", "vocab", "forbidden"),
@@ -204,8 +204,8 @@ def describe_start(facts: Mapping[str, Any]) -> list[str]:
         )
         for key, title in (("random", "Missing, initialized at random"), ("unused", "Not used")):
             names = source[key]
-            suffix = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-            lines += [f"{title}: {', '.join(names[:MOST_NAMES])}{suffix}"] if names else []
+            suffix = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+            lines += [f"{title}: {', '.join(names[:MAX_NAMES])}{suffix}"] if names else []
     for side, vectors in facts.get("embeddings", {}).items():
         lines.append(
             f"Embeddings of {side} from {vectors['file']}: {vectors['symbols']} of {vectors['of']} symbols, "

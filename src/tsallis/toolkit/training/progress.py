@@ -10,14 +10,14 @@ from typing import IO, Any, cast
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from tsallis.analysis.score_names import OF_TEXT, find_score
+from tsallis.analysis.score_names import TEXT_SCORES, find_score
 from tsallis.errors import without_controls
 from tsallis.toolkit.data.corpus import Counts
 from tsallis.toolkit.optional_output import OptionalOutput
 from tsallis.toolkit.training.trainer import Progress as State
 
 # The line that is printed after a validation shows these scores if they were computed.
-LINE = ("bleu", "macro_accuracy", "accuracy", "exact", *OF_TEXT)
+LINE = ("bleu", "macro_accuracy", "accuracy", "exact", *TEXT_SCORES)
 
 
 class TrainingDisplay:

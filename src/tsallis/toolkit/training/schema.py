@@ -19,12 +19,12 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from tsallis.errors import InputError, describe, truncate
-from tsallis.toolkit.config import describe_mistake
+from tsallis.toolkit.config import describe_error
 from tsallis.toolkit.data.io import read_bytes, without_mark
 from tsallis.toolkit.old_names import with_new_names
 
 LARGEST = 1 << 26  # maximum size of a JSON file in bytes; normal files have a few kB
-MOST_MISTAKES = 3  # maximum number of errors listed in one message
+MAX_ERRORS = 3  # maximum number of errors listed in one message
 LONGEST_KEY = 80  # maximum number of characters of a key in a message
 SIZES = ("layers", "encoder_layers", "decoder_layers", "stages", "num_basis")
 LAYERS = SIZES[:3]
@@ -236,14 +236,14 @@ def explain(error: ValidationError) -> str:
     if details[0]["type"] == "json_invalid":
         return f"not a JSON file: {details[0]['ctx']['error']}"
     texts = list(dict.fromkeys(_describe_error(detail) for detail in details))
-    suffix = f"; and {len(texts) - MOST_MISTAKES} more errors" if len(texts) > MOST_MISTAKES else ""
-    return "; ".join(texts[:MOST_MISTAKES]) + suffix
+    suffix = f"; and {len(texts) - MAX_ERRORS} more errors" if len(texts) > MAX_ERRORS else ""
+    return "; ".join(texts[:MAX_ERRORS]) + suffix
 
 
 def _describe_error(detail: ErrorDetails) -> str:
     if detail["type"] == "model_type" and not detail["loc"]:
         return f"expected a JSON object, found {describe(detail['input'])}"
-    return f"{_path(detail['loc'])}: {''.join(describe_mistake(detail))}"
+    return f"{_path(detail['loc'])}: {''.join(describe_error(detail))}"
 
 
 def _path(loc: Sequence[int | str]) -> str:

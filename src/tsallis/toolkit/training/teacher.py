@@ -22,7 +22,7 @@ from tsallis.symbols import IGNORE_INDEX
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.ragged import RaggedRows
 from tsallis.toolkit.evaluation.search_results import search_batch
-from tsallis.toolkit.evaluation.teacher_forcing import AT_ONCE
+from tsallis.toolkit.evaluation.teacher_forcing import MAX_SCORES
 from tsallis.toolkit.training.lock import locked
 
 BATCH_ROWS = 64
@@ -124,7 +124,7 @@ def _compute_part(
             hidden = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device)).hidden
             mask = _target_mask(batch)
             hidden = hidden[mask.to(device)]  # [symbols, d_model]
-            width = max(1, AT_ONCE // model.output.scores(hidden[:1]).shape[-1])
+            width = max(1, MAX_SCORES // model.output.scores(hidden[:1]).shape[-1])
             for piece in hidden.split(width):
                 rows.append(SparseRows.from_dense(model.output.probs(model.output.scores(piece)).cpu(), top_k))
             lengths.append(mask.sum(1))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tsallis.analysis.score_names import OF_TEXT, TEACHER_FORCED, rank_score
+from tsallis.analysis.score_names import TEACHER_FORCED, TEXT_SCORES, rank_score
 from tsallis.errors import InputError
 from tsallis.search import Result, SearchOptions
 from tsallis.toolkit.config import Settings
@@ -80,7 +80,7 @@ class Trainer:
         measure: Function that computes scores from search results and returns them by name. Search runs on all or the
             first rows of `dev`. The first score selects the best checkpoint, unless the settings select another score.
             "accuracy" is the share of outputs that equal the target. With None, validation does not search: the scores
-            are those of :data:`tsallis.analysis.score_names.OF_TEXT`, and the loss selects the best checkpoint.
+            are those of :data:`tsallis.analysis.score_names.TEXT_SCORES`, and the loss selects the best checkpoint.
         world: Rank of this process and number of processes.
         lock: Lock on the folder, held by the first process. It is checked before every write.
         init: Origin of the initial parameters, for the log.
@@ -191,7 +191,7 @@ class Trainer:
         self.world.on_main(self._check_folder)
         self.world.check_folder(self.folder)
         if self.world.broadcast(self.checkpoints.index().last if self.world.main else None) is not None:
-            with self.world.share_mistakes():
+            with self.world.share_errors():
                 state, parameters = self._load_checkpoint()
             self.engine.load(parameters, dict(state.optimizer))
             self.schedule.restore(dict(state.schedule))
@@ -455,7 +455,7 @@ class Trainer:
             shared = torch.tensor(world.sum(*values.flatten().tolist()), dtype=torch.float64)
             densities[kind] = shared.reshape(values.shape) / max(sums[-1], 1)
         if self.measure is None:
-            scores = {name: getattr(teacher_forced, name) for name in OF_TEXT}
+            scores = {name: getattr(teacher_forced, name) for name in TEXT_SCORES}
         else:
             scores = self._search(model, self.measure)
         teacher_forced_values = {name: getattr(teacher_forced, name) for name in TEACHER_FORCED}

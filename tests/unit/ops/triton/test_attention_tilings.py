@@ -49,9 +49,9 @@ def test_largest_head_fits_the_smallest_shared_memory(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpus[device.index])
     monkeypatch.setattr(launching, "shared_memory", launching.shared_memory.__wrapped__)
     assert launching.shared_memory(torch.device("cpu")) == launching.shared_memory(torch.device("cuda", 0)) == 232_448
-    assert launching.least_shared_memory() == 65_536
+    assert launching.min_shared_memory() == 65_536
     gpus.clear()
-    assert launching.least_shared_memory() == 232_448
+    assert launching.min_shared_memory() == 232_448
     heads = [launching.largest_head(memory) for memory in (232_448, 166_912, 101_376, 65_536, 49_152)]
     assert heads == [256, 256, 256, 128, 0] and gpu.CAPABILITIES.largest_head in heads
 

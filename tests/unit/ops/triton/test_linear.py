@@ -39,7 +39,7 @@ def resize(monkeypatch: pytest.MonkeyPatch, **sizes: float | None) -> None:
     monkeypatch.setattr(linear_chunks, "GPU", linear_chunks.GPU._replace(**sizes))
 
 
-CHUNKS = {"in chunks": {"chunk": 5 * CLASSES, "whole": 0, "tokens": 1}, "all at once": {}}
+CHUNKS = {"in chunks": {"chunk": 5 * CLASSES, "single_chunk": 0, "tokens": 1}, "all at once": {}}
 
 
 @pytest.fixture(params=list(CHUNKS))
@@ -238,7 +238,7 @@ def test_alpha_relu_in_chunks_matches_float64(
     monkeypatch: pytest.MonkeyPatch, alpha: float, tau: float, share: float
 ) -> None:
     """Check computation in chunks; with share 0, one pass is tried first and finds too many values."""
-    monkeypatch.setattr(gpu_relu, "LEAST", 0)
+    monkeypatch.setattr(gpu_relu, "MIN_CAPACITY", 0)
     monkeypatch.setattr(linear_chunks, "ONE_PASS", share == 0)
     resize(monkeypatch, share=share)
     check(layer(), alpha, "sum", tau)
@@ -283,7 +283,7 @@ def test_one_pass_alpha_relu_loss_and_support_match_float64(
 
 
 def test_one_pass_returns_none_if_full_or_non_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_relu, "LEAST", 0)
+    monkeypatch.setattr(gpu_relu, "MIN_CAPACITY", 0)
     hidden, weight, bias, target = layer()
     count = int((F.linear(hidden, weight, bias)[target >= 0] * 0.5 > 0.7).sum())
     for room, fits in ((count, True), (count - 1, False), (0, False)):
@@ -355,7 +355,7 @@ def test_repeated_and_double_backward_match_float64(alpha: float, reduction: str
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_weight_gradient_of_chunks_has_small_rounding_error(monkeypatch: pytest.MonkeyPatch, reduction: str) -> None:
     """Check that, even with the most chunks, the error is a few times that of rounding once to bfloat16."""
-    resize(monkeypatch, chunk=CLASSES, whole=0, tokens=1)
+    resize(monkeypatch, chunk=CLASSES, single_chunk=0, tokens=1)
     hidden, weight, bias, target = layer(torch.bfloat16, 0.1, tokens=128)
     hidden += 0.5  # nonzero mean, so that sums grow
     leaves = [x.requires_grad_() for x in (hidden, weight, bias)]

@@ -26,7 +26,7 @@ def test_a_single_process_has_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_errors_of_a_single_process_are_raised_unchanged() -> None:
     mistake = InputError("config.yaml: wrong")
-    with pytest.raises(InputError) as caught, World().share_mistakes():
+    with pytest.raises(InputError) as caught, World().share_errors():
         raise mistake
     assert caught.value is mistake
 

@@ -40,7 +40,7 @@ from tsallis.toolkit.training.run_folder import build_model
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "whole"
     train(folder)
     return folder
@@ -59,12 +59,12 @@ def average(run: Path) -> None:
     Checkpoints(run / "checkpoints", SETTINGS.keep).average()
 
 
-def test_a_killed_run_resumes_to_the_same_files(run: Path, whole: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_files(run: Path, uninterrupted: Path) -> None:
     train(run)
-    assert contents(run) == contents(whole)
+    assert contents(run) == contents(uninterrupted)
 
 
-def test_missing_index_raises_and_deletes_nothing(run: Path, whole: Path) -> None:
+def test_missing_index_raises_and_deletes_nothing(run: Path, uninterrupted: Path) -> None:
     (run / "checkpoints" / "index.json").unlink()
     for work in (train, average, load_run):
         stops(run, r"index\.json: missing, although there are checkpoints", work)
@@ -148,11 +148,11 @@ def changed_while_it_trains(run: Path, words: str, work: Callable[[], object]) -
     }
 
 
-def test_renaming_the_run_folder_during_training_raises(run: Path, whole: Path, tmp_path: Path) -> None:
+def test_renaming_the_run_folder_during_training_raises(run: Path, uninterrupted: Path, tmp_path: Path) -> None:
     changed_while_it_trains(run, r"the run folder .* was moved or removed", lambda: run.rename(tmp_path / "other"))
     assert not run.exists()
     train(tmp_path / "other")
-    assert contents(tmp_path / "other") == contents(whole)
+    assert contents(tmp_path / "other") == contents(uninterrupted)
 
 
 def test_removing_the_run_folder_during_training_raises(run: Path) -> None:
@@ -198,18 +198,18 @@ def test_truncated_or_damaged_logs_raise(run: Path) -> None:
     stops(run, r"timing\.jsonl: missing; restore the file, or create an empty file")
 
 
-def test_checkpoints_do_not_contain_times(run: Path, whole: Path) -> None:
+def test_checkpoints_do_not_contain_times(run: Path, uninterrupted: Path) -> None:
     """Times differ between runs. Resuming drops the times of later steps and an incomplete line."""
     times = (run / "timing.jsonl").read_text()
     event = next(event for event in map(json.loads, times.splitlines()) if event["event"] == "epoch")
     later = json.dumps({**event, "step": 7}) + "\n"
     (run / "timing.jsonl").write_text(times.replace(str(event["seconds"]), "12345.678901234567") + later + later[:9])
     train(run)
-    assert contents(run) == contents(whole)
+    assert contents(run) == contents(uninterrupted)
     assert (run / "timing.jsonl").read_text().count("12345.678901234567") == 1
 
 
-def test_runs_of_the_first_version_resume(run: Path, whole: Path) -> None:
+def test_runs_of_the_first_version_resume(run: Path, uninterrupted: Path) -> None:
     age(run)
     state = torch.load(checkpoint_of(run) / "training.pt", weights_only=True)
     assert state["timing"] > 0 and set(index_of(run)) == {"last", "best", "kept", "finished"}
@@ -221,21 +221,21 @@ def test_runs_of_the_first_version_resume(run: Path, whole: Path) -> None:
     average(Path(shutil.copytree(run, run.with_name("averaged"))))
     train(run)
     best = f"checkpoints/{checkpoint_of(run, 'best').name}/"  # the best checkpoint is not rewritten
-    expected = {name: blob for name, blob in contents(whole).items() if not name.startswith(best)}
+    expected = {name: blob for name, blob in contents(uninterrupted).items() if not name.startswith(best)}
     assert {name: blob for name, blob in contents(run).items() if not name.startswith(best)} == expected
 
 
-def test_finished_runs_of_the_first_version_load(whole: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(whole, tmp_path / "run"))
+def test_finished_runs_of_the_first_version_load(uninterrupted: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(uninterrupted, tmp_path / "run"))
     age(run)
-    assert load_run(run).facts["step"] == load_run(whole).facts["step"]
+    assert load_run(run).facts["step"] == load_run(uninterrupted).facts["step"]
     train(run)
     assert index_of(run)["finished"]
 
 
-def test_averaging_again_repairs_a_damaged_average(whole: Path, tmp_path: Path) -> None:
+def test_averaging_again_repairs_a_damaged_average(uninterrupted: Path, tmp_path: Path) -> None:
     """Averaging the same checkpoints again gives the same folder and repairs a damaged file."""
-    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    run = Path(shutil.copytree(uninterrupted, tmp_path / "run"))
     average(run)
     before = contents(run)
     (checkpoint_of(run, "average") / "model.safetensors").write_bytes(b"damaged")

@@ -140,7 +140,7 @@ def shared_memory(device: torch.device) -> int:
     return int(getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block)
 
 
-def least_shared_memory() -> int:
+def min_shared_memory() -> int:
     """Return the smallest `shared_memory` of this machine's GPUs; machines without a GPU count as an H200."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return min((shared_memory(torch.device("cuda", index)) for index in range(count)), default=H200)
