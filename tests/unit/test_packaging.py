@@ -93,6 +93,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
     copy = folder / "project"
     shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.so*"))
+    shutil.copytree(ROOT / "recipes", copy / "recipes")
     for name in (".gitignore", "LICENSE", "README.md", "hatch_build.py", "pyproject.toml"):
         shutil.copy(ROOT / name, copy)
     (copy / "src" / KERNEL).write_text("stale")
