@@ -211,7 +211,7 @@ def looks(model: VisualAnswerer, data: Data, options: argparse.Namespace) -> Ite
 def drawn(density: Density) -> dict[str, Any]:
     """Return position and outline of the density of a batch of one, as (x, y) from 0 to 1; x is right, y is down."""
     support = density.support
-    bounded = isinstance(support, Ellipse)
+    bounded = isinstance(support, Ellipse) and support.bounded
     outline = support if bounded else Ellipse(density.mean, OUTLINE * torch.linalg.cholesky(density.covariance))
     return {
         "mean": density.mean[0].tolist(),

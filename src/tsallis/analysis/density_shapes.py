@@ -60,7 +60,7 @@ def draw_density(density: Density, index: int | tuple[int, ...] = ()) -> DrawnDe
     single = one_of(density, index, density.dims)
     if single.dims == 2:
         parts = tuple(tuple(map(tuple, line.tolist())) for line in outlines(single, POINTS))
-        bounded = all(isinstance(part.support, Ellipse) for part in parts_of(single))
+        bounded = all(isinstance(part.support, Ellipse) and part.support.bounded for part in parts_of(single))
         deviation = tuple(numbers(single.covariance).diagonal().sqrt().tolist())
         return DrawnDensity(tuple(single.mean.tolist()), deviation, (), area_of(single), (), parts, bounded)
     ends = intervals(single)

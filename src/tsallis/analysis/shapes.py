@@ -69,7 +69,7 @@ def intervals(density: Density) -> list[tuple[float, float]] | None:
     """Return the support of a density on the line as ascending disjoint intervals; None if it is unbounded."""
     ends: list[tuple[float, float]] = []
     for part in parts_of(density):
-        if not isinstance(part.support, Interval):
+        if not isinstance(part.support, Interval) or not part.support.bounded:
             return None
         ends.append((float(part.support.lower), float(part.support.upper)))
     merged: list[tuple[float, float]] = []
@@ -87,7 +87,7 @@ def curve(density: Density) -> tuple[Tensor, Tensor]:
     for part in parts_of(density):
         mean, reach = float(part.mean), FAR * math.sqrt(float(part.variance))
         bounds = (mean - reach, mean + reach)
-        if isinstance(part.support, Interval):
+        if isinstance(part.support, Interval) and part.support.bounded:
             bounds = (float(part.support.lower), float(part.support.upper))
         places.append(torch.linspace(*bounds, FINE, dtype=torch.float64))
         places.append(torch.tensor([mean], dtype=torch.float64))
@@ -99,7 +99,7 @@ def outlines(density: Density, points: int) -> list[Tensor]:
     """Return outlines [points, 2]: the edge of each support, or ellipses at one and two standard deviations."""
     lines: list[Tensor] = []
     for part in parts_of(density):
-        if isinstance(part.support, Ellipse):
+        if isinstance(part.support, Ellipse) and part.support.bounded:
             lines.append(numbers(part.support.boundary(points)))
         elif isinstance(part, Elliptical):
             mean, factor = numbers(part.mean), numbers(part.factor)

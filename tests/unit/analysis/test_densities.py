@@ -79,3 +79,13 @@ def test_signal_densities_are_per_channel_and_head() -> None:
         assert one.density.support[0] == pytest.approx(tuple(ends))
     with pytest.raises(ValueError, match=r"batch shape \[heads, 1\], .* got \[1, 3, 2\]"):
         signal_densities(density, ["pulse"])
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+def test_densities_with_an_alpha_of_1_are_unbounded(dims: int) -> None:
+    alpha = torch.tensor([1.0, 2.0])
+    mean, cov = (0.5, 0.01) if dims == 1 else (torch.full((2,), 0.5), torch.eye(2) / 100)
+    density = BetaGaussian(mean, cov, alpha, dims)
+    assert [draw_density(density, i).bounded for i in range(2)] == [False, True]
+    drawn = draw_density(density, 0)
+    assert all(math.isfinite(x) for line in (drawn.curve, *drawn.outlines) for point in line for x in point)
