@@ -1,7 +1,7 @@
 """Take the screenshots of reports for the documentation, with an installed Chromium.
 
 tsallis analyze runs/learned runs/softmax --importance 100 --searched 100 -o report.html
-python docs/figures/report.py report.html docs/figures/reading-heads.png overview .maps
+python docs/figures/report.py report.html docs/figures/reading-heads.png overview '.maps:has-text("density of")'
 python docs/figures/report.py report.html docs/figures/reading-card.png head/0/encoder/1/0 main
 python docs/figures/report.py report.html docs/figures/reading-sentence.png sentence/0/0/cross/1/2 svg.matrix
 """
