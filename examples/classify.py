@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from option_types import number_or_name, positive_int, usable_device
 from torch import Tensor
 
 import tsallis
@@ -221,27 +222,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "date": datetime.date.today().isoformat(),
         "origin": {"tsallis": tsallis.__version__, **environment()},
     }
-
-
-def number_or_name(text: str) -> str | float:
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def positive_int(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return int(text)
-
-
-def usable_device(text: str) -> str:
-    try:
-        torch.zeros(1, device=text).item()
-    except (AssertionError, RuntimeError) as error:
-        raise argparse.ArgumentTypeError(f"cannot use {text!r}: {str(error).splitlines()[0]}") from error
-    return text
 
 
 def arguments() -> argparse.Namespace:

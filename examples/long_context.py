@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from option_types import positive_int
 from torch.nn.utils.rnn import pad_sequence
 
 import tsallis
@@ -148,12 +149,6 @@ def write(path: Path, result: dict[str, Any]) -> None:
     part = path.with_suffix(f".{os.getpid()}.part")
     part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     part.replace(path)
-
-
-def positive_int(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return int(text)
 
 
 def parse() -> argparse.Namespace:

@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 
 import torch
+from option_types import positive_int
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from tokenizers import Tokenizer
@@ -97,12 +98,6 @@ def read_words(folder: Path, name: str, min_count: int) -> list[str]:
     if not vocab.symbols:
         raise InputError(f"{path}: no word occurs at least {min_count} times (--min-count)")
     return [vocab.name(number) for number in range(FIRST, len(vocab))]
-
-
-def positive_int(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return int(text)
 
 
 def arguments() -> argparse.Namespace:

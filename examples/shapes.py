@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from option_types import positive_int
 
 from tsallis.toolkit.datasets.split_mix import Random
 
@@ -134,12 +135,6 @@ def write_split(folder: Path, name: str, count: int, random: Random) -> int:
                 total += 1
     array.flush()
     return total
-
-
-def positive_int(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return int(text)
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from option_types import number_or_name, positive_int
 from timeseries_data import (
     Events,
     IrregularSeries,
@@ -319,19 +320,6 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[SignalDensit
 def save(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, text)
-
-
-def number_or_name(text: str) -> str | float:
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def positive_int(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return int(text)
 
 
 def arguments() -> argparse.Namespace:
