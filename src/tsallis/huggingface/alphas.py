@@ -55,7 +55,7 @@ class FixedAlpha(AttentionAlpha):
     """
 
     value: Tensor
-    # Cache of the buffer, its version and its value. The buffer is read again only after a change.
+    # Cache of the buffer, its version and its value, so that a GPU is read again only after a change.
     _number: tuple[Tensor, int, float] | None = None
 
     def __init__(self, value: float | Sequence[float] | Tensor, device: Any = None) -> None:
