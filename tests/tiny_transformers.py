@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,6 +132,20 @@ def inputs(family: Family, padding: str = "right") -> dict[str, Tensor]:
     if family.kind == "seq2seq":
         batch["decoder_input_ids"] = torch.randint(3, VOCABULARY, (2, 5), generator=generator)
     return batch
+
+
+def checkpointing_gradients(model: Any, loss: Callable[[], Tensor], parameters: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Return the gradients of parameters without and with gradient checkpointing."""
+    model.train()
+    gradients = []
+    for checkpoint in (False, True):
+        if checkpoint:
+            model.gradient_checkpointing_enable()
+        model.zero_grad()
+        torch.manual_seed(1)  # same dropout masks in both runs
+        loss().backward()
+        gradients.append([x.grad.clone() for x in parameters if x.grad is not None])
+    return gradients
 
 
 def alpha_parameters(model: Any) -> list[torch.nn.Parameter]:
