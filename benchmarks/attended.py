@@ -2,6 +2,7 @@
 
     python benchmarks/attended.py inflection TRAIN DEV TEST --out FILE.csv    # files of SIGMORPHON 2018, task 1
     python benchmarks/attended.py sentences TRAIN DEV TEST --out FILE.csv     # lines: label<TAB>text
+    python benchmarks/attended.py sentences TRAIN DEV TEST --encoder FOLDER   # fine-tune this encoder
     python benchmarks/attended.py translation RUNS --out FILE.csv    # runs of `tsallis train`: RUNS-entmax-s1, ...
 
 Models are calibrated on DEV and evaluated on TEST. New rows are appended; models that already have a row are skipped.
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,20 +142,34 @@ class Sentences:
     """A Hugging Face encoder that classifies sentences, trained from random parameters."""
 
     updates = 400
+    learning_rate = 1e-3
 
     def __init__(self, train: Path, dev: Path, test: Path) -> None:
-        lines = [path.read_text(encoding="utf-8").splitlines() for path in (train, dev, test)]
-        counts = Counter(word for line in lines[0] for word in line.split("\t")[1].split())
-        known = {word: 2 + i for i, (word, count) in enumerate(counts.most_common()) if count > 1}
-        self.size = 2 + len(known)
+        parts = [
+            [line.split("\t") for line in path.read_text(encoding="utf-8").split("\n") if line]
+            for path in (train, dev, test)
+        ]
+        parts[1] = parts[1][:DEV]
+        encode = self._encoding([text for _, text in parts[0]])
+        labels = {label: i for i, label in enumerate(sorted({label for label, _ in parts[0]}))}
+        self.labels = len(labels)
         self.train, self.dev, self.test = (
-            [self._row(line, known) for line in part] for part in (lines[0], lines[1][:DEV], lines[2])
+            [{"input_ids": encode(text)[:60], "labels": labels[label]} for label, text in part] for part in parts
         )
 
-    @staticmethod
-    def _row(line: str, known: dict[str, int]) -> dict[str, Any]:
-        label, text = line.split("\t")
-        return {"input_ids": [known.get(word, 1) for word in text.split()][:60], "labels": int(label)}
+    def _encoding(self, texts: Sequence[str]) -> Callable[[str], list[int]]:
+        """Number the words that occur more than once; 0 is padding, and 1 stands for all other words."""
+        counts = Counter(word for text in texts for word in text.split())
+        known = {word: 2 + i for i, (word, count) in enumerate(counts.most_common()) if count > 1}
+        self.size = 2 + len(known)
+        return lambda text: [known.get(word, 1) for word in text.split()]
+
+    def _model(self) -> Any:
+        import transformers as tf
+
+        sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 128}
+        config = tf.BertConfig(vocab_size=self.size, num_labels=self.labels, **sizes)
+        return tf.BertForSequenceClassification(config)
 
     @staticmethod
     def _batch(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
@@ -172,14 +187,13 @@ class Sentences:
         from tsallis.huggingface import sparsify
 
         torch.manual_seed(seed)
-        sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 128}
-        model = tf.BertForSequenceClassification(tf.BertConfig(vocab_size=self.size, **sizes))
+        model = self._model()
         sparsify(model, ATTENTION[attention])
         with tempfile.TemporaryDirectory() as folder:
             options = {
                 "max_steps": self.updates,
                 "per_device_train_batch_size": 32,
-                "learning_rate": 1e-3,
+                "learning_rate": self.learning_rate,
                 "seed": seed,
             }
             quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
@@ -203,6 +217,28 @@ class Sentences:
                 right += int((model(**batch).logits.argmax(-1) == batch["labels"]).sum())
         sums = meter.sums(meter.densities())
         return {"accuracy": right / len(self.test), "symbol_accuracy": "", "reached": float(sums[0] / sums[2])}
+
+
+class Encoder(Sentences):
+    """A pretrained Hugging Face encoder that is fine-tuned to classify sentences."""
+
+    updates = 200
+    learning_rate = 5e-5
+
+    def __init__(self, folder: Path, *files: Path) -> None:
+        self.folder = folder
+        super().__init__(*files)
+
+    def _encoding(self, texts: Sequence[str]) -> Callable[[str], list[int]]:
+        import transformers as tf
+
+        tokenizer = tf.AutoTokenizer.from_pretrained(self.folder)
+        return lambda text: tokenizer(text)["input_ids"]
+
+    def _model(self) -> Any:
+        import transformers as tf
+
+        return tf.AutoModelForSequenceClassification.from_pretrained(self.folder, num_labels=self.labels)
 
 
 class Table:
@@ -256,6 +292,7 @@ def main() -> None:
     parser.add_argument("--targets", type=int, nargs="+", default=[4, 2, 8])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--updates", type=int)
+    parser.add_argument("--encoder", type=Path, help="folder of a pretrained encoder, for sentences")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -263,9 +300,14 @@ def main() -> None:
     announce()
     if len(options.files) != (count := 1 if options.task == "translation" else 3):
         parser.error(f"expected {count} FILE, got {len(options.files)}")
-    task = tasks[options.task](*options.files)
+    if options.encoder is not None and options.task != "sentences":
+        parser.error(f"--encoder needs the task sentences, got {options.task}")
+    if options.encoder is None:
+        name, task = options.task, tasks[options.task](*options.files)
+    else:
+        name, task = f"{options.files[0].parent.name}, pretrained", Encoder(options.encoder, *options.files)
     task.updates = options.updates or task.updates
-    out = Table(options.out, {"task": options.task, "updates": task.updates})
+    out = Table(options.out, {"task": name, "updates": task.updates})
     for seed in options.seeds:
         run_seed(task, seed, options.targets, out)
     print(table(out.rows, ["task", "seed", "method", "attended", "accuracy", "reached"]))

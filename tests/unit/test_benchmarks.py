@@ -118,6 +118,21 @@ def test_the_attended_benchmark_runs(tmp_path: Path) -> None:
     methods = ["entmax", "entmax, calibrated", "softmax", "top-k of softmax", "sparsemax", "sparsemax, calibrated"]
     assert [row["method"] for row in rows] == methods
     assert all(abs(float(row["reached"]) - 2) < 0.2 for row in rows if row["attended"])
+    encoder = save_encoder(tmp_path / "encoder", "abcdefgh")
+    run("attended.py", "sentences", *files, "--encoder", encoder, "--updates", 3, "--targets", 2, "--seeds", 1, *out)
+    assert {row["task"] for row in read(tmp_path / "rows.csv")} == {"sentences", f"{tmp_path.name}, pretrained"}
+
+
+def save_encoder(folder: Path, words: str) -> Path:
+    """Save a small random BERT and its tokenizer."""
+    import transformers
+
+    (folder / "vocab.txt").parent.mkdir()
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
+    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
+    transformers.BertModel(transformers.BertConfig(vocab_size=5 + len(words), **sizes)).save_pretrained(folder)
+    return folder
 
 
 GPU_SCRIPTS = {
