@@ -16,7 +16,7 @@ from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import stored_alpha
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.sparse_rows import row_numbers
-from tsallis.ops.transforms import savable, transforms_active
+from tsallis.ops.transforms import graph_outlives_values, savable, transforms_active, without_numbers
 
 if TYPE_CHECKING:
     from tsallis.nn import OutputLayer
@@ -193,12 +193,18 @@ class EntmaxCategorical(Categorical):
             return self._order
         return self._classes.gather(-1, self._order.clamp(min=0)).masked_fill(self._order < 0, -1)
 
+    @property
+    def _is_traced(self) -> bool:
+        """Return whether the scores can't be read, or a graph is recorded for other scores."""
+        return transforms_active() or graph_outlives_values() or without_numbers(self.scores)
+
     @lazy_property
     def _order(self) -> Tensor:
         """Return the positions of `indices` among the scores."""
-        if transforms_active():
+        if self._is_traced:
             raise RuntimeError(
-                "indices and values can't be used in torch.func, because their width depends on the scores: use probs"
+                "indices and values can't be used in torch.func, in a recorded graph or on a meta tensor, "
+                "because their width depends on the scores: use probs"
             )
         width = max(int(self.support_size.amax()), 1) if self.scores.numel() else 1
         values, order = self._log_probs.detach().topk(width, -1)
@@ -260,8 +266,8 @@ class EntmaxCategorical(Categorical):
         Raises:
             ValueError: A row has no support: all its classes are excluded, or scores are NaN or infinite.
         """
-        if transforms_active():
-            return self._sample_transformed(sample_shape, generator)
+        if self._is_traced:
+            return self._sample_traced(sample_shape, generator)
         if bool((self.support_size == 0).any()):
             if bool(self._weights.isnan().any()):
                 raise ValueError("can't sample: the scores of a row contain NaN or infinity")
@@ -277,12 +283,15 @@ class EntmaxCategorical(Categorical):
         slot = slot.minimum((cumulative < cumulative[:, -1:]).sum(-1, keepdim=True))
         return self.indices.reshape(-1, width).gather(-1, slot).T.reshape(shape)
 
-    def _sample_transformed(self, sample_shape: Any, generator: torch.Generator | None) -> Tensor:
-        """Draw inside torch.func, where shapes can't depend on the scores and rows can't be checked."""
-        shape = self._extended_shape(sample_shape)
+    def _sample_traced(self, sample_shape: Any, generator: torch.Generator | None) -> Tensor:
+        """Draw where shapes can't depend on the scores and rows can't be checked."""
         cumulative = self.probs.double().cumsum(-1)
-        draws = torch.rand(shape, dtype=torch.float64, device=self.scores.device, generator=generator)
-        drawn = (cumulative <= (draws * cumulative[..., -1]).unsqueeze(-1)).sum(-1)
+        total = cumulative[..., -1]
+        # Use expand, because torch.jit.trace would store the batch shape as numbers.
+        draws = torch.empty_like(
+            total.expand(*sample_shape, *(-1,) * total.dim()), memory_format=torch.contiguous_format
+        )
+        drawn = (cumulative <= (draws.uniform_(generator=generator) * total).unsqueeze(-1)).sum(-1)
         classes = torch.arange(self._num_events, device=self.scores.device)
         last = torch.where(self.probs > 0, classes, 0).amax(-1)
         # A draw times the sum may round up to the sum: limit the class to the last class with probability above 0.

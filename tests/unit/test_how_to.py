@@ -16,6 +16,8 @@ import tsallis
 from pages import DOCS, run_blocks
 from run_seed import SEED
 from task_runs import encode, evaluate, read_lines, read_split, train, weights_of
+from tsallis.continuous import GaussianBasis
+from tsallis.continuous.densities import named
 from tsallis.errors import InputError
 from tsallis.ops.registry import BACKENDS, Entry, load
 from tsallis.toolkit.inference import TextRun
@@ -25,6 +27,7 @@ from tsallis.toolkit.tasks.prepared import prepare
 PAGES = DOCS / "how-to"
 PAGE = PAGES / "add-a-task.md"
 BACKEND = PAGES / "add-a-backend.md"
+DENSITY = PAGES / "add-a-density.md"
 # Pages for users; the pages on Hugging Face models and on clusters have separate tests.
 ELSEWHERE = ("add-", "index", "hugging-face", "cluster")
 USERS = sorted(
@@ -99,6 +102,20 @@ def test_the_documented_backend_matches_eager(
     torch.testing.assert_close((actual, gradient), (expected, right), equal_nan=True)
     torch.testing.assert_close(again, others, equal_nan=True)
     torch.testing.assert_close(attended, torch.ones_like(attended))
+
+
+def test_the_documented_density_matches_numerical_integrals(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = module_of(DENSITY, "tsallis.continuous.densities.raised_cosine", monkeypatch)
+    (code,) = re.findall(r"```python\n(class .*?)```", DENSITY.read_text(encoding="utf-8"), re.S)
+    scope = {**vars(named), "raised_cosine": module}
+    exec(compile(code, str(DENSITY), "exec"), scope)
+    density = scope["RaisedCosine"](torch.tensor(0.4, dtype=torch.float64), 0.02)
+    basis = GaussianBasis(torch.tensor([0.1, 0.5, 0.6], dtype=torch.float64), 0.01)
+    points = torch.linspace(-1, 2, 30_001, dtype=torch.float64)
+    masses = density.pdf(points) * (points[1] - points[0])
+    moments = masses @ torch.stack([points**0, points, (points - 0.4) ** 2], 1)
+    torch.testing.assert_close(moments, torch.tensor([1, 0.4, 0.02], dtype=torch.float64), atol=1e-7, rtol=0)
+    torch.testing.assert_close(density.expect(basis), masses @ basis(points), atol=1e-7, rtol=0)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Draws inside `vmap`, draws with a generator, tensors from inference mode, ignored rows, unusual tensors."""
 
+import warnings
 from collections import Counter
 from dataclasses import dataclass
 
@@ -166,3 +167,32 @@ def test_integer_alpha_tensors_match_float_alphas(shape, dtype):
 def test_nested_and_sparse_tensors_raise(make):
     with pytest.raises(TypeError, match="scores must be a dense tensor"):
         tsallis.entmax(make(), 1.5)
+
+
+def test_recorded_draws_follow_new_scores():
+    peaked, uniform = torch.tensor([[5.0, 0.0, 0.0, 0.0]]), torch.zeros(3, 4)
+
+    class Draw(torch.nn.Module):
+        def forward(self, scores):
+            return EntmaxCategorical(scores, validate_args=False).sample((100,))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(Draw(), peaked, check_trace=False)
+    batch = {"scores": {0: torch.export.Dim.DYNAMIC}}
+    exported = torch.export.export(Draw(), (peaked.expand(2, 4).clone(),), dynamic_shapes=batch).module()
+    for recorded in (traced, exported):
+        draws = recorded(uniform)
+        assert draws.shape == (100, 3) and draws.unique().tolist() == [0, 1, 2, 3]
+        assert not draws[:, 0].equal(draws[:, 1])  # the rows are drawn independently
+        assert (recorded(peaked.expand(3, 4).clone()) == 0).all()
+
+
+def test_meta_scores_give_meta_draws():
+    assert EntmaxCategorical(torch.empty(3, 4, device="meta"), validate_args=False).sample((2,)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("name", ["indices", "values"])
+def test_recorded_widths_that_depend_on_scores_raise(name):
+    with pytest.raises(RuntimeError, match="width depends on the scores"):
+        torch.jit.trace(lambda z: getattr(EntmaxCategorical(z, validate_args=False), name), torch.randn(1, 4))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from tsallis.continuous.densities.base import check_positive, check_symmetric
 from tsallis.continuous.gaussian_products import bells, peaks, plane_sum
-from tsallis.functional.rows import check_floating
+from tsallis.errors import check_integer
+from tsallis.functional.rows import check_floating, number
 from tsallis.ops.transforms import forward_mode, traced, without_numbers
 
 
@@ -187,6 +188,7 @@ class ProductBasis(Basis):
 
     Raises:
         ValueError: If a basis is not on the line.
+        TypeError: If an argument is not a Basis.
 
     Example:
         >>> grid = ProductBasis(GaussianBasis(torch.linspace(0, 1, 10), 0.01))
@@ -202,6 +204,8 @@ class ProductBasis(Basis):
         # Register a shared basis once: otherwise the state dict would contain its tensors under two names.
         self.other = second if second is not first else None
         for basis in (self.first, self.second):
+            if not isinstance(basis, Basis):
+                raise TypeError(f"each part of a product must be a Basis, got {type(basis).__name__}")
             if basis.dims != 1:
                 raise ValueError(f"each basis of a product must have 1 dimension, got {basis.dims}")
 
@@ -265,8 +269,9 @@ def gaussian_grid(size: int, widths: float | Sequence[float]) -> GaussianBasis:
         >>> gaussian_grid(6, [0.1, 0.5]).centres
         tensor([0.0000, 0.5000, 1.0000, 0.0000, 0.5000, 1.0000])
     """
-    widths = [float(w) for w in ([widths] if isinstance(widths, (int, float)) else widths)]
-    if not widths or size < len(widths) or size % len(widths):
+    check_integer("size", size, 1)
+    widths = [number("widths", width) for width in (widths if isinstance(widths, Iterable) else [widths])]
+    if not widths or size % len(widths):
         raise ValueError(f"size must be a multiple of the number of widths, got size {size} and {len(widths)} widths")
     size_per_width = size // len(widths)
     centres = torch.linspace(0, 1, size_per_width, dtype=torch.float64, device="cpu").repeat(len(widths))
@@ -339,6 +344,8 @@ def image_basis(side: int = 10, variance: float = 0.01) -> ProductBasis:
         >>> image_basis().size
         100
     """
+    check_integer("side", side, 1)
+    variance = number("variance", variance)
     check_positive(torch.tensor(variance, device="cpu"), "variance")
     return ProductBasis(gaussian_grid(side, math.sqrt(variance)))
 

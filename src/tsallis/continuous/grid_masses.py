@@ -13,6 +13,7 @@ from tsallis.continuous.densities.elliptical import Density, Elliptical
 from tsallis.continuous.densities.mixture import Mixture
 from tsallis.continuous.interval_masses import POINTS, standard_masses, substitution
 from tsallis.continuous.quadrature import gauss_legendre
+from tsallis.errors import check_integer
 from tsallis.ops.dtypes import without_autocast
 
 FAR = 7.5  # standard deviations; the mass of a Gaussian beyond them is 6e-13
@@ -55,8 +56,8 @@ def grid_masses(density: Density, height: int, width: int) -> Tensor:
         raise TypeError(f"density must be an Elliptical or a Mixture of them, got {type(density).__name__}")
     if density.dims != 2:
         raise ValueError(f"density must have 2 dimensions, got {density.dims}")
-    if height < 1 or width < 1:
-        raise ValueError(f"height and width must be at least 1, got {height} and {width}")
+    check_integer("height", height, 1)
+    check_integer("width", width, 1)
     with torch.no_grad(), without_autocast(density.mean.device.type):
         return _masses(density, height, width).to(density.dtype)
 

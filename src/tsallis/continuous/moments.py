@@ -9,7 +9,8 @@ from torch import Tensor
 
 from tsallis.continuous.densities.base import broadcast_batch
 from tsallis.continuous.densities.elliptical import Elliptical
-from tsallis.functional.rows import check_floating
+from tsallis.errors import check_integer
+from tsallis.functional.rows import check_floating, check_real, finite_number
 from tsallis.ops.dtypes import upcast
 
 Kind = TypeVar("Kind", bound=Elliptical)
@@ -34,7 +35,7 @@ def moments(weights: Tensor, positions: Tensor, dims: int = 1) -> tuple[Tensor, 
 
     Raises:
         ValueError: If the shape of the positions doesn't fit the weights.
-        TypeError: If the weights are not floating point.
+        TypeError: If the weights are not floating point, or the positions not a tensor of numbers.
 
     Example:
         >>> mean, variance = moments(torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.0, 1.0, 2.0]))
@@ -42,6 +43,10 @@ def moments(weights: Tensor, positions: Tensor, dims: int = 1) -> tuple[Tensor, 
         (tensor(0.5000), tensor(0.2500))
     """
     check_floating(weights, "weights")
+    check_real(positions, "positions")
+    check_integer("dims", dims, 1)
+    if weights.dim() == 0:
+        raise ValueError("weights must have shape [..., length], got a tensor without dimensions")
     w = upcast(weights)
     t = positions.to(w)
     event = () if dims == 1 else (dims,)
@@ -107,16 +112,17 @@ def match_moments(
         raise TypeError(f"kind must be a class of densities with one mode, such as Gaussian, got {kind!r}")
     if matching not in ("covariance", "scale"):
         raise ValueError(f"matching must be 'covariance' or 'scale', got {matching!r}")
-    if not floor >= 0:
+    floor = finite_number("floor", floor)
+    if floor < 0:
         raise ValueError(f"floor must be at least 0, got {floor:g}")
     if dims is None:
         dims = kind.default_dims
-    elif dims != kind.default_dims and not kind.any_dims:
+    elif dims != kind.default_dims and "dims" not in kind.shape_names:
         raise ValueError(f"dims must be {kind.default_dims} for {kind.__name__}, got {dims}")
     mean, cov = moments(weights, positions, dims)
     cov = cov + floor if dims == 1 else cov + floor * torch.eye(dims, dtype=cov.dtype, device=cov.device)
     mean = mean.to(weights.dtype)
-    if kind.any_dims:
+    if "dims" in kind.shape_names:
         shape["dims"] = dims
     make = kind.from_mean_cov if matching == "covariance" else kind.from_scale
     return make(mean, cov, **shape)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from tsallis.errors import check_integer
 from tsallis.ops.transforms import outside_tracers, physical, without_numbers
 
 
@@ -123,10 +124,11 @@ class Ellipse(constraints.Constraint):
         The points are NaN if the ellipse is the whole space, because then there is no boundary.
 
         Raises:
-            ValueError: If the ellipse has more than two dimensions.
+            ValueError: If the ellipse has more than two dimensions, or `points` is below 1.
         """
         if self.dims != 2:
             raise ValueError(f"only an ellipse in 2 dimensions has a boundary curve, got {self.dims} dimensions")
+        check_integer("points", points, 1)
         angle = torch.arange(points, dtype=self.centre.dtype, device=self.centre.device) * (2 * torch.pi / points)
         circle = torch.stack([angle.cos(), angle.sin()], -1)
         factor = torch.where(self._unbounded[..., None, None], math.nan, self.factor)

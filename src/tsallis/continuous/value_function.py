@@ -6,7 +6,7 @@ import math
 import operator
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,9 @@ from tsallis.continuous.densities.base import broadcast_batch
 from tsallis.continuous.densities.elliptical import Density, Points
 from tsallis.continuous.quadrature import ridge_regression
 from tsallis.errors import check_integer
-from tsallis.functional.rows import check_floating, result_dtype
+from tsallis.functional.rows import check_dense, check_floating, check_real, number, result_dtype
 from tsallis.ops.dtypes import upcast, without_autocast
-from tsallis.ops.transforms import traced
+from tsallis.ops.transforms import traced, without_numbers
 
 CACHE_SIZE = 128  # largest number of regressions that a value function caches
 
@@ -61,8 +61,23 @@ def grid_centres(height: int, width: int) -> Tensor:
         tensor([[0.2500, 0.5000],
                 [0.7500, 0.5000]], dtype=torch.float64)
     """
+    check_integer("height", height, 1)
+    check_integer("width", width, 1)
     y, x = torch.meshgrid(cell_centres(height), cell_centres(width), indexing="ij")
     return torch.stack([x, y], -1).reshape(-1, 2)
+
+
+def grid_sizes(grid: Any, cells: int) -> tuple[int, int]:
+    """Return the height and width of a grid; raise unless it has this number of cells."""
+    sizes = tuple(grid) if isinstance(grid, (tuple, list)) else (grid, grid)
+    for size in sizes:
+        check_integer("grid", size, 1)
+    if len(sizes) != 2:
+        raise ValueError(f"grid must be one number or (height, width), got {grid}")
+    height, width = sizes
+    if height * width != cells:
+        raise ValueError(f"grid must have one cell per value, {cells}, got {height} x {width}")
+    return height, width
 
 
 def box_centres(boxes: Tensor, image_size: Tensor | Sequence[float]) -> Tensor:
@@ -107,6 +122,10 @@ class Signal:
         basis: Basis functions :math:`\psi`.
         coefficients: Coefficients :math:`B^\top` [batch..., functions, d].
 
+    Raises:
+        ValueError: If the coefficients don't fit the basis.
+        TypeError: If the coefficients are not floating point.
+
     Example:
         >>> from tsallis.continuous import TruncatedParabola, gaussian_grid
         >>> signal = Signal(gaussian_grid(2, 0.5), torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
@@ -118,6 +137,11 @@ class Signal:
     """
 
     def __init__(self, basis: Basis, coefficients: Tensor) -> None:
+        check_floating(coefficients, "coefficients")
+        if coefficients.dim() < 2 or coefficients.shape[-2] != basis.size:
+            raise ValueError(
+                f"coefficients must have shape [..., {basis.size}, d] for this basis, got {tuple(coefficients.shape)}"
+            )
         self.basis, self._coefficients = basis, coefficients
 
     @property
@@ -269,6 +293,7 @@ class ValueFunction(nn.Module):
 
     Raises:
         ValueError: If the penalty is not positive and finite.
+        TypeError: If `basis` is not a Basis, or the penalty is not a number.
 
     Example:
         >>> from tsallis.continuous import TruncatedParabola, text_basis
@@ -281,9 +306,12 @@ class ValueFunction(nn.Module):
 
     def __init__(self, basis: Basis, ridge: float = 0.1) -> None:
         super().__init__()
+        if not isinstance(basis, Basis):
+            raise TypeError(f"basis must be a Basis, got {type(basis).__name__}")
+        ridge = number("ridge", ridge)
         if not (math.isfinite(ridge) and ridge > 0):
             raise ValueError(f"ridge must be positive and finite, got {ridge:g}")
-        self.basis, self.ridge = basis, float(ridge)
+        self.basis, self.ridge = basis, ridge
         self._solvers: OrderedDict[object, Tensor] = OrderedDict()
         self._solved_for = _BasisState([], [])
 
@@ -294,7 +322,7 @@ class ValueFunction(nn.Module):
         lengths: Tensor | Sequence[int] | None = None,
         mask: Tensor | None = None,
         positions: Tensor | None = None,
-        grid: tuple[int, int] | None = None,
+        grid: int | tuple[int, int] | None = None,
     ) -> Signal:
         """Return the signals of a batch of observations.
 
@@ -306,7 +334,7 @@ class ValueFunction(nn.Module):
             mask: Boolean mask [..., length] with positions, in place of lengths; True for observations to use.
             positions: Irregular positions, such as time stamps or the centres of boxes: [length] or [..., length], in
                 the plane with an additional last dimension of size 2.
-            grid: Height and width of an image in the plane; their product is the length.
+            grid: Height and width of an image in the plane; their product is the length. One number is both.
 
         Returns:
             A signal with coefficients [..., functions, d] in the dtype of the values.
@@ -333,6 +361,7 @@ class ValueFunction(nn.Module):
         if lengths is not None and mask is not None:
             raise ValueError("use either lengths or mask, not both")
         if mask is not None:
+            check_dense(mask, "mask")
             if mask.dtype != torch.bool:
                 raise TypeError(f"mask must be boolean (True keeps a value), got {mask.dtype}")
             if positions is None and self.basis.dims == 1:
@@ -342,7 +371,7 @@ class ValueFunction(nn.Module):
             return None
         size = values.shape[-2]
         lengths = torch.as_tensor(lengths, device=values.device)
-        if not traced() and bool(((lengths < 1) | (lengths > size)).any()):
+        if not (traced() or without_numbers(lengths)) and bool(((lengths < 1) | (lengths > size)).any()):
             length = lengths[(lengths < 1) | (lengths > size)][0].item()
             raise ValueError(f"lengths must be from 1 to {size}, got {length}")
         return torch.arange(size, device=values.device) < _expand("lengths", lengths, values.shape[:-2]).unsqueeze(-1)
@@ -353,25 +382,25 @@ class ValueFunction(nn.Module):
         lengths: Tensor | Sequence[int] | None,
         keep: Tensor | None,
         positions: Tensor | None,
-        grid: tuple[int, int] | None,
+        grid: int | tuple[int, int] | None,
     ) -> Tensor:
         size, dims = values.shape[-2], self.basis.dims
         if positions is not None:
             return self._solve_positions(values, positions, keep)
         use_cache = not traced() and self._can_cache()
         if dims == 2:
-            is_grid = isinstance(grid, (tuple, list)) and len(grid) == 2 and grid[0] * grid[1] == size
-            if grid is None or not is_grid or lengths is not None:
+            if grid is None or lengths is not None:
                 raise ValueError(
                     f"in 2 dimensions, pass positions, or pass a grid (height, width) of {size} cells without lengths, "
                     f"got {'lengths and ' * (lengths is not None)}grid {grid}"
                 )
-            solver = self._cell_solver(("grid", *grid), values, use_cache)
-            return solver if keep is None else self._solve_positions(values, grid_centres(*grid), keep)
+            sizes = grid_sizes(grid, size)
+            solver = self._cell_solver(("grid", *sizes), values, use_cache)
+            return solver if keep is None else self._solve_positions(values, grid_centres(*sizes), keep)
         if lengths is None:
             return self._cell_solver(("line", size), values, use_cache)
         row_lengths = torch.as_tensor(lengths)
-        if traced() or not row_lengths.numel():
+        if traced() or without_numbers(row_lengths) or not row_lengths.numel():
             return self._solve_lengths(row_lengths.to(values.device), size, keep)
         distinct, index = row_lengths.unique(return_inverse=True)
         solvers = (self._cell_solver(("line", length), values, use_cache) for length in distinct.tolist())
@@ -420,6 +449,7 @@ class ValueFunction(nn.Module):
         return ridge_regression(self.basis(torch.where(keep, t, 0)), self.ridge, keep)
 
     def _solve_positions(self, values: Tensor, positions: Tensor, keep: Tensor | None) -> Tensor:
+        check_real(positions, "positions")
         dims = self.basis.dims
         event = (2,) if dims == 2 else ()
         length = positions.shape[: -1 if event else None][-1:]
@@ -431,7 +461,7 @@ class ValueFunction(nn.Module):
         if keep is not None:  # unused positions can have any finite value, but not NaN
             active = keep.unsqueeze(-1) if event else keep
             t = torch.where(active, t, 0)
-        if not traced() and not bool(t.isfinite().all()):
+        if not (traced() or without_numbers(t) or bool(t.isfinite().all())):
             raise ValueError(f"positions must be finite, got {t[~t.isfinite()][0].item():g}")
         return ridge_regression(self.basis(t), self.ridge, keep)
 

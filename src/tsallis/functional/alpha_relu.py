@@ -8,6 +8,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+from tsallis.errors import check_integer
 from tsallis.functional.losses import anchors, check_reduction, class_rows, not_negative, reduce
 from tsallis.functional.rows import (
     alpha_number,
@@ -154,14 +155,15 @@ def estimate_tau(d_model: int, d_vocab: int) -> float:
         The threshold.
 
     Raises:
-        ValueError: The formula has no solution for these sizes.
+        ValueError: A size is too small, or the formula has no solution for these sizes.
+        TypeError: A size is not an integer.
 
     Example:
         >>> round(estimate_tau(512, 40_000), 4)
         0.1683
     """
-    if d_model < 1 or d_vocab < 2:
-        raise ValueError(f"d_model must be at least 1 and d_vocab at least 2, got {d_model} and {d_vocab}")
+    check_integer("d_model", d_model, 1)
+    check_integer("d_vocab", d_vocab, 2)
     sigma = math.sqrt(2 * d_model / (d_model + d_vocab))
     normal = NormalDist()
     eps = 1 / d_vocab
@@ -219,6 +221,7 @@ def estimate_tau_from_scores(scores: Tensor, alpha: float = 1.5) -> float:
         -0.5
     """
     alpha = relu_alpha(alpha)
+    check_floating(scores)
     rows = as_rows(scores.detach(), alpha).scores.double()
     finite = rows[rows.amax(-1).abs() < torch.inf]
     if not len(finite):

@@ -120,8 +120,9 @@ class SparseRows:
 
         Raises:
             ValueError: `classes` is too small.
+            TypeError: `classes` is not an integer.
         """
-        self.check_classes(classes)
+        self.check_classes(integer("classes", classes))
         rows = self.probs.new_zeros(len(self), classes)
         rows[row_numbers(self.offsets, len(self.indices)), self.indices.long()] = self.probs
         return rows

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tsallis import functional
-from tsallis.errors import check_one_of
+from tsallis.errors import check_integer, check_one_of
 from tsallis.functional.rows import check_dense
 from tsallis.nn.output import transform_alpha
 
@@ -27,6 +27,8 @@ class ScoredAttention(nn.Module):
 
     def __init__(self, d_query: int, d_memory: int, scorer: str = "bilinear") -> None:
         super().__init__()
+        check_integer("d_query", d_query, 1)
+        check_integer("d_memory", d_memory, 1)
         check_one_of("scorer", scorer, SCORERS)
         self.scorer = scorer
         if scorer == "bilinear":

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tsallis.errors import check_one_of
+from tsallis.errors import check_integer, check_one_of
 from tsallis.ops.dtypes import compute_dtype
 
 LengthScaleKind = Literal["input", "head", "ssmax"]
@@ -53,6 +53,8 @@ class LengthScale(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_integer("embed_dim", embed_dim, 1)
+        check_integer("num_heads", num_heads, 1)
         check_one_of("length_scale", kind, get_args(LengthScaleKind))
         self.kind: LengthScaleKind = kind
         shape = (num_heads, embed_dim) if kind == "input" else (num_heads,)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tsallis import functional
 from tsallis.functional.losses import check_reduction, check_smoothing
-from tsallis.functional.rows import integer, stored_alpha
+from tsallis.functional.rows import check_dim, integer, stored_alpha
 from tsallis.functional.sparse_rows import SparseRows
 from tsallis.nn.alpha import keep_precision
 from tsallis.ops.alphas import Alpha
@@ -50,7 +50,7 @@ class Entmax(AlphaModule):
 
     Raises:
         ValueError: an alpha that is not positive and finite.
-        TypeError: an alpha that is neither a number nor a tensor.
+        TypeError: an alpha that is neither a number nor a tensor, a dimension that is not an integer.
 
     Example:
         >>> import torch
@@ -64,6 +64,7 @@ class Entmax(AlphaModule):
 
     def __init__(self, alpha: Alpha = 1.5, dim: int = -1) -> None:
         super().__init__(alpha)
+        check_dim(dim)
         self.dim = dim
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:

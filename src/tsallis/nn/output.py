@@ -94,7 +94,7 @@ class OutputLayer(ConstantBuffers):
             raise ValueError(
                 f"forbidden must contain symbols from 0 to {d_vocab - 1}, but not all of them, got {tuple(forbidden)}"
             )
-        self.projection = nn.Linear(d_model, d_vocab, bias=bias)
+        self.projection = nn.Linear(check_integer("d_model", d_model, 1), d_vocab, bias=bias)
         never = torch.zeros(d_vocab, dtype=torch.bool, device="cpu")
         never[list(forbidden)] = True
         self._screened: Any = None  # the weight and its version when it was encoded in 8 bits, and the result

@@ -63,8 +63,13 @@ def test_cells_outside_an_ellipse_have_no_mass() -> None:
 def test_invalid_dimensions_and_sizes_raise() -> None:
     with pytest.raises(ValueError, match="density must have 2 dimensions, got 1"):
         grid_masses(Gaussian(torch.tensor(0.5), torch.tensor(0.1)), 2, 2)
-    with pytest.raises(ValueError, match="height and width must be at least 1, got 0 and 2"):
-        grid_masses(TruncatedParaboloid.from_mean_cov(torch.zeros(2), torch.eye(2)), 0, 2)
+    paraboloid = TruncatedParaboloid.from_mean_cov(torch.zeros(2), torch.eye(2))
+    with pytest.raises(ValueError, match="height must be at least 1, got 0"):
+        grid_masses(paraboloid, 0, 2)
+    with pytest.raises(TypeError, match=r"width must be a whole number, got 2\.5"):
+        grid_masses(paraboloid, 2, 2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="points must be at least 1, got 0"):
+        paraboloid.support.boundary(0)
     with pytest.raises(TypeError, match="density must be an Elliptical or a Mixture of them, got Normal"):
         grid_masses(torch.distributions.Normal(0.0, 1.0), 2, 2)  # type: ignore[arg-type]
 

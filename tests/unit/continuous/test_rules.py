@@ -19,6 +19,7 @@ from tsallis.continuous import (
     Gaussian,
     GaussianBasis,
     Interval,
+    Laplace,
     Mixture,
     ProductBasis,
     TruncatedParabola,
@@ -200,6 +201,17 @@ def test_invalid_bases_and_densities_raise() -> None:
             make()
     with pytest.raises(TypeError, match=r"centres must be floating point, got torch\.int64"):
         GaussianBasis(torch.arange(3), 1.7)
+    for make, message in (
+        (lambda: gaussian_grid(4.0, 0.1), r"size must be a whole number, got 4\.0"),
+        (lambda: gaussian_grid(4, "a"), "widths must be a number, got 'a'"),
+        (lambda: gaussian_grid(4, None), "widths must be a number, got None"),
+        (lambda: image_basis(2.5), r"side must be a whole number, got 2\.5"),
+        (lambda: image_basis(2, "a"), "variance must be a number, got 'a'"),
+        (lambda: ProductBasis(3), "must be a Basis, got int"),
+        (lambda: Mixture(torch.ones(1), None), "components must be a Density or a sequence of them, got NoneType"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            make()  # type: ignore[no-untyped-call]
     normal = torch.distributions.Normal(torch.zeros(2), 1.0)
     for components in (normal, [normal, normal]):
         with pytest.raises(TypeError, match="components must be a Density or a sequence of them, got Normal"):
@@ -377,3 +389,22 @@ def test_points_of_wrong_type_raise(points: Any, message: str) -> None:
     for function in (image_basis(2), lambda t: t):
         with pytest.raises(TypeError, match=f"points must be a whole number, got {message}"):
             density.expect(function, points)
+
+
+@pytest.mark.parametrize("kind", [Gaussian, TruncatedParabola, Laplace])
+def test_unknown_arguments_of_a_density_are_named(kind: Any) -> None:
+    ways = [
+        lambda: kind.from_mean_cov(0.0, 1.0, alpha=2),
+        lambda: kind.from_scale(0.0, 1.0, alpha=2),
+        lambda: kind.from_factor(0.0, 1.0, alpha=2),
+        lambda: match_moments(kind, torch.ones(1), torch.ones(1), alpha=2),
+    ]
+    if kind is not Laplace:
+        ways.append(lambda: kind.from_scores(torch.tensor([0.0, -1.0]), alpha=2))
+    for way in ways:
+        with pytest.raises(
+            TypeError, match=f"^{kind.__name__} has no argument 'alpha', got 2; only BetaGaussian has one"
+        ):
+            way()
+    with pytest.raises(TypeError, match=r"^BetaGaussian has no argument 'beta', got 2$"):
+        BetaGaussian.from_mean_cov(0.0, 1.0, beta=2)

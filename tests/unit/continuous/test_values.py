@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tsallis.continuous import (
     GaussianBasis,
     Mixture,
     ProductBasis,
+    Signal,
     TruncatedParabola,
     TruncatedParaboloid,
     ValueFunction,
@@ -159,16 +161,38 @@ def test_invalid_observations_raise() -> None:
             fit(x, **arguments)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"\(height, width\) of 6 cells .*, got grid None"):
         plane(x)
-    with pytest.raises(ValueError, match=r"got grid \(2, 2\)"):
-        plane(x, grid=(2, 2))
-    with pytest.raises(ValueError, match=r"\(height, width\) of 6 cells .*, got grid 6"):
-        plane(x, grid=6)  # type: ignore[arg-type]
+    for grid, message in (
+        ((2, 2), "grid must have one cell per value, 6, got 2 x 2"),
+        (6, "grid must have one cell per value, 6, got 6 x 6"),
+        ((6,), r"grid must be one number or \(height, width\), got \(6,\)"),
+        ((2, 3, 1), r"grid must be .*, got \(2, 3, 1\)"),
+        ((-2, -3), "grid must be at least 1, got -2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plane(x, grid=grid)  # type: ignore[arg-type]
+    for wrong in ("ab", (2.0, 3.0), ("a", "b")):
+        with pytest.raises(TypeError, match="grid must be a whole number, got"):
+            plane(x, grid=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"grid must be None with positions .* got \(2, 3\)"):
         plane(x, grid=(2, 3), positions=torch.rand(6, 2))
     with pytest.raises(ValueError, match="6, 2"):
         plane(x, positions=torch.rand(2, 6))
     with pytest.raises(TypeError, match="boolean"):
         fit(x, mask=torch.ones(2, 6), positions=torch.rand(6))
+    for make, error, message in (
+        (lambda: fit(x, positions=[0.0] * 6), TypeError, "positions must be a tensor, got list"),
+        (lambda: fit(x, mask=[True] * 6, positions=torch.rand(6)), TypeError, "mask must be a tensor, got list"),
+        (lambda: ValueFunction(3), TypeError, "basis must be a Basis, got int"),
+        (lambda: ValueFunction(text_basis(32), "a"), TypeError, "ridge must be a number, got 'a'"),
+        (lambda: Signal(text_basis(8), torch.ones(7, 3)), ValueError, r"\[\.\.\., 8, d\] .*, got \(7, 3\)"),
+        (lambda: Signal(text_basis(8), torch.ones(8)), ValueError, r"\[\.\.\., 8, d\] .*, got \(8,\)"),
+        (lambda: moments(torch.tensor(1.0), torch.rand(1)), ValueError, "weights must have shape"),
+        (lambda: moments(torch.ones(1), [1.0]), TypeError, "positions must be a tensor, got list"),
+        (lambda: moments(torch.ones(1), torch.ones(1), 0), ValueError, "dims must be at least 1, got 0"),
+        (lambda: grid_centres(2, 2.0), TypeError, r"width must be a whole number, got 2\.0"),
+    ):
+        with pytest.raises(error, match=message):
+            make()  # type: ignore[no-untyped-call]
     for ridge in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="ridge must be positive"):
             ValueFunction(text_basis(32), ridge)
@@ -345,3 +369,15 @@ def test_moments_have_gradients_at_zero_weights(dims: int) -> None:
     numeric = torch.stack([(value(start + e) - value(start - e)) / 2e-6 for e in steps])
     torch.testing.assert_close(grad[:3], numeric, rtol=1e-6, atol=1e-8)
     assert grad.isfinite().all()
+
+
+def test_one_number_is_a_square_grid() -> None:
+    fit, values = ValueFunction(image_basis(2)), torch.randn(2, 9, 3)
+    assert fit(values, grid=3).coefficients.equal(fit(values, grid=(3, 3)).coefficients)
+
+
+@pytest.mark.parametrize("lengths", [None, [6, 2], torch.tensor([6, 2])])
+def test_meta_tensors_give_meta_coefficients(lengths: Any) -> None:
+    lengths = lengths.to("meta") if isinstance(lengths, torch.Tensor) else lengths
+    coefficients = ValueFunction(text_basis(8)).to("meta")(torch.empty(2, 6, 3, device="meta"), lengths=lengths)
+    assert coefficients.coefficients.shape == (2, 8, 3) and coefficients.coefficients.is_meta

@@ -146,6 +146,22 @@ def test_invalid_argument_types_and_values_raise() -> None:
         (TypeError, lambda: tsallis.entmax_loss(x, y, weight=[1.0]), "weight must be a tensor, got list"),
         (TypeError, lambda: tsallis.linear_entmax_loss(x, x, [0, 1]), "target must be a tensor, got list"),
         (TypeError, lambda: tsallis.alpha_relu(x, tau="1"), "tau must be a number, got '1'"),
+        (TypeError, lambda: tsallis.estimate_tau("a", 9), "d_model must be a whole number, got 'a'"),
+        (TypeError, lambda: tsallis.estimate_tau(math.nan, 9), "d_model must be a whole number, got nan"),
+        (ValueError, lambda: tsallis.estimate_tau(9, 1), "d_vocab must be at least 2, got 1"),
+        (TypeError, lambda: tsallis.estimate_tau_from_scores([1.0]), "scores must be a tensor, got list"),
+        (
+            TypeError,
+            lambda: tsallis.SparseRows.from_dense(torch.eye(3)).dense(3.5),
+            "classes must be an integer, got",
+        ),
+        (TypeError, lambda: tsallis.nn.Entmax(dim=1.0), r"dim must be an integer, got 1\.0"),
+        (TypeError, lambda: tsallis.nn.OutputLayer(4.0, 5), r"d_model must be a whole number, got 4\.0"),
+        (ValueError, lambda: tsallis.nn.OutputLayer(0, 5), "d_model must be at least 1, got 0"),
+        (TypeError, lambda: tsallis.nn.GlobalAttention("4", 4), "d_query must be a whole number, got '4'"),
+        (ValueError, lambda: tsallis.nn.GlobalAttention(4, 0), "d_memory must be at least 1, got 0"),
+        (ValueError, lambda: tsallis.nn.LengthScale(0, 2), "embed_dim must be at least 1, got 0"),
+        (TypeError, lambda: tsallis.nn.LengthScale(4, 2.0), r"num_heads must be a whole number, got 2\.0"),
     ]
     for kind, call, message in wrong:
         with pytest.raises(kind, match=message):

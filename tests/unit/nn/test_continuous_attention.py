@@ -337,7 +337,8 @@ def test_invalid_inputs_raise() -> None:
         ({}, "grid or positions, got none"),
         ({"grid": (1, 5), "positions": torch.rand(5, 2)}, "grid or positions, got both"),
         ({"grid": (2, 2)}, "grid must have one cell per value, 5, got 2 x 2"),
-        ({"grid": (-1, -5)}, "grid must have one cell per value, 5, got -1 x -5"),
+        ({"grid": (-1, -5)}, "grid must be at least 1, got -1"),
+        ({"grid": 5}, "grid must have one cell per value, 5, got 5 x 5"),
         ({"grid": (1, 5), "mask": mask.float()}, "mask must be boolean"),
         ({"positions": torch.rand(2, 5)}, r"positions must have shape \[\.\.\., 5, 2\]"),
     ):
@@ -358,3 +359,36 @@ def test_meta_tensors_have_the_expected_shapes(density: Any) -> None:
         out, _ = attention(query, values, **grid)
         assert (out.device.type, out.shape) == ("meta", query.shape)
         assert torch.autograd.grad(out.sum(), values)[0].shape == values.shape
+
+
+def test_one_number_is_a_square_grid() -> None:
+    attention, query, values = ContinuousAttention2d(SIZE, basis=2), torch.randn(2, SIZE), torch.randn(2, 9, SIZE)
+    assert attention(query, values, grid=3)[0].equal(attention(query, values, grid=(3, 3))[0])
+
+
+def test_arguments_of_wrong_types_are_rejected() -> None:
+    line, plane = ContinuousAttention1d(SIZE), ContinuousAttention2d(SIZE, basis=2)
+    combined = ContinuousGlobalAttention(SIZE, SIZE)
+    query, values = torch.randn(2, SIZE), torch.randn(2, 6, SIZE)
+    for make, message in (
+        (lambda: plane(query, values, grid=(2.0, 3.0)), r"grid must be a whole number, got 2\.0"),
+        (lambda: plane(query, values, positions=[0.0]), "positions must be a tensor, got list"),
+        (lambda: line(query, values, positions=[0.0]), "positions must be a tensor, got list"),
+        (lambda: line(query, values, [True]), "mask must be a tensor, got list"),
+        (lambda: line([1.0], values), "query must be a tensor, got list"),
+        (lambda: line(query.long(), values), "query must be floating point, got"),
+        (lambda: combined(query, values, None), "mask must be a tensor, got NoneType"),
+        (lambda: ContinuousAttention1d(SIZE, floor="a"), "floor must be a number, got 'a'"),
+        (lambda: ContinuousAttention1d(SIZE, ridge="a"), "ridge must be a number, got 'a'"),
+        (lambda: ContinuousAttention1d(SIZE, moments="pooled", filter_width=2.5), r"filter_width must .* got 2\.5"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            make()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("masked", [{}, {"lengths": [6, 3]}, {"mask": torch.ones(2, 6, dtype=torch.bool)}])
+def test_meta_tensors_give_a_meta_context(masked: Any) -> None:
+    masked = {name: x.to("meta") if isinstance(x, Tensor) else x for name, x in masked.items()}
+    attention = ContinuousAttention1d(SIZE, moments="discrete", density="gaussian").to("meta")
+    context, _ = attention(torch.empty(2, SIZE, device="meta"), torch.empty(2, 6, SIZE, device="meta"), **masked)
+    assert context.shape == (2, SIZE) and context.is_meta

@@ -117,7 +117,7 @@ class Elliptical(Density):
     """
 
     has_rsample = True
-    any_dims = False  # whether the constructor has the argument `dims`
+    shape_names: tuple[str, ...] = ()  # arguments of the class besides mean and spread
     default_dims = 1
 
     def __init__(self, mean: Tensor, factor: Tensor, family: Family, validate_args: bool | None = None) -> None:
@@ -173,6 +173,15 @@ class Elliptical(Density):
         raise NotImplementedError
 
     @classmethod
+    def _checked_family(cls, shape: dict[str, Any]) -> Family:
+        """Return the class's family; raise if the class has no such shape argument."""
+        for name in shape:
+            if name not in cls.shape_names:
+                hint = "; only BetaGaussian has one" if name == "alpha" else ""
+                raise TypeError(f"{cls.__name__} has no argument {name!r}, got {shape[name]!r}{hint}")
+        return cls._family(**shape)
+
+    @classmethod
     def _make(cls: type[Self], mean: Tensor, factor: Tensor, family: Family, validate_args: bool | None) -> Self:
         new = cls.__new__(cls)
         Elliptical.__init__(new, mean, factor, family, validate_args)
@@ -183,7 +192,7 @@ class Elliptical(Density):
         cls: type[Self], mean: Tensor | float, cov: Tensor | float, *, validate_args: bool | None = None, **shape: Any
     ) -> Self:
         """Return the density with a mean and a covariance (on the line: a variance)."""
-        family = cls._family(**shape)
+        family = cls._checked_family(shape)
         return cls._make(*cls._factorize(mean, cov, family, validate_args), family, validate_args)
 
     @classmethod
@@ -217,14 +226,14 @@ class Elliptical(Density):
         **shape: Any,
     ) -> Self:
         """Return the density with the given mean and `factor`: standard deviation, or Cholesky factor of covariance."""
-        return cls._make(*tensors(mean, factor), cls._family(**shape), validate_args)
+        return cls._make(*tensors(mean, factor), cls._checked_family(shape), validate_args)
 
     @classmethod
     def from_scale(
         cls: type[Self], mean: Tensor | float, scale: Tensor | float, *, validate_args: bool | None = None, **shape: Any
     ) -> Self:
         """Return the density with a mean and the scale parameter of the paper's formula."""
-        family = cls._family(**shape)
+        family = cls._checked_family(shape)
         mean, scale = tensors(mean, scale)
         factor = family.factor(upcast(scale))
         cls._check_spread(scale, family, validate_args, "scale")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ class Mixture(Density):
     ) -> None:
         check_floating(weights, "weights")
         self.stacked = isinstance(components, Density)
-        self.parts: list[Density] = [components] if isinstance(components, Distribution) else list(components)
+        self.parts: list[Density] = list(components) if isinstance(components, Iterable) else [components]
         if foreign := [type(part).__name__ for part in self.parts if not isinstance(part, Density)]:
             raise TypeError(f"components must be a Density or a sequence of them, got {foreign[0]}")
         if weights.dim() == 0 or not self.parts:

@@ -40,7 +40,7 @@ class Quadratic(Elliptical):
         Raises:
             ValueError: If the last dimension has another size, or the quadratic part is not negative definite.
         """
-        family = cls._family(**shape)
+        family = cls._checked_family(shape)
         n = family.dims
         if theta.dim() == 0 or theta.shape[-1] != n + n * n:
             raise ValueError(f"theta must have shape [..., {n + n * n}] in {n} dimensions, got {tuple(theta.shape)}")
@@ -94,7 +94,7 @@ class BetaGaussian(Quadratic):
         tensor([0.0500, 0.2600])
     """
 
-    any_dims = True
+    shape_names = ("alpha", "dims")
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Gaussian(Quadratic):
         tensor(0.3989)
     """
 
-    any_dims = True
+    shape_names = ("dims",)
 
     def __init__(
         self, mean: Tensor | float, cov: Tensor | float, dims: int = 1, validate_args: bool | None = None
@@ -203,7 +203,7 @@ class TruncatedParaboloid(Quadratic):
         (tensor([2.4495, 2.4495]), tensor([0.1061, 0.0000]))
     """
 
-    any_dims = True
+    shape_names = ("dims",)
     default_dims = 2
 
     def __init__(

@@ -25,7 +25,7 @@ from tsallis.continuous.densities.base import broadcast_batch, check_points
 from tsallis.continuous.densities.elliptical import Points
 from tsallis.continuous.moments import Matching
 from tsallis.errors import check_integer, check_one_of
-from tsallis.functional.rows import alpha_number, check_floating
+from tsallis.functional.rows import alpha_number, check_dense, check_floating, check_real
 from tsallis.nn.continuous_attention.density_head import DensityHead, DensityKind, PooledFeatures, linear
 from tsallis.nn.output import transform_alpha
 from tsallis.ops.dtypes import upcast
@@ -188,8 +188,11 @@ class ContinuousAttention(nn.Module):
     ) -> ContinuousContext:
         """Return the context, density and discrete weights; arguments are those of `forward`."""
         self._check(values, mask)
+        if query is not None:
+            check_dense(query, "query")
         single = query is None or query.dim() == 2
         mask, positions, fit = self._observations(values, mask, *location, **options)
+        check_real(positions, "positions")
         broadcast_batch(values=values.shape[:1], positions=positions.shape[: -self.dims])
         if mask is not None:  # masked values may be NaN
             values = torch.where(mask.unsqueeze(-1), values, 0)
@@ -228,6 +231,7 @@ class ContinuousAttention(nn.Module):
         if self.moments == "scores":
             scores = self._expand_scores(query, values)
         else:
+            check_floating(query, "query")
             if query.dim() not in (2, 3) or query.shape[-1] != self.d_query or query.shape[0] != values.shape[0]:
                 raise ValueError(
                     f"query must have shape [{values.shape[0]}, {self.d_query}] or "
@@ -278,6 +282,8 @@ class ContinuousAttention(nn.Module):
         check_floating(values, "values")
         if values.dim() != 3 or values.shape[-1] != self.d_values:
             raise ValueError(f"values must have shape [batch, length, {self.d_values}], got {tuple(values.shape)}")
+        if mask is not None:
+            check_dense(mask, "mask")
         if mask is not None and (mask.dtype != torch.bool or mask.shape != values.shape[:2]):
             raise ValueError(
                 f"mask must be boolean of shape {list(values.shape[:2])}, got {mask.dtype} of shape {list(mask.shape)}"

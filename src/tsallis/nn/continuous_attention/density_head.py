@@ -22,7 +22,8 @@ from tsallis.continuous import (
     match_moments,
 )
 from tsallis.continuous.moments import Matching
-from tsallis.functional.rows import alpha_number
+from tsallis.errors import check_integer
+from tsallis.functional.rows import alpha_number, number
 from tsallis.nn.alpha import PerHeadAlpha
 from tsallis.ops.dtypes import upcast, without_autocast
 
@@ -66,11 +67,12 @@ class DensityKind(nn.Module):
         super().__init__()
         if matching not in ("covariance", "scale"):
             raise ValueError(f"matching must be 'covariance' or 'scale', got {matching!r}")
+        floor = number("floor", floor)
         if not (math.isfinite(floor) and floor > 0):
             raise ValueError(f"floor must be positive and finite, got {floor:g}")
         self.dims = dims
         self.matching = matching
-        self.floor = float(floor)
+        self.floor = floor
         self.kind: type[Elliptical] = BetaGaussian
         if isinstance(density, nn.Module):
             self.name, self.alpha = "learned", density
@@ -97,7 +99,7 @@ class DensityKind(nn.Module):
             shape["alpha"] = upcast(alpha).reshape(-1, *[1] * (1 + (components > 1)))
         elif self.alpha is not None:
             shape["alpha"] = self.alpha
-        if self.kind.any_dims:
+        if "dims" in self.kind.shape_names:
             shape["dims"] = self.dims
         return shape
 
@@ -208,8 +210,8 @@ class PooledFeatures(nn.Module):
 
     def __init__(self, d_values: int, filters: int, width: int) -> None:
         super().__init__()
-        if width < 1 or width % 2 == 0:
-            raise ValueError(f"width must be odd and at least 1, got {width}")
+        if check_integer("filter_width", width, 1) % 2 == 0:
+            raise ValueError(f"filter_width must be odd and at least 1, got {width}")
         self.convolution = nn.Conv1d(d_values, filters, width, padding=width // 2)
 
     def forward(self, values: Tensor, mask: Tensor | None) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from tsallis.continuous import Basis, Density, cell_centres, cell_masses, grid_centres
 from tsallis.continuous.densities.elliptical import Points
 from tsallis.continuous.moments import Matching
-from tsallis.functional.rows import check_integers
+from tsallis.continuous.value_function import grid_sizes
+from tsallis.functional.rows import check_dense, check_integers
 from tsallis.nn.continuous_attention.core import (
     ContinuousAttention,
     Defaults,
@@ -20,7 +21,7 @@ from tsallis.nn.continuous_attention.core import (
 )
 from tsallis.nn.global_attention import ScoredAttention
 from tsallis.ops.dtypes import upcast
-from tsallis.ops.transforms import traced
+from tsallis.ops.transforms import traced, without_numbers
 
 
 class ContinuousAttention1d(ContinuousAttention):
@@ -131,7 +132,8 @@ class ContinuousAttention1d(ContinuousAttention):
             return Observations(None, locations, {} if positions is None else {"positions": positions})
         else:
             fit = {"mask": mask}
-            if positions is None and not traced() and bool((mask[:, 1:] <= mask[:, :-1]).all()):
+            readable = not (traced() or without_numbers(mask))
+            if positions is None and readable and bool((mask[:, 1:] <= mask[:, :-1]).all()):
                 # Convert a prefix mask to a length, because regressions are cached by length.
                 fit = {"lengths": mask.sum(1).clamp(min=1)}
         if positions is None:
@@ -179,7 +181,7 @@ class ContinuousAttention2d(ContinuousAttention):
         query: Tensor | None,
         values: Tensor,
         mask: Tensor | None = None,
-        grid: tuple[int, int] | None = None,
+        grid: int | tuple[int, int] | None = None,
         positions: Tensor | None = None,
         need_density: bool = False,
     ) -> tuple[Tensor, Density | Tensor | None]:
@@ -189,7 +191,7 @@ class ContinuousAttention2d(ContinuousAttention):
             query: Queries or scores, see :meth:`ContinuousAttention1d.forward`.
             values: Values [batch, length, d_values]; masked values may be NaN.
             mask: Boolean mask [batch, length], True for values to use.
-            grid: Height and width of the image; values are in row-major order.
+            grid: Height and width of the image; one number is both. Values are in row-major order.
             positions: Positions (x, y) in place of a grid, [length, 2] or [batch, length, 2]; x points right, y down.
             need_density: Whether to return the density in place of the weights.
 
@@ -203,7 +205,7 @@ class ContinuousAttention2d(ContinuousAttention):
         self,
         values: Tensor,
         mask: Tensor | None,
-        grid: tuple[int, int] | None = None,
+        grid: int | tuple[int, int] | None = None,
         positions: Tensor | None = None,
     ) -> Observations:
         if (grid is None) == (positions is None):
@@ -212,9 +214,7 @@ class ContinuousAttention2d(ContinuousAttention):
         if mask is not None:
             fit["mask"] = mask
         if grid is not None:
-            if min(grid) < 1 or grid[0] * grid[1] != values.shape[1]:
-                raise ValueError(f"grid must have one cell per value, {values.shape[1]}, got {grid[0]} x {grid[1]}")
-            positions = grid_centres(*grid).to(upcast(values))
+            positions = grid_centres(*grid_sizes(grid, values.shape[1])).to(upcast(values))
         assert positions is not None
         return Observations(mask, positions, fit)
 
@@ -282,6 +282,7 @@ class ContinuousGlobalAttention(ScoredAttention):
 
     def attend(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the context [batch, tgt, d_memory] and masses [batch, tgt, src] for scores [batch, tgt, src]."""
+        check_dense(mask, "mask")
         if not memory.shape[1]:  # the regression needs at least one observation
             return scores @ memory, scores
         result = self.attention.attend(scores, memory, mask)
