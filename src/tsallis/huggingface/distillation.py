@@ -52,7 +52,7 @@ def distill(
         batch_size: Number of rows per batch.
 
     Raises:
-        InputError: The folder contains other distributions, or a damaged part.
+        InputError: The folder is a file, or contains other distributions or a damaged part.
         ValueError: The numbers of labels and logits differ, it is unknown whether the model shifts labels, or an
             argument is out of range.
 
@@ -70,6 +70,9 @@ def distill(
     for name, size in (("batch_size", batch_size), ("top_k", 1 if top_k is None else top_k)):
         if integer(name, size) < 1:
             raise ValueError(f"{name} must be at least 1, got {size}")
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: expected a folder, found a file")
 
     def compute(start: int, stop: int) -> dict[str, Tensor]:
         rows, lengths = [], []
@@ -90,7 +93,7 @@ def distill(
         return part_columns(rows, torch.cat(lengths))
 
     facts = {"data": _read_labels(dataset)[0], "vocabulary": "", "teachers": [_digest(model, alpha, shift)]}
-    write_distributions(Path(folder), {**facts, "top_k": top_k, "search": None}, len(dataset), compute)
+    write_distributions(folder, {**facts, "top_k": top_k, "search": None}, len(dataset), compute)
 
 
 def _digest(model: Any, alpha: float, shift: bool) -> str:

@@ -47,8 +47,9 @@ class EntmaxLogitsProcessor(LogitsProcessor):
     with them raises an error that names the setting and the value to pass. A temperature of `generate` or of the model
     is undone with a warning; use the argument below. :math:`z` are the scores after penalties and forbidden tokens.
 
-    `support_sizes` describe the last call of `generate`. A call whose prompts are the output of the previous call
-    counts as the same call. In assisted generation, the last steps may belong to drafts that were not accepted.
+    `support_sizes` has one column per step of the last call of `generate`. A call whose prompts are the output of the
+    previous call counts as the same call. In assisted generation, the last columns may belong to drafts that were not
+    accepted. In beam search, a column belongs to the beams of its step, which need not be prefixes of the output.
 
     Args:
         alpha: Alpha, at least 1; larger values are sparser, 1 is softmax.
@@ -131,7 +132,7 @@ class EntmaxLogitsProcessor(LogitsProcessor):
 
     @property
     def support_sizes(self) -> Tensor:
-        """Return the number of possible tokens per step of the last call of `generate` [batch, steps]."""
+        """Return the number of possible tokens per step of the last call of `generate` [batch or beams, steps]."""
         return torch.stack(self._sizes, -1) if self._sizes else torch.empty(0, 0, dtype=torch.long)
 
 
@@ -143,7 +144,7 @@ class ScreenedCache(DynamicCache):
     three times as much memory, because keys and values are stored in float32, too. Do not change stored keys in place:
     the scan would not see the change. Models with an encoder need
     `EncoderDecoderCache(ScreenedCache(), ScreenedCache())` from Transformers. Models with recurrent or convolutional
-    layers, such as Jamba, are not supported.
+    layers, such as Jamba, are not supported: most of them raise a `NotImplementedError`.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -156,6 +157,15 @@ class ScreenedCache(DynamicCache):
 
     def __init__(self) -> None:
         Cache.__init__(self, layer_class_to_replicate=_ScreenedLayer)
+
+    def _reject_states(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            "ScreenedCache stores only keys and values, but this model has recurrent or convolutional layers: "
+            "call it without ScreenedCache"
+        )
+
+    get_conv_state = get_recurrent_state = update_conv_state = update_recurrent_state = _reject_states
+    has_previous_state = _reject_states
 
 
 class _ScreenedLayer(DynamicLayer):

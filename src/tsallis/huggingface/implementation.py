@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tsallis.huggingface.alphas import base_model
+from tsallis.huggingface.alphas import ALPHA, base_model
 from tsallis.huggingface.attention import FULL_MASKS, NAME
 from tsallis.huggingface.modules import attention_modules, score_obstacle, unsupported_attentions
 
@@ -67,11 +67,17 @@ def switch_attention(model: Any, owner: nn.Module, attentions: Mapping[str, nn.M
         attentions: Attentions that will call our function, by name.
 
     Raises:
-        ValueError: Transformers does not allow replacing an attention's function.
+        ValueError: Transformers does not allow replacing an attention's function, or the configuration requests
+            weights.
     """
     if hasattr(model, DENSE) and all(calls_entmax(attention, model) for attention in attentions.values()):
         return
     configs = configurations(model)
+    if any(config.output_attentions for config in configs):
+        raise ValueError(
+            "config.output_attentions must be False, got True: Transformers can't save it with sparse attention. Pass "
+            "output_attentions=True to calls of the model instead"
+        )
     dense_names = [(config, _dense_implementation(model, config)) for config in configs]
     copies = _copy_configurations(owner, configs)
     _replace_configurations(owner, {key: new for key, (_, new) in copies.items()})
@@ -90,6 +96,23 @@ def switch_attention(model: Any, owner: nn.Module, attentions: Mapping[str, nn.M
     for part in model_parts(model):
         vars(part).pop(DENSE, None)
     setattr(model, DENSE, [(copies[id(config)][1], name) for config, name in dense_names])
+
+
+def keep_sparse(attention: nn.Module) -> None:
+    """Make a sparse attention of Whisper raise if `generate` replaced it to compute the timestamps of tokens."""
+    hooks = attention._forward_pre_hooks.values()
+    config = getattr(attention, "config", None)
+    if getattr(config, "model_type", None) == "whisper" and _reject_eager not in hooks:
+        attention.register_forward_pre_hook(_reject_eager)
+
+
+def _reject_eager(attention: Any, _: Any) -> None:
+    if attention.config._attn_implementation == "eager" and hasattr(attention, ALPHA):
+        attention.config._attn_implementation = NAME  # later calls are sparse again
+        raise ValueError(
+            "Whisper computes timestamps of tokens and words with softmax attention, but this model is sparse: "
+            "leave out return_token_timestamps (in a pipeline, return_timestamps='word'), or call densify first"
+        )
 
 
 def restore_attention(model: nn.Module) -> None:

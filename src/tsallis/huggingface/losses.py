@@ -51,7 +51,8 @@ def trainer_loss(
         Function of the model's outputs, the labels, and the number of labels in all micro-batches of a step.
 
     Raises:
-        ValueError: An argument is out of range, or `label_smoothing` is combined with `teacher`.
+        ValueError: An argument is out of range, or `label_smoothing` is combined with `teacher`. The function raises
+            it if there are no labels or no logits, or not one label per position of the logits.
 
     Example:
         >>> import torch
@@ -66,7 +67,14 @@ def trainer_loss(
     def compute(outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         if labels is None:
             raise ValueError("batches must have labels, got none")
-        logits = outputs["logits"]
+        if isinstance(outputs, Mapping) and "logits" not in outputs:
+            raise ValueError(f"the model must return logits, got {', '.join(outputs)}")
+        logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]  # return_dict=False: a tuple
+        if labels.shape not in (logits.shape[:-1], logits.shape):
+            raise ValueError(
+                f"labels must have shape {list(logits.shape[:-1])}, one per position of the logits, got "
+                f"{list(labels.shape)}; for a model with a prompt of PEFT, use lm_loss"
+            )
         if shift:
             labels = labels[..., 1:, :] if labels.dim() == logits.dim() else labels[..., 1:]
             logits = logits[..., :-1, :]

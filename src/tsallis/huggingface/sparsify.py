@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -18,7 +19,7 @@ from tsallis.huggingface.alphas import (
     fixed_numbers,
     unwrap,
 )
-from tsallis.huggingface.implementation import DENSE, model_parts, restore_attention, switch_attention
+from tsallis.huggingface.implementation import DENSE, keep_sparse, model_parts, restore_attention, switch_attention
 from tsallis.huggingface.modules import (
     Kind,
     Layer,
@@ -71,8 +72,8 @@ def sparsify(
         The model.
 
     Raises:
-        ValueError: An attention can't be replaced, the model is part of a sparsified model, a layer is missing, or an
-            alpha is invalid.
+        ValueError: An attention can't be replaced, the model is part of a sparsified model, a layer is missing, an
+            alpha is invalid, or `config.output_attentions` is True (pass it to calls of the model instead).
         TypeError: The model is not a Transformers model.
 
     Example:
@@ -92,6 +93,7 @@ def sparsify(
         for name, attention in choose_attentions(base, chosen, kind).items()
     }
     install_alphas(model, modules)
+    _warn_about_adapters(model, any(isinstance(module, LearnedAlpha) for _, module in modules.values()))
     warn_about_unsupported(base, list(alpha) if isinstance(alpha, Mapping) else layers, kind)
     return model
 
@@ -110,6 +112,17 @@ def _alphas_of_layers(alpha: Alpha | Mapping[Layer, Alpha], layers: Layers) -> l
         conflict = "pass either layers or a mapping from layers to alphas, not both"
         raise ValueError(conflict if alpha else "alpha must name at least one layer, got {}")
     return [(value, layer) for layer, value in alpha.items()]
+
+
+def _warn_about_adapters(model: Any, learned: bool) -> None:
+    """Warn if adapters should save the new alphas, because PEFT saves only modules that it has replaced itself."""
+    configs = getattr(model, "peft_config", {}).values()
+    if configs and (learned or any(ALPHA in (getattr(x, "modules_to_save", None) or ()) for x in configs)):
+        warnings.warn(
+            f"the adapter of {type(model).__name__} does not save alphas that sparsify sets afterwards: call sparsify "
+            f"first, then add the adapter, for learned alphas with modules_to_save=[{ALPHA!r}]",
+            stacklevel=3,
+        )
 
 
 def _check_not_part(base: nn.Module, call: str) -> None:
@@ -195,6 +208,7 @@ def install_alphas(model: nn.Module, modules: Mapping[str, tuple[nn.Module, Fixe
     switch_attention(base, model, {name: attention for name, (attention, _) in modules.items()})
     for attention, alpha_module in modules.values():
         setattr(attention, ALPHA, alpha_module)
+        keep_sparse(attention)
     # Keep alphas in float32, also if a checkpoint is loaded in half precision.
     base._keep_in_fp32_modules_strict = set(base._keep_in_fp32_modules_strict or ()) | {ALPHA}
     write_settings(base)

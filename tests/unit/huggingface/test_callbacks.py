@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,19 @@ def test_peft_adapters_learn_and_save_alphas(tmp_path: Path) -> None:
         merged = loaded.merge_and_unload()
         torch.testing.assert_close(merged(**batch).logits, model(**batch).logits)
     assert all(torch.equal(one, other) for one, other in zip(alphas(merged).values(), learned, strict=True))
+
+
+@pytest.mark.parametrize(("alpha", "modules"), [("learned", None), (1.5, ["tsallis_alpha"])])
+def test_alphas_added_to_an_adapter_give_a_warning(alpha: Any, modules: Any) -> None:
+    """PEFT saves only modules that it found when the adapter was added."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=modules)
+    for adapt in (peft.get_peft_model, lambda model, config: model.add_adapter(config) or model):
+        with pytest.warns(UserWarning, match=r"call sparsify first, then add the adapter.*\['tsallis_alpha'\]"):
+            sparsify(adapt(build("llama"), config), alpha)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        sparsify(peft.get_peft_model(build("llama"), peft.LoraConfig(r=2, target_modules=["q_proj"])), 1.5)
 
 
 def test_peft_saves_fixed_alphas_only_in_modules_to_save(tmp_path: Path) -> None:

@@ -184,6 +184,8 @@ def test_failed_calls_write_no_files(options: dict[str, Any], message: str, tmp_
     (tmp_path / "notes.txt").touch()
     with pytest.raises(InputError, match="not empty and contains no distributions"):
         store(build("llama"), tmp_path)
+    with pytest.raises(InputError, match=r"notes.txt: expected a folder, found a file"):
+        store(build("llama"), tmp_path / "notes.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 

@@ -285,3 +285,15 @@ def test_screened_cache_gradients_match_one_pass() -> None:
     model.zero_grad()
     model(ids).logits[0, -1, 0].backward()
     torch.testing.assert_close(stepwise, model.lm_head.weight.grad)
+
+
+@torch.no_grad()
+def test_screened_cache_rejects_models_with_convolutional_layers() -> None:
+    if not hasattr(DynamicCache, "update_conv_state"):
+        pytest.skip("needs transformers: that stores the states of convolutions in every cache")
+    config = tf.Lfm2Config(**GROUPED, layer_types=["conv", "full_attention"])
+    model, prompt = sparsify(fill(lambda: tf.Lfm2ForCausalLM(config))), torch.randint(5, VOCABULARY, (2, 5))
+    model.generate(prompt, max_new_tokens=2)
+    for call in (model, model.generate):
+        with pytest.raises(NotImplementedError, match="recurrent or convolutional layers: call it without Screened"):
+            call(prompt, past_key_values=ScreenedCache())

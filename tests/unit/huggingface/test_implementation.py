@@ -12,7 +12,7 @@ pytest.importorskip("transformers")  # before the imports that need it
 import torch
 import transformers as tf
 
-from tiny_transformers import BY_NAME, GROUPED, SEQ2SEQ, SMALL, TEXT, build, fill, inputs
+from tiny_transformers import BY_NAME, GROUPED, SEQ2SEQ, SMALL, SPECIAL, TEXT, build, fill, inputs
 from tsallis.huggingface import DensityMeter, alphas, densify, find_obstacles, set_alpha, sparsify
 
 BATCH = inputs(BY_NAME["bert"])
@@ -160,3 +160,36 @@ def test_submodules_of_a_sparse_model_are_rejected() -> None:
             change(model.model)
     set_alpha(model.model, 2.0)
     assert all(x == 2.0 for x in alphas(model).values())
+
+
+def test_configs_that_request_attentions_are_rejected() -> None:
+    """Transformers saves such a configuration only with eager attention, so a checkpoint in training would fail."""
+    config = tf.BertConfig(**SMALL, **TEXT, output_attentions=True, attn_implementation="eager")
+    model = tf.BertModel(config)
+    with pytest.raises(ValueError, match=r"config\.output_attentions must be False, got True.* to calls of the model"):
+        sparsify(model)
+    assert model.config is config and model(**BATCH).attentions is not None
+    config.output_attentions = False
+    assert sparsify(model)(**BATCH, output_attentions=True).attentions is not None
+
+
+def test_whisper_rejects_token_timestamps_and_stays_sparse() -> None:
+    """For such timestamps, `generate` of Transformers sets softmax attention, also for all later calls."""
+    model = fill(
+        lambda: tf.WhisperForConditionalGeneration(
+            tf.WhisperConfig(**SEQ2SEQ, **SPECIAL, vocab_size=1700, num_mel_bins=8, max_source_positions=20)
+        )
+    )
+    settings = {"no_timestamps_token_id": 100, "alignment_heads": [[0, 0]], "is_multilingual": False}
+    vars(model.generation_config).update(**settings, **SPECIAL, decoder_start_token_id=1, suppress_tokens=None)
+    sound, timestamps = torch.randn(1, 8, 40), {"return_token_timestamps": True, "return_timestamps": True}
+    sparsify(sparsify(model, 1.5), 2.0)
+    expected = model.generate(sound, max_new_tokens=4)
+    for sparse in (model, copy.deepcopy(model)):
+        with pytest.raises(ValueError, match=r"leave out return_token_timestamps .* or call densify first"):
+            sparse.generate(sound, max_new_tokens=4, **timestamps)
+        assert torch.equal(sparse.generate(sound, max_new_tokens=4), expected)
+        with DensityMeter(sparse) as meter:
+            sparse.generate(sound, max_new_tokens=4)
+        assert meter.densities().keys() == alphas(sparse).keys()
+    assert "token_timestamps" in densify(model).generate(sound, max_new_tokens=4, **timestamps)

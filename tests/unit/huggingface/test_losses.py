@@ -189,6 +189,11 @@ def test_trainer_loss_supports_classification() -> None:
     torch.testing.assert_close(smooth, tsallis.entmax_loss(logits, labels, 2.0, label_smoothing=0.1))
     with pytest.raises(ValueError, match="batches must have labels, got none"):
         trainer_loss()({"logits": logits}, None)
+    with pytest.raises(ValueError, match="must return logits, got last_hidden_state"):
+        trainer_loss()({"last_hidden_state": logits}, labels)
+    assert torch.equal(trainer_loss(1.5)((logits,), labels), trainer_loss(1.5)({"logits": logits}, labels))
+    with pytest.raises(ValueError, match=r"shape \[2, 9\], one per position of the logits, got \[2, 7\].* use lm_loss"):
+        trainer_loss(shift=True)({"logits": torch.randn(2, 9, 4)}, torch.zeros(2, 7, dtype=torch.long))
 
 
 def test_lm_loss_projects_only_one_position() -> None:
