@@ -131,6 +131,21 @@ def test_sweep_scores_are_grouped_by_the_varied_setting(swept: list[Path], tmp_p
     assert data_of(tmp_path / "page.html")["sweep"]["points"][1]["value"] == 1.5
 
 
+def test_the_folder_of_a_sweep_stands_for_its_runs(swept: list[Path], tmp_path: Path) -> None:
+    folder, (named, whole) = swept[0].parent, (tmp_path / "named.html", tmp_path / "whole.html")
+    (folder / "sweep.json").write_text("[]")
+    (folder / "empty").mkdir()
+    analyze(*swept, "-o", named, "--sweep")
+    analyze(folder, "-o", whole, "--sweep")
+    assert data_of(whole) == data_of(named)
+    for runs, out, named in (
+        (folder, swept[0] / "log.jsonl", "log.jsonl"),
+        (folder / "empty", whole, "empty: expected"),
+    ):
+        with pytest.raises(InputError, match=named):
+            analyze(runs, "-o", out, "--sweep")
+
+
 def test_sweep_runs_with_equal_folder_names_get_distinct_names(swept: list[Path], tmp_path: Path) -> None:
     runs = [Path(shutil.move(run, tmp_path / f"{run.name}s" / "run")) for run in swept]
     analyze(*runs, "-o", tmp_path / "page.html", "--sweep")

@@ -91,6 +91,23 @@ def test_documented_requests_succeed(serving: Serving) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("mode", ["exact", "all"])
+def test_exact_searches_with_subwords_match_translate(
+    serving: Serving, translator: Path, tsallis: Any, mode: str
+) -> None:
+    """The probability of a text is the sum over all its segmentations, as in the command."""
+    options = "--json", f"--{mode}", "--budget", 60, "--n-best", 3
+    (line,) = tsallis("translate", translator, *options, stdin=f"{SOURCE}\n").stdout.splitlines()
+    body = {"run": "numbers", "sources": [SOURCE], "mode": mode, "budget": 60, "n_best": 3}
+    status, content = serving.ask("/api/translate", json.dumps(body))
+    (answer,) = content["answers"]
+    for hypothesis in answer["hypotheses"]:
+        del hypothesis["tokens"]
+    assert status == 200 and answer == json.loads(line)
+    assert any(len(hypothesis["segmentations"]) > 1 for hypothesis in answer["hypotheses"])
+
+
+@pytest.mark.process
 def test_documented_limits_match_the_defaults() -> None:
     from tsallis.toolkit.serve.limits import Limits
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -159,3 +160,30 @@ def test_lost_display_is_reported_once(capsys: pytest.CaptureFixture[str], monke
     with TrainingDisplay(Path("run"), resumed=False, epochs=1) as display:
         display.print_lines(["a", "b", "c"])
     assert capsys.readouterr().err.count("continues without a display") == 1
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("module", "arguments"), [("typer", ["--help"]), ("torch", ["info"])])
+def test_ctrl_c_during_imports_exits_with_one_line(module: str, arguments: list[str], tmp_path: Path) -> None:
+    """A package of this name sends the signal while it is imported, and is still importing afterwards."""
+    text = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+    (tmp_path / f"{module}.py").write_text(text)
+    line = [sys.executable, "-m", "tsallis", *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "tsallis: interrupted\n")
+
+
+@pytest.mark.parametrize("is_command", [True, False])
+def test_ctrl_c_exits_with_one_line(
+    is_command: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tsallis.toolkit.cli import app, main
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["tsallis", "info"])
+    monkeypatch.setattr("tsallis.ops.choice.explain", interrupt)
+    with pytest.raises(SystemExit) as leave:
+        main(app if is_command else interrupt)
+    assert leave.value.code == 130 and capsys.readouterr().err == "tsallis: interrupted\n"

@@ -55,6 +55,8 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except OptionError as error:
             raise InputError(error.spelled(flag)) from None
+        except KeyboardInterrupt:  # typer itself would exit without a message
+            raise typer.Abort from None
 
 
 app = typer.Typer(
@@ -156,7 +158,7 @@ def _run(command: Callable[[], object]) -> object:
     """Return the exit status of a command; raise `InputError` for wrong arguments."""
     try:
         return app(prog_name="tsallis", standalone_mode=False) if command is app else command()
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         print("tsallis: interrupted", file=sys.stderr)
         return 130
     except SystemExit as exit_error:

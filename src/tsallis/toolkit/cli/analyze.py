@@ -50,7 +50,10 @@ Sweep = Annotated[
 @search_options("beam_size")
 def analyze(
     context: typer.Context,
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders to show side by side.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run folders to show side by side; with --sweep also folders of sweeps."),
+    ],
     search: SearchOptions,
     out: Annotated[Path, typer.Option("--out", "-o", help="Write the page to this file.")] = Path("report.html"),
     split: Annotated[
@@ -79,10 +82,12 @@ def analyze(
 
     Beam size and end rule default to those of the first run's configuration.
     """
-    from tsallis.toolkit.cli.report_parts import Report, read_sweep
+    from tsallis.toolkit.cli.report_parts import Report, read_sweep, runs_in
 
     if text and split is not None:
         raise InputError(f"use either --split or --text, not both: got {split} and {input_name(text)}")
+    if sweep:
+        runs = [run for folder in runs for run in runs_in(folder)]
     check_writable(out, records, inputs=[text], runs=runs)
     if sweep:
         names = [x.name for x in context.command.params if x.name and x.name not in SWEEP_PARAMETERS]

@@ -35,6 +35,7 @@ from tsallis.toolkit.tasks.copying import copy_unknown
 from tsallis.toolkit.tasks.registry import run_config
 from tsallis.toolkit.tasks.types import Lines
 from tsallis.toolkit.training import Run
+from tsallis.toolkit.training.file_names import CONFIG
 
 COUNT_LIMIT = 200_000  # maximum number of training examples whose pieces are counted
 Runs = Sequence[tuple[Run, Task]]
@@ -67,6 +68,18 @@ class Report(NamedTuple):
     comparisons: Sequence[ComparisonSummary] = ()
     densities: Sequence[DensitySummary] = ()
     sweep: Sweep | None = None
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the run folders in the folder of a sweep; a run folder is returned as it is.
+
+    Raises:
+        InputError: If the folder has no runs.
+    """
+    runs = [folder] if (folder / CONFIG).exists() else sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
+    if not runs:
+        raise InputError(f"{folder}: expected a run folder or a folder of runs, found neither")
+    return runs
 
 
 def read_sweep(runs: Sequence[Path]) -> Sweep:
@@ -119,7 +132,7 @@ def summarize_all(
             corpus, name = _with_answers(run, task, corpus, answers), f"{name} (targets: answers of {first_run_name})"
         counts = _count_training(run, task) if count_training else None
         inputs.append(RunInput(run, corpus, name, counts, answers and answers.name, references))
-    with _progress([run for run, _ in runs]) as advance:
+    with show_progress([run for run, _ in runs]) as advance:
         summaries, comparisons = summarize_runs(inputs, options, advance)
     for summary, (run, _) in zip(summaries, runs, strict=True):
         if summary.corpus.unknown:
@@ -156,7 +169,7 @@ def describe_labels(
             raise InputError(
                 f"{run.folder}: the run reads only {len(lines.corpus)} examples of {name}, fewer than {first.folder}"
             )
-        with _progress([run]) as advance:
+        with show_progress([run]) as advance:
             summary = summarize_densities(run, lines.corpus, name, lines.titles, options, rows, advance)
         rows = [example.index for example in summary.shown]
         summaries.append(replace(summary, name=run_name))
@@ -164,7 +177,7 @@ def describe_labels(
 
 
 @contextlib.contextmanager
-def _progress(runs: Sequence[Run]) -> Iterator[Callable[[int, str, int, int], None]]:
+def show_progress(runs: Sequence[Run]) -> Iterator[Callable[[int, str, int, int], None]]:
     """Show one progress bar per run on a terminal; yield a function that advances a bar."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

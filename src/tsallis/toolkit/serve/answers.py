@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Sequence
+import time
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -47,7 +48,15 @@ from tsallis.toolkit.training.run_folder import describe_run
 
 ROWS = 512  # number of prefixes in a batch of the model
 TIME_SHARE = 0.8  # share of a request's time that searches may use
+MIN_TIME = 1e-3  # smallest time limit of a search, in seconds
 Content = dict[str, Any]
+
+
+def _time_shares(seconds: float, count: int) -> Iterator[float]:
+    """Yield the time limits of `count` searches; time that a search saves or overruns changes the later limits."""
+    deadline = time.monotonic() + seconds
+    for remaining in range(count, 0, -1):
+        yield max(MIN_TIME, (deadline - time.monotonic()) / remaining)
 
 
 @dataclass(frozen=True)
@@ -132,6 +141,7 @@ class ServedRun:
         """
         answers: list[Content] = []
         batched: list[tuple[int, Any]] = []  # position of an answer, and a row for `_search`
+        shares = _time_shares(TIME_SHARE * self.limits.seconds, len(rows))
         for position, (lines, row) in enumerate(rows):
             served, source, number = self, lines.corpus.src[row], lines.numbers[row] + 1
             if UNK in source:
@@ -141,8 +151,8 @@ class ServedRun:
                 answers.append({})
                 batched.append((position, (source, number)))
             else:
-                answers += served._search(options, tree, [(source, number)], check, len(rows))
-        searched = self._search(options, tree, [row for _, row in batched], check, len(rows))
+                answers += served._search(options, tree, [(source, number)], check, shares)
+        searched = self._search(options, tree, [row for _, row in batched], check, shares)
         for (position, _), answer in zip(batched, searched, strict=True):
             answers[position] = answer
         return answers
@@ -182,20 +192,20 @@ class ServedRun:
         return lines
 
     def _search(
-        self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check, total: int
+        self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check, shares: Iterator[float]
     ) -> list[Content]:
         """Return the answer to each row. A row is a pair: the symbols of a source, and its line number.
 
-        `total` rows share the time of the request.
+        `shares` yields the time limit of each exact search.
         """
-        count = len(rows) or 1
-        if options.mode in ("beam", "sample"):  # the other modes divide the time among all rows
+        count = 1  # exact searches have a time limit per row
+        if options.mode in ("beam", "sample"):
             count = max(1, ROWS // (options.num_samples or options.beam_size or 1))
         blocks = [rows[first : first + count] for first in range(0, len(rows), count)]
-        return [answer for block in blocks for answer in self._search_rows(options, tree, block, check, total)]
+        return [answer for block in blocks for answer in self._search_rows(options, tree, block, check, shares)]
 
     def _search_rows(
-        self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check, total: int
+        self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check, shares: Iterator[float]
     ) -> list[Content]:
         """Return the answers to rows of one batch.
 
@@ -233,10 +243,9 @@ class ServedRun:
                     for row, row_texts in enumerate(texts)
                 ]
             return [describe_row(*row) for row in enumerate(draw(run, task, batch, options, lines, prefixes))]
-        results = search(run, task, batch, self._within_limits(options, tree, total), prefixes)
+        results = search(run, task, batch, self._within_limits(options, tree, shares), prefixes)
         results = [result.truncated(self.limits.outputs) for result in results]
-        # Exact searches have already used up the time.
-        if options.mode == "beam" and task.ambiguous_text(run.tgt_vocab) is not None:
+        if task.ambiguous_text(run.tgt_vocab) is not None and all(result.stopped_by != "time" for result in results):
             results = complete_results(model, batch, results, run.tgt_vocab)
         contents = [describe_row(row, result.hypotheses, result) for row, result in enumerate(results)]
         if tree:
@@ -246,13 +255,13 @@ class ServedRun:
                 contents[row]["tree"] = tree_content
         return contents
 
-    def _within_limits(self, options: SearchOptions, tree: bool, sources: int) -> SearchOptions:
+    def _within_limits(self, options: SearchOptions, tree: bool, shares: Iterator[float]) -> SearchOptions:
         """Limit the time of exact searches. Let a beam search list its whole beam if a tree is requested."""
         if options.mode == "beam":
             needs_whole_beam = tree and options.n_best is None and options.returns == "best"
             return replace(options, n_best=options.beam_size) if needs_whole_beam else options
         limit = math.inf if options.time_limit is None else options.time_limit
-        return replace(options, time_limit=min(limit, TIME_SHARE * self.limits.seconds / sources))
+        return replace(options, time_limit=min(limit, next(shares)))
 
     def _batch(self, sources: Sequence[Sequence[int]]) -> Batch:
         """Return sources as a batch on the model's device."""
@@ -374,6 +383,8 @@ class ServedRun:
         heads = [(layers[-1], head) for head in range(layers[-1].heads)]
         if request.heads is not None:
             heads = choose_heads(layers, ",".join(request.heads))
+            if len(heads) > MAX_HEADS:
+                raise Refusal(400, f"heads must name at most {MAX_HEADS} heads, got {len(heads)}")
         served, source = self._run_and_source(request)
         if source is None:
             return [{"run": self.name, **self._describe_output([]), "heads": []}]

@@ -64,6 +64,7 @@ def build_app(runs: Sequence[ServedRun], limits: Limits, hosts: Collection[str] 
     handlers |= {HTTPException: _http_error, Exception: _server_error}
     middleware = [Middleware(_KnownHosts, hosts={"localhost", *map(str.lower, hosts)})]
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # a redirect would name this server, not the reverse proxy before it
     app.state.worker = worker
     return app
 
@@ -222,7 +223,10 @@ class _KnownHosts:
         if not self._is_known(host):
             return "this host name is not allowed: use an IP address, or start the server with --allow-host NAME"
         if origin is not None and origin.lower().partition("://")[2] != host.lower():
-            return "requests from pages of other sites are not allowed"
+            return (
+                f"requests from pages of other sites are not allowed: the request is for {describe(host)}, its page is "
+                f"from {describe(origin)} (a reverse proxy must keep the header Host)"
+            )
         return None
 
     def _is_known(self, host: str) -> bool:

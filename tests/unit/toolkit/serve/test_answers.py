@@ -18,7 +18,7 @@ from tsallis.search.sampling import line_seed
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.inference import open_run
 from tsallis.toolkit.inference.suggestions import Completer
-from tsallis.toolkit.serve.answers import ServedRun
+from tsallis.toolkit.serve.answers import MIN_TIME, ServedRun, _time_shares
 from tsallis.toolkit.serve.limits import Limits, Refusal
 from tsallis.toolkit.serve.requests import AttentionRequest, StepsRequest, SuggestRequest, TranslateRequest
 from tsallis.toolkit.tasks.registry import task_of
@@ -266,3 +266,15 @@ def test_length_limits_above_the_server_limit_can_be_lowered(served: ServedRun) 
     assert len(answers[0]["hypotheses"][0]["tokens"]) in range(1, 6)
     with pytest.raises(OptionError, match="min_length must be at most max_length"):
         translate(long, {"sources": LINES[:1]})
+
+
+def test_a_search_that_overruns_its_time_shortens_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.0, 4.0, 4.5, 9.0])
+    monkeypatch.setattr("tsallis.toolkit.serve.answers.time.monotonic", lambda: next(clock))
+    assert [*_time_shares(8.0, 4)] == [2.0, pytest.approx(4 / 3), 1.75, MIN_TIME]
+
+
+def test_more_heads_than_allowed_are_rejected(served: ServedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tsallis.toolkit.serve.answers.MAX_HEADS", 0)
+    with pytest.raises(Refusal, match="at most 0 heads, got 1"):
+        served.attention([AttentionRequest(source=LINES[0], output="scan", heads=["all"])], no_check)

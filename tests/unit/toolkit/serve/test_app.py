@@ -57,6 +57,8 @@ def test_translate_responses_match_the_run(serve: Serve, served: ServedRun) -> N
     [
         ("GET", "/nothing", None, {}, 404, "this address does not exist"),
         ("GET", "/../../etc/passwd", None, {}, 404, "this address does not exist"),
+        ("POST", "/api/translate/", {"sources": [LINE]}, {}, 404, "this address does not exist"),
+        ("GET", "/api/health/", None, {}, 404, "this address does not exist"),
         ("GET", "/api/translate", None, {}, 405, "this address does not support GET"),
         ("POST", "/api/health", {}, {}, 405, "this address does not support POST"),
         ("POST", "/api/translate", b"{}", {"content_type": "text/plain"}, 415, "application/json"),
@@ -79,7 +81,7 @@ def test_translate_responses_match_the_run(serve: Serve, served: ServedRun) -> N
         ("GET", "/api/health", None, {"host": ""}, 403, "host name is not allowed"),
         ("GET", "/api/health", None, {"host": "[::1"}, 403, "host name is not allowed"),
         ("POST", "/api/translate", {"sources": [LINE]}, {"origin": "http://attacker.example"}, 403, "other sites"),
-        ("POST", "/api/translate", {"sources": [LINE]}, {"origin": "null"}, 403, "other sites"),
+        ("POST", "/api/translate", {"sources": [LINE]}, {"origin": "null"}, 403, "its page is from 'null'"),
     ],
 )
 def test_rejected_requests_return_an_error_message(
