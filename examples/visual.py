@@ -284,23 +284,28 @@ def arguments() -> argparse.Namespace:
     add("--train-images", required=True, help="training images: .npy, .npy.xz, .tar or a folder")
     add("--test-questions", required=True)
     add("--test-images", help="test images (default: the training images)")
-    add("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help="new size of the photographs")
+    add("--size", type=positive_int, nargs=2, metavar=("HEIGHT", "WIDTH"), help="new size of the photographs")
     add("--share", type=float, default=0.1, help="share of the training images to hold out as the dev split")
     add("--split-seed", type=int, default=0, help="random seed of the held-out split")
     add("--rows", type=positive_int, help="maximum number of training questions, for quick tests")
     add("--cut", type=positive_int, default=24, help="number of words per question to read")
-    add("--min-count", type=int, default=1, help="minimum frequency of a word in train; rarer words are unknown")
+    add(
+        "--min-count",
+        type=positive_int,
+        default=1,
+        help="minimum frequency of a word in train; rarer words are unknown",
+    )
     add("--answers", type=positive_int, help="number of known answers, the most frequent first (default: all)")
     add("--blind", action="store_true", help="replace images by zeros, to test with questions only")
     add("--attention", choices=("discrete", "continuous", "combined"), default="discrete")
     add("--transform", type=number_or_name, default="softmax", help="function: softmax, sparsemax, entmax or an alpha")
     add("--density", type=number_or_name, help="density to use instead of the transform's; 2: sparsemax's")
-    add("--num-basis", type=int, default=100, help="number of basis functions, a square number")
+    add("--num-basis", type=positive_int, default=100, help="number of basis functions, a square number")
     add("--basis", choices=("image", "image-paper"), default="image", help="image-paper: narrow, as in the paper")
     add("--matching", choices=("covariance", "scale"), default="covariance", help="the paper uses covariance")
     add("--ridge", type=float, default=0.1, help="penalty of the ridge regression")
-    add("--d-model", type=int, default=64)
-    add("--heads", type=int, default=4)
+    add("--d-model", type=positive_int, default=64)
+    add("--heads", type=positive_int, default=4)
     add("--layers", type=int, default=1)
     add("--stages", type=int, default=3, help="number of convolutions; each halves height and width")
     add("--dropout", type=float, default=0.1)

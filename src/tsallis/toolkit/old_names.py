@@ -13,6 +13,8 @@ KEYS = {
     "competing_ends": "end_rule",
     "validation_competing_ends": "validation_end_rule",
     "tags": "columns",
+    "least": "min_length",
+    "most": "max_length",
 }
 # For keys whose values changed along with the name: the new value of each old value.
 VALUES: dict[str, dict[bool, Any]] = {

@@ -95,10 +95,12 @@ def test_teacher_weight_0_equals_training_without_a_teacher(tsallis: Run, teache
     assert not equal(tmp_path / "0.5", tmp_path / "1")
 
 
-def test_distill_supports_own_outputs_and_top_k(tsallis: Run, teacher: Path, tmp_path: Path) -> None:
+def test_distill_supports_outputs_of_the_teacher_and_top_k(tsallis: Run, teacher: Path, tmp_path: Path) -> None:
     """With weight 0, the student still learns the teacher's outputs as references."""
     config = teacher / "data" / "config.yaml"
-    shown = tsallis("distill", teacher / "run", "-o", tmp_path / "out", "--own", "--top-k", "2", "--json").stdout
+    shown = tsallis(
+        "distill", teacher / "run", "-o", tmp_path / "out", "--sequence-level", "--top-k", "2", "--json"
+    ).stdout
     record = json.loads(shown)
     assert record["entries"] <= 2 * record["tokens"]
     for weight in (0, 0.5):
@@ -107,6 +109,15 @@ def test_distill_supports_own_outputs_and_top_k(tsallis: Run, teacher: Path, tmp
         assert not equal(tmp_path / str(weight), teacher / "run")
     message = tsallis("distill", teacher / "run", "-o", tmp_path / "out", status=2).stderr
     assert "teacher.json: expected distributions of the same top_k and search, found others" in message
+
+
+def test_distill_shows_its_progress_only_on_a_terminal(
+    tsallis: Run, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tsallis("distill", teacher / "run", "-o", tmp_path / "plain").stderr == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich treats the output as a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    assert "run: rows" in tsallis("distill", teacher / "run", "-o", tmp_path / "bar").stderr
 
 
 def test_distributions_of_other_data_are_rejected(tsallis: Run, teacher: Path, tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ def test_alignments_do_not_depend_on_training_mode(trained: Path) -> None:
     assert before and before == after and run.run.model.training
 
 
-@pytest.mark.parametrize("others", ["runs/x", Path("runs/x")])
-def test_a_single_path_for_others_is_rejected(trained: Path, others: Any) -> None:
-    with pytest.raises(InputError, match=r"others must be a list of run folders, got a single one: .*runs/x"):
-        open_run(trained, others=others)
+@pytest.mark.parametrize("ensemble_with", ["runs/x", Path("runs/x")])
+def test_a_single_path_for_an_ensemble_is_rejected(trained: Path, ensemble_with: Any) -> None:
+    with pytest.raises(InputError, match=r"ensemble_with must be a list of run folders, got a single one: .*runs/x"):
+        open_run(trained, ensemble_with=ensemble_with)

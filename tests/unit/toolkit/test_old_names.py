@@ -20,6 +20,8 @@ CONFIGURATIONS = {
     "penalty": "data: {task: classification, train: a}\nmodel: {penalty: 0.5}\n",
     "competing_ends": FILES + "search: {beam_size: 3, competing_ends: true}\n",
     "tags": "data: {train: a, dev: b, tags: true}\n",
+    "least": "data: {task: language, synthetic: {name: copy, least: 8}}\n",
+    "most": "data: {task: language, synthetic: {name: copy, most: 32}}\n",
     "validation_competing_ends": FILES + "training: {validation_competing_ends: true}\n",
 }
 

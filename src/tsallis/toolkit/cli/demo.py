@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -121,19 +122,20 @@ def _training_in_background(arguments: list[str]) -> Iterator[None]:
     half = max(threads // 2, 1)
     command = [sys.executable, "-m", "tsallis", "train", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": str(half)}
-    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, env=environment, text=True, **pipes)
-    torch.set_num_threads(half)
-    try:
-        yield
-        _, stderr = process.communicate()
-        if process.returncode:
-            print(stderr, end="", file=sys.stderr)
-            raise typer.Exit(process.returncode)
-    finally:
-        process.terminate()
-        process.wait()
-        torch.set_num_threads(threads)
+    with tempfile.TemporaryFile() as errors:  # not a pipe: a full pipe would stop the process
+        pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": errors}
+        process = subprocess.Popen(command, env=environment, **pipes)
+        torch.set_num_threads(half)
+        try:
+            yield
+            if process.wait():
+                errors.seek(0)
+                print(errors.read().decode(errors="replace"), end="", file=sys.stderr)
+                raise typer.Exit(process.returncode)
+        finally:
+            process.terminate()
+            process.wait()
+            torch.set_num_threads(threads)
 
 
 def _print_scores(sparse: dict[str, Any], softmax: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +18,9 @@ def distill(
         list[Path], typer.Argument(metavar="TEACHER...", help="A run folder; several make an ensemble.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the distributions.")],
-    own: Annotated[
-        bool, typer.Option("--own", help="Replace the references by the teacher's best outputs (beam search).")
+    sequence_level: Annotated[
+        bool,
+        typer.Option("--sequence-level", help="Replace the references by the teacher's best outputs (beam search)."),
     ] = False,
     top_k: Annotated[
         int | None,
@@ -33,6 +35,7 @@ def distill(
     training.teacher: FOLDER trains another run on them. The same command resumes an interrupted one.
     """
     from tsallis.search import SearchOptions
+    from tsallis.toolkit.cli.report_parts import show_progress
     from tsallis.toolkit.inference import open_run
     from tsallis.toolkit.tasks.labels import LabelTask
     from tsallis.toolkit.tasks.prepared import training_data
@@ -46,13 +49,16 @@ def distill(
     if isinstance(opened.task, LabelTask):
         raise InputError(f"{teachers[0]}: runs of the task {opened.task.name} can't be teachers: they predict labels")
     config = run_config(teachers[0])
-    if own and not opened.task.searched:
-        raise InputError(f"{teachers[0]}: expected a task with outputs for --own, found {opened.task.name}")
-    search = SearchOptions(n_best=1).with_defaults(config.search.options) if own else None
+    if sequence_level and not opened.task.searched:
+        raise InputError(f"{teachers[0]}: expected a task with outputs for --sequence-level, found {opened.task.name}")
+    search = SearchOptions(n_best=1).with_defaults(config.search.options) if sequence_level else None
     data = training_data(config, opened.run)
     digests = [Checkpoints(run / CHECKPOINTS).facts(checkpoint)["files"][PARAMETERS]["sha256"] for run in teachers]
     model, vocabulary = opened.run.model, data.vocabularies.tgt.fingerprint()
-    record = write_teacher(model, data.train, vocabulary, digests, out, top_k=top_k, search=search)
+    with show_progress([opened.run]) as advance:
+        record = write_teacher(
+            model, data.train, vocabulary, digests, out, top_k=top_k, search=search, advance=partial(advance, 0, "rows")
+        )
     rows, tokens, entries = (record[name] for name in ("rows", "tokens", "entries"))
     if as_json:
         print_json({"folder": str(out), "rows": rows, "tokens": tokens, "entries": entries})

@@ -83,7 +83,7 @@ def evaluate(
     out: Out = None,
     manifest: Manifest = None,
     length: Length = None,
-    others: With = None,
+    ensemble_with: With = None,
     language: SplitLanguage = None,
     images: SplitImages = None,
     checkpoint: Which = "best",
@@ -111,10 +111,10 @@ def evaluate(
     file, second = _split_inputs(inputs or [])
     if second is not None and (out or manifest):
         raise InputError(f"--out and --manifest support only one run, got {run} and {second}")
-    check_writable(out, manifest, inputs=[file], runs=[run, *(others or ())])
+    check_writable(out, manifest, inputs=[file], runs=[run, *(ensemble_with or ())])
     if file is not None:
         _check_options_of_file(file, split, length, manifest)
-    opened = open_run(run, checkpoint, device, others or ())
+    opened = open_run(run, checkpoint, device, ensemble_with or ())
     if not opened.task.searched and (flags := typed_flags(context, (*SEARCH_OPTIONS, "exact", "out"))):
         raise InputError(f"{run}: the task {opened.task.name} uses no search: leave out {', '.join(flags)}")
     data = _Data.choose(file, split, run_config(opened.run.folder), language=language, images=images, length=length)
@@ -130,7 +130,7 @@ def evaluate(
     # Compute everything, write files, then print: files are complete even if standard output is closed.
     files = {} if out is None else {out: _records(evaluated)}
     if manifest is not None:
-        files[manifest] = _manifest(data, evaluated, search, checkpoint, others or ())
+        files[manifest] = _manifest(data, evaluated, search, checkpoint, ensemble_with or ())
     for path, text in files.items():
         write_output(path, text)
     _print_scores(data, evaluated, str(run), as_json)

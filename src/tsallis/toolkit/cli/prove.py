@@ -46,7 +46,7 @@ def prove(
             min=0, max=1, help="Ignore outputs whose probability is below this number (0: consider all outputs)."
         ),
     ] = AT_LEAST,
-    others: With = None,
+    ensemble_with: With = None,
     language: Language = None,
     images: Images = None,
     checkpoint: Which = "best",
@@ -64,7 +64,7 @@ def prove(
     is unknown, and 2 after an error.
     """
     rule = Rule.of(never, always, at_least, options)
-    opened = open_run(run, checkpoint, device, others or ())
+    opened = open_run(run, checkpoint, device, ensemble_with or ())
     opened.check_command("prove")
     results = set()
     blocks = line_blocks(opened.run, opened.task, file, False, on_error="stop", language=language, images=images)

@@ -27,7 +27,7 @@ def score(
             help="Also print the log-probability of each symbol, and the reason why an output is impossible.",
         ),
     ] = False,
-    others: With = None,
+    ensemble_with: With = None,
     language: Language = None,
     images: Images = None,
     on_error: OnError = None,
@@ -52,7 +52,7 @@ def score(
     from tsallis.toolkit.training.distributed import init_distributed
 
     with init_distributed(device, LOST) as world:
-        opened = open_run(run, checkpoint, device, others or ())
+        opened = open_run(run, checkpoint, device, ensemble_with or ())
         loaded, task = opened.run, opened.task
         values: dict[str, Any] = {"language": language, "images": images}
         blocks = line_blocks(loaded, task, file, True, empty_outputs=True, on_error=on_error, **values)

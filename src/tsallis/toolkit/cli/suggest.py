@@ -33,7 +33,7 @@ def suggest(
     run: RunArgument,
     options: SearchOptions,
     file: FileArgument = None,
-    others: With = None,
+    ensemble_with: With = None,
     language: Language = None,
     images: Images = None,
     checkpoint: Which = "best",
@@ -48,7 +48,7 @@ def suggest(
 
     In a terminal, the command asks for the source and for the text typed so far.
     """
-    opened = open_run(run, checkpoint, device, others or ())
+    opened = open_run(run, checkpoint, device, ensemble_with or ())
     loaded, task = opened.run, opened.task
     completer = Completer(loaded, task, options.n_best or LISTED)
     if file is None and not as_json and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
@@ -63,7 +63,7 @@ def suggest(
             if as_json:
                 print_json(answer.to_dict())
             else:
-                _print_suggestions(answer, "none" if source is None else "impossible")
+                _print_suggestions(answer, "" if source is None else "impossible")
         sys.stdout.flush()
 
 

@@ -49,7 +49,7 @@ def translate(
     options: SearchOptions,
     file: FileArgument = None,
     prefix_column: PrefixColumn = False,
-    others: With = None,
+    ensemble_with: With = None,
     language: Language = None,
     images: Images = None,
     on_error: OnError = None,
@@ -82,7 +82,7 @@ def translate(
     from tsallis.toolkit.training.distributed import init_distributed
 
     with init_distributed(device, LOST) as world:
-        opened = open_run(run, checkpoint, device, others or ())
+        opened = open_run(run, checkpoint, device, ensemble_with or ())
         opened.check_translation(options, alignment)
         name = input_name(file)
 

@@ -133,8 +133,8 @@ class SyntheticStream:
 
     Args:
         name: Key of :data:`SYNTHETIC_TASKS`.
-        least: Minimum number of tokens.
-        most: Maximum number of tokens.
+        min_length: Minimum number of tokens.
+        max_length: Maximum number of tokens.
         seed: Seed of all examples.
 
     Raises:
@@ -145,17 +145,17 @@ class SyntheticStream:
         SyntheticExample(tokens=[16, 26, 14, 0, 16, 26], targets=[-100, -100, -100, 16, 26, 14])
     """
 
-    def __init__(self, name: str, least: int, most: int, seed: int = 0) -> None:
+    def __init__(self, name: str, min_length: int, max_length: int, seed: int = 0) -> None:
         check_one_of("name", name, SYNTHETIC_TASKS)
         self.task = SYNTHETIC_TASKS[name]
-        if least < self.task.shortest:
-            raise ValueError(f"least must be at least {self.task.shortest} for the task {name}, got {least}")
-        if most < least:
-            raise ValueError(f"most must be at least the value of least, {least}, got {most}")
-        self.least, self.most, self.seed = least, most, seed
+        if min_length < self.task.shortest:
+            raise ValueError(f"min_length must be at least {self.task.shortest} for the task {name}, got {min_length}")
+        if max_length < min_length:
+            raise ValueError(f"max_length must be at least min_length, {min_length}, got {max_length}")
+        self.min_length, self.max_length, self.seed = min_length, max_length, seed
 
     def example(self, number: int) -> SyntheticExample:
         """Return an example by its number, from 0."""
-        length = Random(self.seed ^ number * 0x9E3779B97F4A7C15).between(self.least, self.most)
+        length = Random(self.seed ^ number * 0x9E3779B97F4A7C15).between(self.min_length, self.max_length)
         mixed = Random(self.seed).below(1 << 62) ^ Random(number + (1 << 32)).below(1 << 62)
         return self.task.make(Random(mixed), length)

@@ -49,7 +49,7 @@ class SyntheticCorpus(Corpus):
 
     def lengths(self) -> torch.Tensor:
         """Return the lengths [rows, 2]: 0 for sources, and the maximum number of tokens for targets."""
-        max_length = torch.tensor([stream.most for stream in self.streams], dtype=torch.int32).repeat_interleave(
+        max_length = torch.tensor([stream.max_length for stream in self.streams], dtype=torch.int32).repeat_interleave(
             self.num_examples
         )
         return torch.stack([torch.zeros_like(max_length), max_length], 1)
@@ -69,12 +69,12 @@ class SyntheticCorpus(Corpus):
 
     def batches(self, size: int, rows: int | None = None) -> LengthBatches:
         """Return batches of all rows or of the first `rows` rows; batches of long rows are smaller than `size`."""
-        longest = max(stream.most for stream in self.streams)
+        longest = max(stream.max_length for stream in self.streams)
         return LengthBatches(self, max(1, min(size, MAX_TOKENS // longest)), rows)
 
     def digest(self) -> str:
         """Return a hash of everything that determines the examples."""
-        streams = [(stream.task.name, stream.least, stream.most, stream.seed) for stream in self.streams]
+        streams = [(stream.task.name, stream.min_length, stream.max_length, stream.seed) for stream in self.streams]
         return hashlib.sha256(f"{streams} {self.num_examples}".encode()).hexdigest()
 
 
@@ -86,6 +86,6 @@ def synthetic_corpus(
     Raises:
         ValueError: If the task is unknown, or has no examples of these lengths.
     """
-    streams = tuple(SyntheticStream(name, least, most, seed) for least, most in lengths)
+    streams = tuple(SyntheticStream(name, low, high, seed) for low, high in lengths)
     empty_rows = RaggedRows(np.empty(0, np.int64), np.zeros(num_examples * len(streams) + 1, np.int64))
     return SyntheticCorpus(empty_rows, empty_rows, streams=streams, num_examples=num_examples)

@@ -36,7 +36,7 @@ LIKE = {"prove": "translate"}  # commands that support the same tasks as another
 
 
 def open_run(
-    folder: Path | str, checkpoint: str = "best", device: str = "auto", others: Sequence[Path | str] = ()
+    folder: Path | str, checkpoint: str = "best", device: str = "auto", ensemble_with: Sequence[Path | str] = ()
 ) -> TextRun:
     """Open a run to translate and score lines of text.
 
@@ -44,14 +44,14 @@ def open_run(
         folder: Folder of the run.
         checkpoint: Checkpoint of each run, "best", "last" or "average".
         device: Device "cpu" or "cuda", or "auto" for a GPU if available.
-        others: Folders of other runs, to make an ensemble.
+        ensemble_with: Folders of other runs, which form an ensemble with the first run.
 
     Returns:
         The run with its model on the device.
 
     Raises:
-        InputError: If the folder is not a run, the device is missing, `others` is a single folder, or the runs have
-            different tasks, vocabularies or image grids.
+        InputError: If the folder is not a run, the device is missing, `ensemble_with` is a single folder, or the runs
+            have different tasks, vocabularies or image grids.
 
     Example:
         >>> open_run("runs/nowhere")
@@ -64,16 +64,16 @@ def open_run(
     from tsallis.toolkit.training.distributed import device_kind
     from tsallis.toolkit.training.run_folder import load_run
 
-    if isinstance(others, str | bytes | os.PathLike):
-        raise InputError(f"others must be a list of run folders, got a single one: {describe(others)}")
-    paths = [os.path.realpath(path) for path in (folder, *others)]
+    if isinstance(ensemble_with, str | bytes | os.PathLike):
+        raise InputError(f"ensemble_with must be a list of run folders, got a single one: {describe(ensemble_with)}")
+    paths = [os.path.realpath(path) for path in (folder, *ensemble_with)]
     if (repeated := next((path for i, path in enumerate(paths) if path in paths[:i]), None)) is not None:
         warnings.warn(f"{repeated}: this run was given twice; it counts twice", IgnoredInputWarning, stacklevel=2)
     kind = device_kind(device)
     run = load_run(folder, checkpoint)
     task = task_of_run(run)
     models = [run.model.to(kind)]
-    for other in others:
+    for other in ensemble_with:
         member = load_run(other, checkpoint)
         task_of_run(member)
         same = {
@@ -86,7 +86,7 @@ def open_run(
         if differing := [name for name, equal in same.items() if not equal]:
             raise InputError(f"{other}: can't be in an ensemble with {folder}, because their {differing[0]} differs")
         models.append(member.model.to(kind))
-    return TextRun(replace(run, model=Ensemble(models)) if others else run, task)
+    return TextRun(replace(run, model=Ensemble(models)) if ensemble_with else run, task)
 
 
 def _grid_arguments(model: Any) -> list[Any]:

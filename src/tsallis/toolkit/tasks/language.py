@@ -41,8 +41,8 @@ class SyntheticConfig(Section):
     """Settings of a synthetic task, which generates new examples in every epoch."""
 
     name: Literal["recall", "copy", "reverse", "sort", "two-back", "flip-flop", "local-count"]
-    least: Count = 16  # minimum number of tokens per example
-    most: Count = 64  # maximum number of tokens per example
+    min_length: Count = 16  # minimum number of tokens per example
+    max_length: Count = 64  # maximum number of tokens per example
     examples: Count = 10_000  # number of training examples per epoch
     dev_examples: Count = 256  # number of examples of the development set
     test_lengths: tuple[Count, ...] = Field((64, 128, 256), min_length=1, max_length=100)
@@ -51,7 +51,7 @@ class SyntheticConfig(Section):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> SyntheticConfig:
-        synthetic_corpus(self.name, 1, [(self.least, self.most), *self.tests])
+        synthetic_corpus(self.name, 1, [(self.min_length, self.max_length), *self.tests])
         return self
 
     @property
@@ -64,7 +64,7 @@ class SyntheticConfig(Section):
         if split == "test":
             return synthetic_corpus(self.name, self.test_examples, self.tests, TEST_SEED)
         num_examples, seed = (self.examples, self.seed) if split == "train" else (self.dev_examples, DEV_SEED)
-        return synthetic_corpus(self.name, num_examples, [(self.least, self.most)], seed)
+        return synthetic_corpus(self.name, num_examples, [(self.min_length, self.max_length)], seed)
 
 
 class LanguageData(Section):
@@ -231,7 +231,7 @@ class Language(SequenceTask):
 
 def _task_of(config: LanguageData) -> Language:
     synthetic = config.synthetic
-    return Language(config.length) if synthetic is None else Language(synthetic.most, synthetic.name)
+    return Language(config.length) if synthetic is None else Language(synthetic.max_length, synthetic.name)
 
 
 def read_texts(path: Path, texts: str) -> Iterator[str]:

@@ -113,7 +113,11 @@ def score_lengths(model: Any, corpus: SyntheticCorpus) -> dict[str, dict[str, fl
         rows = [hits[row] for row in range(number * corpus.num_examples, (number + 1) * corpus.num_examples)]
         correct, total = (sum(column) for column in zip(*rows, strict=True))
         exact_share = sum(num_correct == num_symbols for num_correct, num_symbols in rows) / len(rows)
-        by_length[str(stream.most)] = {"samples": len(rows), "accuracy": correct / max(total, 1), "whole": exact_share}
+        by_length[str(stream.max_length)] = {
+            "samples": len(rows),
+            "accuracy": correct / max(total, 1),
+            "whole": exact_share,
+        }
     return by_length
 
 

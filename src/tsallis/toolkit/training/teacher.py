@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,7 @@ def write_teacher(
     *,
     top_k: int | None = None,
     search: SearchOptions | None = None,
+    advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Write the distributions of a model for every target symbol, with teacher forcing, and return the manifest.
 
@@ -80,6 +81,7 @@ def write_teacher(
         folder: Folder of the distributions.
         top_k: Number of stored probabilities per symbol; None: all that are not zero.
         search: Options of the search for the model's best outputs, which replace the references; None: no search.
+        advance: Function that is called with the number of finished rows and of all rows.
 
     Raises:
         InputError: If the probabilities do not sum to 1, the data differ in every epoch, or the folder contains
@@ -89,9 +91,13 @@ def write_teacher(
         raise InputError("expected a teacher with entmax or softmax, found alpha-ReLU; its values do not sum to 1")
     _check_data(corpus)
 
+    def batches(start: int, stop: int) -> Iterator[range]:
+        for first in range(start, stop, BATCH_ROWS):
+            advance(first, len(corpus))
+            yield range(first, min(first + BATCH_ROWS, stop))
+
     def compute(start: int, stop: int) -> dict[str, Tensor]:
-        batches = (range(first, min(first + BATCH_ROWS, stop)) for first in range(start, stop, BATCH_ROWS))
-        return _compute_part(model, corpus, batches, top_k, search)
+        return _compute_part(model, corpus, batches(start, stop), top_k, search)
 
     search_settings = None if search is None else search.given
     data = {"data": corpus.digest(), "vocabulary": vocabulary, "teachers": teachers}

@@ -103,9 +103,9 @@ def test_seed_and_number_determine_an_example(name: str) -> None:
 def test_invalid_arguments_raise() -> None:
     with pytest.raises(ValueError, match=r"one of recall, copy, .*got 'count'"):
         SyntheticStream("count", 8, 8)
-    with pytest.raises(ValueError, match=r"least must be at least 8 .* got 4"):
+    with pytest.raises(ValueError, match=r"min_length must be at least 8 .* got 4"):
         SyntheticStream("recall", 4, 9)
-    with pytest.raises(ValueError, match="most must be at least the value of least, 64, got 16"):
+    with pytest.raises(ValueError, match="max_length must be at least min_length, 64, got 16"):
         SyntheticStream("copy", 64, 16)
 
 
