@@ -37,7 +37,7 @@ PANELS: dict[str, list[tuple[str, float, str]]] = {
         ("learned alphas", 21.74, "{runs/kftt-learned-s1.json.metrics.bleu}"),
     ],
     "Training speed, softmax: 1": [
-        ("1.5-entmax output", 0.90, TRAINING.format("entmax-1.5 output")),
+        ("LSTM with 1.5-entmax", 0.90, TRAINING.format("LSTM 1.5-entmax")),
         ("1.5-entmax attention", 0.90, TRAINING.format("entmax-1.5 attention")),
         ("learned attention", 0.75, TRAINING.format("learned attention")),
     ],

@@ -4,12 +4,12 @@ tsallis analyze runs/forms --text draw.tsv --language english --json draw.json
 python docs/figures/papers.py draw.json tree docs/figures/paper-tree.svg
 python docs/figures/papers.py draw.json steps docs/figures/paper-steps.svg
 
-tsallis analyze runs/alpha-1 runs/alpha-1.25 runs/tau-0.3 --json training.json
+tsallis analyze runs/alpha-1 runs/alpha-1.5 runs/tau-0.3 --json training.json
 python docs/figures/papers.py training.json scores docs/figures/paper-scores.svg
 python docs/figures/papers.py training.json outputs docs/figures/paper-outputs.svg
 
-tsallis analyze runs/alpha-1.25 --json alpha-1.25.json && tsallis analyze runs/tau-0.3 --json tau-0.3.json
-python docs/figures/papers.py alpha-1.25.json support docs/figures/paper-support.svg
+tsallis analyze runs/alpha-1.5 --json alpha-1.5.json && tsallis analyze runs/tau-0.3 --json tau-0.3.json
+python docs/figures/papers.py alpha-1.5.json support docs/figures/paper-support.svg
 python docs/figures/papers.py tau-0.3.json sums docs/figures/paper-sums.svg
 
 tsallis analyze runs/kftt-learned runs/kftt-softmax --json heads.json
