@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails
 from torch import Tensor
@@ -21,7 +20,7 @@ from tsallis.errors import InputError, describe, truncate
 from tsallis.search.options import MAX_COUNT, OPTIONS, TYPES, EndRule, SearchOptions
 from tsallis.toolkit.data.batching import BatchPlan
 from tsallis.toolkit.data.io import read_text
-from tsallis.toolkit.data.yaml_text import LARGEST_FILE, LONGEST_KEY, parse_yaml
+from tsallis.toolkit.data.yaml_text import LARGEST_FILE, LONGEST_KEY, dump_yaml, parse_yaml
 from tsallis.toolkit.old_names import with_new_names
 
 # A setting in this table has an effect only if a setting of the same section that is listed here has one of the listed
@@ -301,7 +300,7 @@ class Config(Section):
 
     def text(self) -> str:
         """Return the configuration as YAML with all defaults. It omits `run_dir`, because the folder may be moved."""
-        return yaml.safe_dump(self.model_dump(exclude={"run_dir"}), sort_keys=False, allow_unicode=True)
+        return dump_yaml(self.model_dump(exclude={"run_dir"}))
 
 
 def make_schema(
@@ -557,6 +556,8 @@ def describe_error(detail: ErrorDetails) -> tuple[str, str]:
     message = detail["msg"].removeprefix("Value error, ")
     message = "Input should be keys and values" if detail["type"] == "model_type" else message
     found = "" if detail["type"] == "value_error" else f", found {describe(detail['input'])}"
+    if detail["type"] == "string_type" and isinstance(detail["input"], int | float):
+        found += "; write it in quotes"
     return message[:1].lower() + message[1:], found
 
 

@@ -135,4 +135,9 @@ def test_data_list_filters_by_text_and_language(tsallis) -> None:
     assert german == [s["name"] for s in sets if "de" in s["languages"]] and 0 < len(german) < len(sets)
     (one,) = (json.loads(x) for x in tsallis("data", "list", "TASK 1: CAPTIONS", "--json").stdout.splitlines())
     assert one["name"] == "multi30k" and one["bytes"] > 10**6
+    assert (
+        "no language 'it'; it has cs, de, en, fr"
+        in tsallis("data", "get", "multi30k", "--languages", "de, it", status=2).stderr
+    )
+    assert "no language ''" in tsallis("data", "get", "multi30k", "--languages", "", status=2).stderr
     assert "no data set matches 'nothing'" in tsallis("data", "list", "nothing", status=2).stderr

@@ -275,3 +275,11 @@ def test_evaluate_rejects_other_tasks_and_counts_unknown_labels(words: Path, tsa
     assert note in tsallis("evaluate", "runs/labels", "--checkpoint", "average").stderr
     tsallis("average", "runs/labels")
     assert note not in tsallis("evaluate", "runs/labels", "--checkpoint", "average").stderr
+
+
+def test_left_out_examples_are_reported_once(tmp_path: Path, tsallis: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("words.tsv").write_text("".join(f"{a}{b}\t{b}{a}\n" for a in "abcde" for b in "xyz") + f"{'a' * 300}\tb\n")
+    train = "train", "words.tsv", "model.d_model=4", "training.updates=1", "--device", "cpu"
+    for arguments in ([*train, "--dry-run"], train):
+        assert tsallis(*arguments).stdout.lower().count("left out of ") == 1

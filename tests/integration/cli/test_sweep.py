@@ -92,6 +92,21 @@ def test_invalid_settings_are_rejected_before_the_first_run(
     assert not folder.exists()
 
 
+def test_a_sweep_with_other_settings_is_rejected_and_changes_nothing(tmp_path: Path, tsallis: Run) -> None:
+    config, folder = strings(tmp_path / "data"), tmp_path / "out"
+    train_here(config, folder / "training.seed=1", "training.seed=1", "model.dropout=0.1")
+    (folder / "sweep.json").write_text("results")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    sweep = "sweep", config, "training.seed=[1]", "--run-dir", folder, "--device", "cpu"
+    for setting, message in (
+        ("model.dropout=0.2", "new model.dropout: 0.2; old model.dropout: 0.1"),
+        ("model.dropout=0.1 training.epochs=1", "training.epochs must be above 2"),
+    ):
+        errors = tsallis(*sweep, *setting.split(), status=2).stderr
+        assert str(folder / "training.seed=1") in errors and message in errors
+        assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_random_combinations_are_distinct_and_seeded() -> None:
     swept = {"a": list(range(10)), "b": list(range(10)), "c": ["x"]}
     drawn = combinations(swept, 20, 1)

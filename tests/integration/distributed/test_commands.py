@@ -43,7 +43,7 @@ def test_training_finds_images_on_every_process(launch: Launch, tmp_path: Path) 
     ("change", "words"),
     [
         ("model.d_modle=9", "override 'model.d_modle=9': model.d_modle: unknown key (did you mean d_model?)"),
-        ("training.max_tokens=2", "at most 2 symbols (max_tokens)"),
+        ("training.max_tokens=2", "max_tokens must be at least "),
     ],
 )
 def test_invalid_settings_give_a_one_line_error(launch: Launch, tmp_path: Path, change: str, words: str) -> None:

@@ -71,7 +71,10 @@ def test_all_errors_are_reported_on_one_line(tmp_path: Path) -> None:
         (BASE + "zzz: 1\n", "zzz: unknown key$"),
         ("version: 1\ndata: {}\n", "data: train must be set"),
         ("version: 1\ndata: {embedded: english-verbs, test: t}\n", "test can't be used with embedded data"),
-        ("version: 1\ndata: {train: a, dev: b, languages: [x, 2]}\n", r"data.languages.1: .*found 2"),
+        (
+            "version: 1\ndata: {train: a, dev: b, languages: [x, 2]}\n",
+            r"data.languages.1: .*found 2; write it in quotes",
+        ),
         (BASE + "model: {d_model: 7}\n", "model.d_model: input should be a multiple of 2, found 7"),
         (BASE + "model: {output_alpha: .nan}\n", "model.output_alpha: .*found nan"),
         (BASE + "model: {architecture: cnn}\n", "model.architecture: expected .rnn. or .transformer., found .cnn."),
@@ -123,6 +126,10 @@ def test_all_errors_are_reported_on_one_line(tmp_path: Path) -> None:
         (BASE + "training:\n  epochs: 4\n  epochs: 5\n", "line 5, column 3: duplicate key epochs; keep one of them"),
         (BASE + "x: [{a: 1, a: 1}]\n", "duplicate key a"),
         (BASE + "training: &a {epochs: 4, epochs: 5}\nx: *a\n", "duplicate key epochs"),
+        (
+            BASE + 'run_dir: "C:\\data"\n',
+            r"line 3, column \d+: .*'d'; write \\\\ for a backslash, or use single quotes",
+        ),
         ("", "expected keys and values"),
         ("- 1\n", "expected keys and values"),
     ],
@@ -161,6 +168,33 @@ def test_overrides_of_string_settings_stay_strings(tmp_path: Path) -> None:
     assert (loaded.data.train, loaded.data.dev) == ("{language}-train-low", "{language}")
     loaded = config(tmp_path, "version: 1\n", "data={train: a, dev: b}", "data.folder=2018", "data.test=null")
     assert loaded.data.folder == "2018" and loaded.data.test is None
+
+
+@pytest.mark.parametrize("text", ["no", "on", "010", "1:30", "2020-01-31", "="])
+def test_texts_of_yaml_1_1_stay_texts(tmp_path: Path, text: str) -> None:
+    for content, overrides in (
+        (f"{{train: {text}, languages: [{text}, nb]}}", []),
+        ("{}", [f"data.train={text}", f"data.languages=[{text},nb]"]),
+    ):
+        data = config(tmp_path, f"version: 1\ndata: {content}\n", *overrides).data
+        assert (data.train, data.languages) == (text, [text, "nb"])
+    assert config(tmp_path, "version: 1\ndata: {train: a}\n", f"data.languages={text}").data.languages == [text]
+
+
+def test_numbers_with_an_exponent_are_numbers(tmp_path: Path) -> None:
+    text = "version: 1\ndata: {train: '1e3'}\ntraining: {updates: 1e4}\nsearch: {length_penalty: 1e-1}\n"
+    loaded = config(tmp_path, text, "training.learning_rate=1e-3", "data.dev=1E+5")
+    assert (loaded.training.updates, loaded.search.options.length_penalty) == (10_000, 0.1)
+    assert (loaded.data.train, loaded.data.dev, loaded.training.learning_rate) == ("1e3", "1E+5", 0.001)
+    assert config(tmp_path, loaded.text()) == loaded
+
+
+def test_truth_values_and_numbers_of_yaml_1_1_are_accepted(tmp_path: Path) -> None:
+    text = "version: 1\ndata: {train: a, header: yes}\ntraining: {compile: off, epochs: 010}\n"
+    loaded = config(tmp_path, text)
+    assert loaded.data.header and not loaded.training.compile and loaded.training.epochs == 10
+    with pytest.raises(InputError, match=r"training.epochs: .*found 'yes'"):
+        config(tmp_path, text, "training.epochs=yes")
 
 
 @pytest.mark.parametrize("text", ["#", "|", ">", "!", "-", "?", "::", "#;", "# ", " "])
@@ -372,7 +406,7 @@ def test_missing_splits_raise(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        "2001-13-45",
+        "!!timestamp 2001-13-45",
         "0x_",
         "9" * 5000,
         "!!float x",

@@ -62,7 +62,7 @@ def data_get(
     """
     from tsallis.toolkit.datasets.registry import get
 
-    selection = languages.split(",") if languages else None
+    selection = None if languages is None else [language.strip() for language in languages.split(",")]
     for path in get(
         name, folder or Path("data") / name, selection, lambda text: print(f"fetching {text}", file=sys.stderr)
     ):

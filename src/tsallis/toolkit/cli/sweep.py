@@ -157,17 +157,28 @@ def _override(setting: tuple[str, Any]) -> str:
 
 
 def _check(config: Path, fixed: Sequence[str], runs: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
-    """Raise if the settings of a run are wrong, or the folder can't be written."""
+    """Raise if the settings of a run are wrong or differ from those in its folder, or the folder can't be written."""
     from tsallis.toolkit.config import refuse_idle
     from tsallis.toolkit.tasks.data_file import is_data_file
+    from tsallis.toolkit.tasks.prepared import text_of_run
     from tsallis.toolkit.tasks.registry import config_of_file, load_config
+    from tsallis.toolkit.training.file_names import CONFIG
+    from tsallis.toolkit.training.run_folder import check_config
 
     if any("run_dir" in values for values in runs.values()):
         raise InputError("run_dir can't have several values: each run has a folder of its own, in --run-dir")
     load = config_of_file if is_data_file(config) else load_config
-    for values in runs.values():
+    for name, values in runs.items():
         overrides = [*fixed, *map(_override, values.items())]
-        refuse_idle(load(config, overrides), overrides)
+        loaded = load(config, overrides)
+        if not (folder / name / CONFIG).exists():
+            refuse_idle(loaded, overrides)
+            continue
+        text, changes = text_of_run(loaded, folder / name)
+        if changes is None:
+            check_config(folder / name, text)
+        else:
+            changes.check(folder / name)
     check_folder(folder)
 
 

@@ -227,8 +227,6 @@ def _describe_data(run: PreparedRun) -> Iterator[str]:
     data = run.data
     symbols = data.vocabularies
     yield f"{len(data.train)} examples to train on, {len(data.dev.corpus)} to validate on"
-    if data.train.counts is not None:
-        yield from data.train.counts.left_out
     yield f"{len(symbols.src)} source symbols, {len(symbols.tgt)} target symbols"
     yield from run.task.preview(data)
 
@@ -236,6 +234,8 @@ def _describe_data(run: PreparedRun) -> Iterator[str]:
 def _describe_plan(start: TrainingStart, folder: Path, world: World) -> Iterator[str]:
     run, data, settings = start.run, start.run.data, start.run.settings
     yield from _describe_data(run)
+    if data.train.counts is not None:
+        yield from data.train.counts.left_out
     yield f"{run.description['class']}: {sum(p.numel() for p in start.parameters.model.parameters())} parameters"
     updates = len(settings.plan(data.train.lengths()).updates(0, settings.accumulate, world.size))
     total_updates = min(settings.epochs * updates, settings.updates or settings.epochs * updates)

@@ -203,8 +203,8 @@ class BatchPlan:
         longest = int(self.widths.argmax())
         if max_tokens is not None and self.widths[longest] > max_tokens:
             raise InputError(
-                f"each row must have at most {max_tokens} symbols (max_tokens), found "
-                f"{self.widths[longest]} in row {longest}"
+                f"max_tokens must be at least {self.widths[longest]}, the number of symbols in row {longest}, "
+                f"got {max_tokens}"
             )
 
     def __len__(self) -> int:

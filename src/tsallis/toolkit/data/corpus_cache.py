@@ -151,7 +151,8 @@ def open_corpus(folder: Path | str) -> Corpus:
 def cached_subwords(cache_folder: Path | str, paths: Sequence[Path | str], size: int, **options: Any) -> Subwords:
     """Learn subwords from the texts of all files, or load them from the cache.
 
-    If several processes call this function at the same time, one learns the subwords and the others wait.
+    A damaged model is learned again. If several processes call this function at the same time, one learns the subwords
+    and the others wait.
 
     Args:
         cache_folder: Folder of the cache.
@@ -167,7 +168,7 @@ def cached_subwords(cache_folder: Path | str, paths: Sequence[Path | str], size:
         key = key_of({"files": [digest_file(path) for path in paths], "size": size, **options})
         path = cache / f"{key}.model"
         with locked(cache / f"{key}.lock"):
-            if path.exists():
+            with contextlib.suppress(InputError):  # the model is missing or damaged
                 return Subwords.load(path)
             text, name = chain(*map(stream_lines, paths)), " and ".join(map(str, paths))
             subwords = Subwords.train(text, size, name=name, **options)

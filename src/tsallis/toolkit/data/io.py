@@ -43,6 +43,7 @@ MARKS = {
     b"\x28\xb5\x2f\xfd": "compressed by zstd; .gz and .xz are supported",
     b"\x1f\x8b": "compressed by gzip; the name of such a file must end in .gz",
     b"\xfd7zXZ": "compressed by xz; the name of such a file must end in .xz",
+    b"PK\x03\x04": "a zip archive, such as a spreadsheet; save it as text with tabs",
 }
 OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # paths of streams that the process has inherited
 
@@ -306,14 +307,16 @@ def _decode(blob: bytes, origin: str, place: str = "") -> str:
     try:
         text = blob.decode("utf-8")
     except UnicodeDecodeError as error:
-        mark = next((f": {description}" for mark, description in MARKS.items() if blob.startswith(mark)), "")
-        culprit = f"byte 0x{blob[error.start]:02x}{place.format(error.start)}{mark}"
+        culprit = f"byte 0x{blob[error.start]:02x}{place.format(error.start)}{_describe_mark(blob)}"
         raise InputError(f"{origin}: expected UTF-8 text, found {culprit}") from error
     if "\0" in text:
-        raise InputError(
-            f"{origin}: expected UTF-8 text, found a null character; if the text is UTF-16, save it as UTF-8"
-        )
+        hint = _describe_mark(blob) or "; if the text is UTF-16, save it as UTF-8"
+        raise InputError(f"{origin}: expected UTF-8 text, found a null character{hint}")
     return text
+
+
+def _describe_mark(blob: bytes) -> str:
+    return next((f": {description}" for mark, description in MARKS.items() if blob.startswith(mark)), "")
 
 
 def read_json(path: Path | str) -> dict[str, Any]:
@@ -471,7 +474,7 @@ def read_examples(
     for number, line in numbered(read_lines(path, expected), ignored):
         yield f"{path}:{number + 1}", line
     if number is None:
-        raise InputError(f"{path}: expected lines of {expected}, found only blank lines")
+        raise InputError(f"{path}: expected lines of {expected}, found only blank lines, comments or a header")
     ignored.warn(str(path))
 
 

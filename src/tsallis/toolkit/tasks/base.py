@@ -7,6 +7,7 @@ prepare a run of any task (`prepared`), evaluate it (`scoring`), and describe it
 from __future__ import annotations
 
 import json
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -16,7 +17,7 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from tsallis.errors import InputError, OptionError, describe, shorten
+from tsallis.errors import IgnoredInputWarning, InputError, OptionError, describe, shorten
 from tsallis.models.batch import Batch
 from tsallis.models.registry import MODELS
 from tsallis.models.spellings import ambiguous_text
@@ -149,7 +150,7 @@ class Task(ABC):
         for number, line in number_lines(lines, ignored, self.formats[gold].count("<TAB>") + 1, self.separators):
             if self.is_comment(line):
                 continue
-            cells = line.split("\t") if at_start else []
+            cells = _split_cells(line) if at_start else ()
             at_start = False
             if len(cells) < 2 or not names.issuperset(cells):  # one cell may be a word
                 yield number, line
@@ -161,10 +162,13 @@ class Task(ABC):
     def read_header(self, path: Path | str) -> tuple[str, ...]:
         """Return the columns of the first line of a file that is neither blank nor a comment."""
         lines = (line for line in read_lines(path, self.formats[True]) if line.strip() and not self.is_comment(line))
-        return tuple(next(lines, "").split("\t"))
+        return _split_cells(next(lines, ""))
 
     def example_lines(self, path: Path | str) -> Iterator[tuple[str, str]]:
-        """Yield the location and the text of each line with an example, see `data.io.read_examples`."""
+        """Return the location and the text of each line with an example, see `data.io.read_examples`."""
+        if self.header and not {*self.header}.issuperset(first := self.read_header(path)):
+            hint = "is read as an example, because it is not the header of the training data"
+            warnings.warn(f"{path}: the first line, {shorten('<TAB>'.join(first))}, {hint}", IgnoredInputWarning, 2)
         return read_examples(path, self.formats[True], lambda lines, ignored: self.number_lines(lines, True, ignored))
 
     def parse_lines(
@@ -383,6 +387,10 @@ class Task(ABC):
         return values
 
 
+def _split_cells(line: str) -> tuple[str, ...]:
+    return tuple(cell.strip() for cell in line.split("\t"))
+
+
 def check_split(split: str) -> None:
     """Raise unless `split` is the name of a split.
 
@@ -436,15 +444,19 @@ def count_columns(line: str) -> str:
     return f"{count} column{'s' * (count > 1)}"
 
 
-def refuse_long(corpus: Corpus, limit: int | None, origin: Callable[[int, int], str]) -> None:
+def refuse_long(corpus: Corpus, limit: int | None, origin: Callable[[int, int], str], setting: str = "") -> None:
     """Raise an InputError if a line has too many symbols on a side. The error names the first such line.
 
     Args:
         corpus: Encoded lines.
         limit: Maximum number of symbols per side; None: no limit.
         origin: Function that returns file and line of a row, given the row and the side (source: 0, target: 1).
+        setting: Name of the setting with the limit.
     """
+    named = f" ({setting})" if setting else ""
     rows = corpus.lengths().tolist() if len(corpus) and limit is not None else []
     for row, lengths in enumerate(rows):
         if limit is not None and (length := max(lengths)) > limit:
-            raise InputError(f"{origin(row, lengths.index(length))}: expected at most {limit} symbols, found {length}")
+            raise InputError(
+                f"{origin(row, lengths.index(length))}: expected at most {limit} symbols{named}, found {length}"
+            )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import regex  # type: ignore[import-untyped]
 from pydantic import Field, model_validator
 
 from tsallis.errors import IgnoredInputWarning, InputError, describe, shorten
@@ -27,7 +28,8 @@ from tsallis.toolkit.training.run_folder import Run
 MIN_DOCUMENTS = 10  # with fewer documents than this, the checks of labels are weaker
 ENDINGS = ("", ".tsv", ".xz", ".gz", ".tsv.xz", ".tsv.gz")
 BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)  # line breaks in reviews from web pages
-WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
+# Use regex, because \w of re excludes combining marks, and so splits words of many scripts.
+WORD = regex.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
 
 class LabelColumnsConfig(Section):
@@ -56,7 +58,7 @@ class ClassificationData(Section):
     test: Annotated[FileName | None, ON_RESUME] = None
     held_out: float = Field(0.1, gt=0, lt=1)  # share of train to hold out as dev, if dev is not set
     columns: LabelColumnsConfig = LabelColumnsConfig()
-    header: bool = False  # whether the first line of each file is ignored
+    header: bool = False  # whether train begins with a header; the same line is ignored in other files
     max_length: Count = 256  # maximum number of words per document; the rest is ignored
     min_count: Count = 5  # minimum number of occurrences of a word in train; rarer words are unknown
 
@@ -110,6 +112,9 @@ class Classification(LabelTask):
             if not examples:
                 raise InputError(f"data.{name}: no documents found (data.held_out is {config.held_out:g})")
         names = label_names(train)
+        if len(names) < 2:
+            path = cls.files(config, "train")[0]
+            raise InputError(f"{path}: expected documents with at least two labels, found only {describe(names[0])}")
         if config.dev is not None:
             (path,) = cls.files(config, "dev")
             if fault := task.find_unknown(dev, names, 1):
@@ -267,8 +272,11 @@ def words(text: str) -> list[str]:
 
     >>> words("It's great!<br /><br />10/10")
     ["it's", 'great', '!', '10', '/', '10']
+    >>> words("नमस्ते दुनिया")
+    ['नमस्ते', 'दुनिया']
     """
-    return WORD.findall(BREAK.sub(" ", text).lower())
+    found: list[str] = WORD.findall(BREAK.sub(" ", text).lower())
+    return found
 
 
 def label_names(examples: Iterable[LabelledText]) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from tsallis.analysis.score_names import TEACHER_FORCED
-from tsallis.errors import InputError, describe, memory_for
+from tsallis.errors import InputError, describe
 from tsallis.models.copying import with_unknown
 from tsallis.nn import OutputLayer
 from tsallis.search.texts import merge_texts
@@ -73,8 +73,7 @@ class PreparedRun:
     def build(self) -> Any:
         """Build the model with random parameters from the seed."""
         torch.manual_seed(self.settings.seed)
-        with memory_for("the model (reduce the sizes in the section model)"):
-            model = build_model(self.description, "model")
+        model = build_model(self.description, "model")
         if self.data.vocabularies.images is not None:
             model.image_store = self.data.vocabularies.images
         return model if self.data.extended_vocabulary is None else with_unknown(model, self.data.extended_vocabulary[1])

@@ -94,7 +94,7 @@ class StringsData(Section):
     # One language, a list of languages, or "all" for every language with a training file.
     languages: Annotated[list[FileName], Field(min_length=1)] | Literal["all"] | None = None
     columns: ColumnsConfig = ColumnsConfig()
-    header: bool = False  # whether the first line of each file, after comments, is ignored
+    header: bool = False  # whether train begins with a header, after comments; the same line is ignored in other files
     comment: Separator | None = None  # prefix of lines to ignore, such as "#"
     src_symbols: Symbols = "characters"  # "characters", "graphemes", "spaces", or another separator
     tgt_symbols: Symbols = "characters"
@@ -116,6 +116,10 @@ class StringsData(Section):
     @model_validator(mode="after")
     def _check_source(self) -> StringsData:
         check_source(self, ("train", "dev", "test", "languages"), "english-verbs", needed=("train",))
+        if self.answer_separator == (separator := separator_of(self.tgt_symbols)):
+            raise ValueError(
+                f"answer_separator must differ from the separator of tgt_symbols, found {describe(separator)} for both"
+            )
         if self.embedded is not None:
             names = ("header", "comment", "feature_separator", "answer_separator")
             extra = [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
@@ -219,17 +223,16 @@ class Strings(SequenceTask):
         separators = [separator_of(symbols) for symbols in (config.src_symbols, config.tgt_symbols)]
         if config.hallucinate:
             examples += hallucinate(examples, config.hallucinate, separators)
-        sides = [(e.src_tokens(separators[0]), e.tgt_tokens(separators[1])) for e in examples]
-        rows = [row for row, (src, tgt) in enumerate(sides) if max(len(src), len(tgt)) <= config.max_length]
-        train = [examples[row] for row in rows]
+        train = [example for example in examples if task._fits(example, config)]
         if not train:
             limit = f"{config.max_length} symbols (data.max_length)"
             name = "data.embedded" if config.train is None else Path(config.folder) / config.train
             raise InputError(f"{name}: all {len(examples)} examples have a source or target of more than {limit}")
-        src, tgt = (Vocabulary.build([sides[row][i] for row in rows], separator=separators[i]) for i in range(2))
+        sides = [e.src_tokens(separators[0]) for e in train], [e.tgt_tokens(separators[1]) for e in train]
+        src, tgt = (Vocabulary.build(x, separator=y) for x, y in zip(sides, separators, strict=True))
         vocabularies = Vocabularies(src, tgt)
         lines = task.encode(dev, vocabularies)
-        refuse_long(lines.corpus, config.max_length, lambda row, _: dev[row].origin)
+        refuse_long(lines.corpus, config.max_length, lambda row, _: dev[row].origin, "data.max_length")
         counts = Counts(len(examples), len(train), 0, len(examples) - len(train))
         return task, Data(replace(task.encode(train, vocabularies).corpus, counts=counts), lines, vocabularies)
 
@@ -269,11 +272,19 @@ class Strings(SequenceTask):
         for path, name in zip(self.files(config, split), languages, strict=True):
             language_examples = read_strings(path, name, self)
             if config.dev is None and split != "test":
-                language_examples = hold_out(language_examples, config.held_out, group=lambda example: example.source)[
-                    split == "dev"
-                ]
+                parts = hold_out(language_examples, config.held_out, group=lambda example: example.source)
+                language_examples = parts[split == "dev"]
+            if config.dev is None and split == "dev":  # such lines of the training file are left out, too
+                language_examples = [e for e in language_examples if self._fits(e, config)]
             examples += language_examples
         return examples
+
+    def _fits(self, example: StringsExample, config: StringsData) -> bool:
+        """Return whether the source and all answers have at most `max_length` symbols."""
+        answers = self.answers(example.target or "")
+        sides = [replace(example, target=answer).tgt_tokens(separator_of(config.tgt_symbols)) for answer in answers]
+        sides.append(example.src_tokens(separator_of(config.src_symbols)))
+        return max(map(len, sides)) <= config.max_length
 
     @classmethod
     def files(cls, config: StringsData, split: str) -> list[Path]:
@@ -414,9 +425,10 @@ class Strings(SequenceTask):
         if not features:
             return ""
         known = f"{', '.join(features[:MAX_NAMED])}{', ...' if len(features) > MAX_NAMED else ''}"
-        line = f"{shorten(source)[1:-1]}<TAB>{features[0]}"
-        separator_hint = f"write {describe(self.feature_separator)} between features"
-        return f"; for example {line} ({separator_hint}; the run has the features {known})"
+        columns = max(len(self.columns.features), 1)
+        line = "<TAB>".join([shorten(source.split("\t")[0])[1:-1], *features[:columns]])
+        separator_hint = f"write {describe(self.feature_separator)} between features; " if columns == 1 else ""
+        return f"; for example {line} ({separator_hint}the run has the features {known})"
 
     def _title_parts(self, title: str) -> tuple[str, str]:
         """Return the source and the joined features of a title; a title without features is a source."""
@@ -455,7 +467,8 @@ class Strings(SequenceTask):
         features = tuple(feature for text in texts for feature in split_features(text, self.feature_separator))
         if not self._symbols(source, self.src_symbols):
             raise InputError(f"{origin}: expected {expected}, found an empty {self._column_name(columns.source)}")
-        if target is not None and not empty and not self._symbols(target, self.tgt_symbols):
+        answers = self.answers(target or "")
+        if target is not None and not (empty or any(self._symbols(text, self.tgt_symbols) for text in answers)):
             raise InputError(f"{origin}: expected {expected}, found an empty {self._column_name(columns.target)}")
         if not all(features) or (texts and not features):
             rule = f"features separated by a single {describe(self.feature_separator)}"
@@ -471,7 +484,7 @@ class Strings(SequenceTask):
 
     def answers(self, reference: str) -> list[str]:
         separator = self.answer_separator
-        return [reference] if separator is None else [answer for answer in reference.split(separator) if answer]
+        return [reference] if separator is None else [answer for answer in reference.split(separator) if answer.strip()]
 
     def split(self, run: Run, config: StringsData, split: str, **options: Any) -> Lines:
         if (config.languages is None) != (self.languages is None):
@@ -587,11 +600,11 @@ def normalize(text: str, form: Normalization | None) -> str:
 
 
 def split_features(text: str, separator: str) -> list[str]:
-    """Return the features in a column. A separator at the end is ignored.
+    """Return the features in a column. Spaces around features and a separator at the end are ignored.
 
     Commas or semicolons separate features in brackets. Each of these features keeps the name before the brackets.
 
-    >>> split_features("V;PST;", ";"), split_features("N;ACC(PL;PSS(1,PL))", ";")
+    >>> split_features("V; PST;", ";"), split_features("N;ACC(PL;PSS(1,PL))", ";")
     (['V', 'PST'], ['N', 'ACC(PL)', 'ACC(PSS(1))', 'ACC(PSS(PL))'])
     """
     text = text.strip()
@@ -601,6 +614,7 @@ def split_features(text: str, separator: str) -> list[str]:
 
 
 def _flatten(feature: str) -> list[str]:
+    feature = feature.strip(" ")
     nested = NESTED.fullmatch(feature)
     if nested is None:
         return [feature]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -131,6 +132,7 @@ class Translation(SequenceTask):
     @classmethod
     def load(cls, config: TranslationData) -> tuple[Task, Data]:
         task = cls(config.src, config.tgt, config.max_length, config.lowercase, config.tokenized, config.joiner)
+        task.score([""], [""], quick=True)  # raises if the tokenizer of the target language is missing
         train, vocabularies = _load_embedded(task, config) if config.embedded else _load_cached(config)
         files = ["data.embedded"] * 2 if config.embedded else [*map(str, find_sides(config, "dev"))]
         dev = task.pairs(cls.read_split(config, "dev"), vocabularies, " and ".join(files))
@@ -206,15 +208,29 @@ class Translation(SequenceTask):
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
         names = ("bleu", "chrf") if quick else ("bleu", "chrf", "ter")
         texts, references = ([self._normalize_text(text) for text in side] for side in (texts, references))
+        with self._tokenizer_errors():
+            scores = translation_scores(texts, references, self.tgt or "", names, self.lowercase, self.tokenized)
         return [
-            *translation_scores(texts, references, self.tgt or "", names, self.lowercase, self.tokenized),
+            *scores,
             CorpusScore.mean("exact", [float(a.split() == b.split()) for a, b in zip(texts, references, strict=True)]),
         ]
 
     def measure_outputs(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         """Return "length_ratio": the number of words in outputs divided by the number of words in references."""
         texts, references = ([self._normalize_text(text) for text in side] for side in (texts, references))
-        return {"length_ratio": length_ratio(texts, references, self.tgt or "", self.tokenized)}
+        with self._tokenizer_errors():
+            return {"length_ratio": length_ratio(texts, references, self.tgt or "", self.tokenized)}
+
+    @contextmanager
+    def _tokenizer_errors(self) -> Iterator[None]:
+        """Convert the error of sacrebleu about missing packages to an InputError that names the packages."""
+        try:
+            yield
+        except RuntimeError as error:
+            install = f"pip install 'sacrebleu[{self.tgt}]', or set data.tokenized to true if the texts are tokenized"
+            raise InputError(
+                f"data.tgt: the scores of the language {self.tgt} need more packages: {install}"
+            ) from error
 
     def _normalize_text(self, text: str) -> str:
         """Prepare a text for scoring: join the parts of words, and fold case if `lowercase` is set."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import regex  # type: ignore[import-untyped]
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
@@ -30,7 +30,8 @@ from tsallis.toolkit.tasks.types import Attention, Data, Lines, ModelSection, Vo
 from tsallis.toolkit.training.run_folder import Run
 
 COLUMNS = ("image", "question", "answer")
-WORD = re.compile(r"\d+|[^\W\d]+(?:['’][^\W\d]+)*|[^\w\s]")
+# Use regex, because \w of re excludes combining marks, and so splits words of many scripts.
+WORD = regex.compile(r"\d+|[^\W\d]+(?:['’][^\W\d]+)*|[^\w\s]")
 
 
 class SplitImages(Section):
@@ -315,7 +316,8 @@ def question_words(text: str) -> list[str]:
     >>> question_words("What's left of the chair2, in Image10?")
     ["what's", 'left', 'of', 'the', 'chair', '2', ',', 'in', 'image', '10', '?']
     """
-    return WORD.findall(text.lower())
+    found: list[str] = WORD.findall(text.lower())
+    return found
 
 
 def answer_names(questions: Iterable[Question], max_answers: int | None = None) -> list[str]:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.errors import InputError, describe
+from tsallis.errors import InputError, describe, memory_for
 from tsallis.models.registry import MODELS
 from tsallis.models.sharing import aliases_of
 from tsallis.toolkit.config import flat_settings
@@ -187,7 +187,10 @@ def build_model(description: dict[str, Any], path: Path | str = MODEL) -> Any:
     if not isinstance(name, str) or name not in MODELS:
         raise InputError(f"{path}: unknown class {describe(name)}, expected one of {', '.join(MODELS)}")
     try:
-        return MODELS[name](**arguments)
+        with memory_for(f"{path}: the model (reduce the sizes in the section model)"):
+            return MODELS[name](**arguments)
+    except InputError:
+        raise
     except REFUSALS as error:
         detail = " ".join(str(error).split())
         raise InputError(f"{path}: invalid arguments: {detail}") from error
@@ -284,12 +287,17 @@ def start_run(
     return resumed
 
 
-def _check_same(folder: Path, config: str, vocabularies: Mapping[Path, Symbols]) -> None:
-    """Raise unless a folder contains a run with the same configuration and data."""
+def check_config(folder: Path, config: str) -> None:
+    """Raise unless the run in a folder has this configuration."""
     before = read_text(folder / CONFIG)
     if before != config:
         changed = _difference(before, config)
         raise InputError(f"{folder}: contains a run with another configuration ({changed}); choose another folder")
+
+
+def _check_same(folder: Path, config: str, vocabularies: Mapping[Path, Symbols]) -> None:
+    """Raise unless a folder contains a run with the same configuration and data."""
+    check_config(folder, config)
     for file, symbols in vocabularies.items():
         check_file(file)
         if type(symbols).load(file) != symbols:

@@ -451,6 +451,8 @@ class Trainer:
         densities = {kind: torch.zeros(values.shape, dtype=torch.float64) for kind, values in alphas.items()}
         sums = world.sum(*teacher_forced_sums(model, batches[world.rank :: world.size], densities))
         teacher_forced = TeacherForcedScores.of(sums)
+        if math.isnan(teacher_forced.loss):
+            raise CommonError(f"the validation loss is nan after update {self._describe_divergence()}")
         for kind, values in densities.items():
             shared = torch.tensor(world.sum(*values.flatten().tolist()), dtype=torch.float64)
             densities[kind] = shared.reshape(values.shape) / max(sums[-1], 1)
@@ -479,7 +481,14 @@ class Trainer:
         rows = min(settings.validation_rows or len(self.dev), len(self.dev))
         searched = self.dev.batches(VALIDATION_BATCH, rows)[world.rank :: world.size]
         options = SearchOptions(beam_size=settings.validation_beam, end_rule=settings.validation_end_rule)
-        parts = world.gather(search_batches(model, searched, options))
+        with world.share_errors():
+            try:
+                results_by_row = search_batches(model, searched, options)
+            except ValueError as error:
+                if "NaN" not in str(error):
+                    raise
+                raise InputError(f"{error} after update {self._describe_divergence()}") from error
+        parts = world.gather(results_by_row)
         results = [result for _, result in sorted((i, r) for part in parts for i, r in part.items())]
         return world.broadcast(measure(results) if world.main else None)
 

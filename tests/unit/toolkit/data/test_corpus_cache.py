@@ -140,6 +140,15 @@ def test_invalid_subword_sizes_raise_and_name_the_files(tmp_path: Path, size: in
         cached_subwords(tmp_path / "cache", files, size)
 
 
+@pytest.mark.parametrize("content", [b"", b"hello"])
+def test_damaged_cached_subwords_are_learned_again(tmp_path: Path, content: bytes) -> None:
+    files, cache = written(tmp_path), tmp_path / "cache"
+    subwords = cached_subwords(cache, files, 32)
+    (path,) = cache.glob("*.model")
+    path.write_bytes(content)
+    assert cached_subwords(cache, files, 32) == subwords == Subwords.load(path)
+
+
 def test_interrupted_encodings_cannot_be_opened(tmp_path: Path) -> None:
     def broken() -> Iterator[tuple[str, str]]:
         yield from zip(GERMAN, ENGLISH, strict=True)

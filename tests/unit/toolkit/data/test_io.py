@@ -85,6 +85,12 @@ def test_endless_lines_raise() -> None:
         list(decode_lines(io.BufferedReader(Endless()), "standard input"))
 
 
+@pytest.mark.parametrize("content", [b"PK\3\4\24\0\0", b"PK\3\4\xff\n"])
+def test_spreadsheets_are_recognised(content: bytes) -> None:
+    with pytest.raises(InputError, match=r"w:1: expected UTF-8 text, found .*: a zip archive, such as a spreadsheet"):
+        list(decode_lines(io.BytesIO(content), "w"))
+
+
 def test_decode_lines_yields_lines_lazily() -> None:
     lines = decode_lines(io.BytesIO(b"a\nb\n\xff\n"), "in")
     assert [next(lines), next(lines)] == ["a", "b"]

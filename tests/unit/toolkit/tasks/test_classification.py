@@ -26,6 +26,7 @@ from tsallis.toolkit.tasks.classification import (
 )
 from tsallis.toolkit.tasks.registry import task_of_run
 from tsallis.toolkit.tasks.types import Vocabularies
+from tsallis.toolkit.tasks.vqa import question_words
 
 LINES = "1\t8\tpos/3_8\tA fine film .\n0\t2\tneg/4_2\tIt hurts\u0085 truly .\n"
 EXAMPLES = [LabelledText("1", "A fine film ."), LabelledText("0", "It hurts\u0085 truly .")]
@@ -69,6 +70,18 @@ def test_words_are_lowercased_and_split_from_punctuation() -> None:
     ]  # fmt: skip
     assert words("the \u2018best\u2019 of o\u2019clock") == ["the", "‘", "best", "’", "of", "o’clock"]
     assert words(" \t ") == []
+
+
+def test_words_keep_their_combining_marks() -> None:
+    for text in ("नमस्ते दुनिया", "e\u0301te\u0301", "كِتَاب", "สวัสดี"):
+        assert words(text) == question_words(text) == text.split()
+
+
+def test_a_single_label_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "train").write_text("pos\tgood\npos\tfine\n")
+    config = ClassificationData(task="classification", folder=str(tmp_path), train="train", dev="train")
+    with pytest.raises(InputError, match="train: expected documents with at least two labels, found only 'pos'"):
+        Classification.load(config)
 
 
 def test_documents_are_encoded_as_numbers() -> None:

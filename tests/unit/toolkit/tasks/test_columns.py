@@ -100,7 +100,9 @@ def test_formats_of_shared_tasks_are_read(year: str, tmp_path: Path) -> None:
         ("N;(non)NOM;PL", ";", ["N", "(non)NOM", "PL"]),
         ("N;A(B;C", ";", ["N", "A(B", "C"]),  # unbalanced brackets are ordinary characters
         ("pos=V|num=SG", "|", ["pos=V", "num=SG"]),
+        (" V ; N(3, SG) ;", ";", ["V", "N(3)", "N(SG)"]),
         ("", ";", []),
+        ("V; ;PST", ";", ["V", "", "PST"]),
         ("V;;PST", ";", ["V", "", "PST"]),
     ],
 )
@@ -136,10 +138,25 @@ def test_alternative_answers_are_trained_on_and_scored(tmp_path: Path) -> None:
     assert isinstance(rate, LineScore) and rate.weights == [5, 6, 4]
 
 
+def test_targets_without_an_answer_are_rejected(tmp_path: Path) -> None:
+    for target in ("/", " / "):
+        write(tmp_path / "train", ["color\tcolour", f"go\t{target}", "be\twas"])
+        config = StringsData(folder=str(tmp_path), train="train", dev="train", answer_separator="/")
+        with pytest.raises(InputError, match="train:2: expected source<TAB>target, found an empty target"):
+            Strings.load(config)
+    assert Strings.of_config(config).answers("a/ /b/") == ["a", "b"]
+
+
 @pytest.mark.parametrize("bad", ["", "ab", "x" * 11])
 def test_invalid_separators_are_rejected(bad: str) -> None:
     with pytest.raises(ValidationError, match="expected characters, graphemes, spaces, or a separator"):
         StringsData(train="a", src_symbols=bad)
+
+
+def test_equal_separators_of_answers_and_symbols_are_rejected() -> None:
+    for symbols, separator in (("spaces", " "), ("/", "/")):
+        with pytest.raises(ValidationError, match=f"answer_separator must differ .* found '{separator}' for both"):
+            StringsData(train="a", tgt_symbols=symbols, answer_separator=separator)
 
 
 def test_equal_columns_are_rejected() -> None:
@@ -281,6 +298,27 @@ def test_is_data_file_recognizes_files_with_tabs(tmp_path: Path) -> None:
         is_data_file(write(tmp_path / "a.csv", ["a,b"]))
 
 
+def test_error_examples_use_the_columns_of_the_run(tmp_path: Path) -> None:
+    write(tmp_path / "train", ["kato\tkatoj\tN\tPL", "hundo\thundoj\tN\tPL"])
+    data = {"task": "strings", "train": "train", "dev": "train", "columns": {"features": [3, 4]}}
+    run = untrained_run(tmp_path, data, RNN)
+    with pytest.raises(InputError, match=r"; for example kato<TAB>(N<TAB>PL|PL<TAB>N) \(the run has the features"):
+        task_of(run.task).read(["kato\tN"], "text", run, False)
+
+
+def test_long_lines_are_left_out_of_held_out_examples_too(tmp_path: Path) -> None:
+    lines = [f"{'ab' * (1 + row % 4)}{row}\tx/{'y' * (row % 7)}" for row in range(200)]
+    path = write(tmp_path / "words.tsv", lines)
+    config: Config = config_of_file(path, ["data.max_length=5", "data.answer_separator=/"])
+    task, data = Strings.load(config.data)
+    dev = task.examples_of(config.data, "dev")
+    assert 0 < len(dev) == len(data.dev.corpus) and max(map(max, data.dev.corpus.lengths().tolist())) <= 5
+    assert all(len(answer) <= 5 for example in dev for answer in task.answers(example.target))
+    separate = config_of_file(path, ["data.max_length=5", f"data.dev={path}"])
+    with pytest.raises(InputError, match=r"words.tsv:\d+: expected at most 5 symbols \(data.max_length\), found"):
+        Strings.load(separate.data)
+
+
 def test_held_out_examples_share_no_source_with_training(tmp_path: Path) -> None:
     path = write(tmp_path / "verbs.tsv", paradigms("stf"))
     config: Config = config_of_file(path, ["data.held_out=0.2"])
@@ -351,6 +389,17 @@ def test_describe_file_respects_the_chosen_columns(tmp_path: Path) -> None:
         describe_file(path, [wrong])
         with pytest.raises(InputError, match="override"):
             config_of_file(path, [wrong])
+
+
+def test_another_header_is_read_as_an_example_with_a_warning(tmp_path: Path) -> None:
+    write(tmp_path / "train", ["source\ttarget ", "a\tb"])
+    write(tmp_path / "dev", ["src\ttgt", "c\td"])
+    config = StringsData(folder=str(tmp_path), train="train", dev="dev", header=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", IgnoredInputWarning)
+        assert [example.source for example in Strings.examples(config, "train")] == ["a"]
+    with pytest.warns(IgnoredInputWarning, match="dev: the first line, 'src<TAB>tgt', is read as an example"):
+        assert [example.source for example in Strings.examples(config, "dev")] == ["src", "c"]
 
 
 @pytest.mark.parametrize("header", [[], ["Lemma\tForm\tTags"]])

@@ -83,7 +83,7 @@ def test_a_trained_language_run_scores_texts(folder: Path) -> None:
 
 @pytest.mark.parametrize("output", ["softmax", "sparsemax", "alpha_relu"])
 def test_synthetic_examples_are_scored_by_length(tmp_path: Path, output: str) -> None:
-    synthetic = {"name": "copy", "least": 6, "most": 10, "examples": 20, "dev_examples": 4}
+    synthetic = {"name": "copy", "min_length": 6, "max_length": 10, "examples": 20, "dev_examples": 4}
     sizes = {"test_lengths": [10, 20], "test_examples": 5}
     loaded = config({"synthetic": {**synthetic, **sizes}}, {"output": output, "length_scale": "input"})
     run = train(prepare(loaded), tmp_path / "run")
@@ -97,7 +97,7 @@ def test_synthetic_examples_are_scored_by_length(tmp_path: Path, output: str) ->
 
 
 def test_score_lengths_matches_accuracies_of_rows(tmp_path: Path) -> None:
-    synthetic = {"name": "flip-flop", "least": 6, "most": 10, "examples": 20, "dev_examples": 4}
+    synthetic = {"name": "flip-flop", "min_length": 6, "max_length": 10, "examples": 20, "dev_examples": 4}
     run = train(prepare(config({"synthetic": synthetic})), tmp_path / "run")
     corpus = synthetic_corpus("flip-flop", 6, [(8, 8), (30, 30)], 3)
     rows = row_hits(run.model, corpus.batches(1))
@@ -114,7 +114,7 @@ def test_score_lengths_matches_accuracies_of_rows(tmp_path: Path) -> None:
         ({"embedded": "german-numbers", "dev": "dev"}, "dev can't be used with embedded data"),
         ({"embedded": "german-numbers", "synthetic": {"name": "copy"}}, "not both"),
         ({"synthetic": {"name": "copy"}, "subwords": {"size": 30}}, "leave out subwords"),
-        ({"synthetic": {"name": "copy", "least": 70}}, "70"),
+        ({"synthetic": {"name": "copy", "min_length": 70}}, "70"),
         ({"synthetic": {"name": "add"}}, "name"),
         ({"train": "a", "dev": "b", "length": 1}, "length"),
     ],

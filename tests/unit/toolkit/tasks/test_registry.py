@@ -33,7 +33,7 @@ DATA: dict[str, dict[str, Any]] = {
     "classes": {"task": "classification", "train": "labels", "dev": "labels", "min_count": 1},
     "texts": {"task": "language", "train": "text.de", "dev": "text.de", "length": 16},
     "rows": {"task": "language", "train": "text.de", "dev": "text.de", "length": 32},
-    "copies": {"task": "language", "synthetic": {"name": "copy", "least": 4, "most": 16}},
+    "copies": {"task": "language", "synthetic": {"name": "copy", "min_length": 4, "max_length": 16}},
 }
 MODELS = {"classification": {"d_model": 4}, "language": {"d_model": 8, "heads": 2, "layers": 1, "d_ff": 8}}
 
@@ -98,7 +98,7 @@ def test_the_task_of_another_run_is_refused(runs: Path, own: str, other: str, wo
     with pytest.raises(InputError, match=f"{own}/task.json: {words}: restore the file of this run"):
         open_run(copy, device="cpu")
     with pytest.raises(InputError, match="restore the file of this run"):
-        open_run(runs / own, device="cpu", others=[copy])
+        open_run(runs / own, device="cpu", ensemble_with=[copy])
 
 
 @pytest.mark.parametrize(

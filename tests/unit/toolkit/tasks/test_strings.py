@@ -63,7 +63,8 @@ def test_unicode_separators_in_fields_are_kept_as_characters(tmp_path: Path, sep
     s = separator
     path = write(tmp_path / "a", f"{s}a{s}b{s}\t{s}c{s}d{s}\tV;{s}X\nwalk\twalked\tV;PST\n")
     first, second = read_strings(path)
-    assert (first.source, first.target, first.features) == (f"{s}a{s}b{s}", f"{s}c{s}d{s}", ("V", f"{s}X"))
+    feature = "X" if s == " " else f"{s}X"  # spaces around features are ignored
+    assert (first.source, first.target, first.features) == (f"{s}a{s}b{s}", f"{s}c{s}d{s}", ("V", feature))
     assert first.src_tokens()[2:] == [s, "a", s, "b", s] and first.tgt_tokens() == [s, "c", s, "d", s]
     assert second.source == "walk"
 

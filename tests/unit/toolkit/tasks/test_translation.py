@@ -14,6 +14,7 @@ import tsallis.toolkit.data.corpus_cache as corpus_cache
 from task_runs import config_of, read_split
 from tsallis import estimate_tau, estimate_tau_from_scores
 from tsallis.errors import InputError
+from tsallis.models.registry import MODELS
 from tsallis.search import Certificate, Hypothesis, Result
 from tsallis.toolkit.config import Config
 from tsallis.toolkit.data.corpus import Counts, SampledCorpus
@@ -21,7 +22,7 @@ from tsallis.toolkit.data.corpus_cache import cache_folder
 from tsallis.toolkit.data.subwords import Subwords
 from tsallis.toolkit.datasets.embedded import german_english_numbers
 from tsallis.toolkit.tasks.prepared import PreparedRun, prepare
-from tsallis.toolkit.tasks.translation import find_sides
+from tsallis.toolkit.tasks.translation import Translation, TranslationData, find_sides
 from tsallis.toolkit.training.run_folder import build_model, start_run
 
 CORPUS = german_english_numbers()
@@ -160,9 +161,19 @@ def test_missing_files_raise(tmp_path: Path) -> None:
         read_split(config(tmp_path).data, "test")
 
 
+def test_a_missing_tokenizer_is_reported_before_the_data_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
+    data = TranslationData(task="translation", train="missing", dev="missing", tgt="ja")
+    for compute in (lambda: Translation.load(data), lambda: Translation(tgt="ja").measure_outputs(["a"], ["a"])):
+        with pytest.raises(InputError, match=r"data\.tgt: the scores of the language ja need .*sacrebleu\[ja\]"):
+            compute()
+    with pytest.raises(InputError, match=r"missing\.de: no such file"):
+        Translation.load(data.model_copy(update={"tokenized": True}))
+
+
 def test_rows_longer_than_a_batch_are_rejected(tmp_path: Path) -> None:
     corpus(tmp_path)
-    with pytest.raises(InputError, match=r"at most 5 symbols \(max_tokens\)"):
+    with pytest.raises(InputError, match=r"max_tokens must be at least \d+, .* got 5"):
         prepare(config(tmp_path, training={"max_tokens": 5}))
 
 
@@ -316,12 +327,12 @@ def test_too_long_forms_raise_with_the_file_of_their_language(tmp_path: Path) ->
 
 
 def test_a_model_larger_than_memory_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(*_: Any) -> None:
+    def build(**_: Any) -> None:
         torch.empty(1 << 60)
 
     prepared = prepare(strings(tmp_path, ["a\tb\tN"], ["a\tb\tN"]))
-    monkeypatch.setattr("tsallis.toolkit.tasks.prepared.build_model", build)
-    with pytest.raises(InputError, match=r"the model .* does not fit into memory"):
+    monkeypatch.setitem(MODELS, prepared.description["class"], build)
+    with pytest.raises(InputError, match=r"^model: the model .* does not fit into memory"):
         prepared.build()
 
 

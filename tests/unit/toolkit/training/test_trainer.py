@@ -236,6 +236,24 @@ def test_a_nan_loss_raises(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["index.json"]
 
 
+def test_finite_weights_that_overflow_in_a_validation_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overflow(progress: Progress) -> None:
+        diverged.model.src_embedding.weight.data.normal_().mul_(1e38)
+
+    diverged = trainer(tmp_path / "loss", watch=overflow)
+    with pytest.raises(InputError, match=r"loss is nan after update \d+: the training has diverged"):
+        diverged.run()
+
+    def search(*arguments: object) -> None:
+        raise ValueError("the model's probabilities are NaN for source 0")
+
+    monkeypatch.setattr("tsallis.toolkit.training.trainer.search_batches", search)
+    with pytest.raises(
+        InputError, match=r"probabilities are NaN for source 0 after update \d+: the training has diverg"
+    ):
+        trainer(tmp_path / "search").run()
+
+
 def test_watch_is_called_after_updates_and_validations(tmp_path: Path) -> None:
     record: list[tuple[int, Progress]] = []
     trainer(tmp_path, watch=lambda p: record.append((p.position.step, p))).run()
