@@ -254,12 +254,22 @@ class LabelledText(NamedTuple):
 def read_labelled(path: Path | str, task: Classification = Classification()) -> list[LabelledText]:
     """Return the labelled documents of a UTF-8 file (plain, `.gz` or `.xz`).
 
-    By default, a line is `label<TAB>text`. Other columns and blank lines are ignored.
+    By default, the first column is the label and the last one the text. Blank lines and columns between
+    them are ignored, with a warning if the number of columns varies.
 
     Raises:
         InputError: If the file is missing, empty or damaged, or a line is malformed.
     """
-    return [task.parse(line, origin, True) for origin, line in task.example_lines(path)]
+    lines = [*task.example_lines(path)]
+    examples = [task.parse(line, origin, True) for origin, line in lines]
+    counts = [line.count("\t") + 1 for _, line in lines]
+    wide = [origin for (origin, _), count in zip(lines, counts, strict=True) if count > min(counts)]
+    if task.columns.text == -1 and wide:
+        hint = (
+            f"found {max(counts)} columns, elsewhere {min(counts)}; only the last is read as text ({len(wide)} lines)"
+        )
+        warnings.warn(f"{wide[0]}: {hint}", IgnoredInputWarning, stacklevel=2)
+    return examples
 
 
 def find_split(folder: Path | str, name: str) -> Path | None:

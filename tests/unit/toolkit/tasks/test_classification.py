@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from task_runs import untrained_run
-from tsallis.errors import InputError
+from tsallis.errors import IgnoredInputWarning, InputError
 from tsallis.symbols import EOS, FIRST, UNK
 from tsallis.toolkit.data.ragged import RaggedRows
 from tsallis.toolkit.data.vocabulary import Vocabulary
@@ -44,6 +44,12 @@ def test_labelled_lines_are_read_plain_or_compressed(tmp_path: Path) -> None:
     result = find_split(tmp_path, "dev")
     assert result is not None and read_labelled(result) == [LabelledText("pos", "good")]
     assert find_split(tmp_path, "test") is None and find_split(tmp_path / "nowhere", "train") is None
+
+
+def test_lines_with_more_columns_than_others_give_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "train").write_text("pos\tgood\nneg\tbad\tand\tlong\n", encoding="utf-8")
+    with pytest.warns(IgnoredInputWarning, match=r"train:2: found 4 columns, elsewhere 2; only the last is read as te"):
+        assert read_labelled(tmp_path / "train")[1] == LabelledText("neg", "long")
 
 
 @pytest.mark.parametrize(
