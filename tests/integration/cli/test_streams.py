@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,7 +171,9 @@ def test_ctrl_c_during_imports_exits_with_one_line(module: str, arguments: list[
     text = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
     (tmp_path / f"{module}.py").write_text(text)
     line = [sys.executable, "-m", "tsallis", *arguments]
-    done = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    options: dict[str, Any] = {"capture_output": True, "text": True, "env": {**os.environ, "PYTHONPATH": str(tmp_path)}}
+    # A shell's background jobs ignore SIGINT, and their processes inherit this.
+    done = subprocess.run(line, **options, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "tsallis: interrupted\n")
 
 

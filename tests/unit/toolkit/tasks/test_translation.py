@@ -296,7 +296,9 @@ def test_examples_too_long_to_train_on_are_left_out(tmp_path: Path) -> None:
     reason = r"all 4 examples have a source or target of more than 2 symbols \(data.max_length\)"
     with pytest.raises(InputError, match=f"^{tmp_path}/train: {reason}"):
         prepare(strings(tmp_path, rows, rows[:1], max_length=2))
-    with pytest.raises(InputError, match=f"^{tmp_path}/dev:2: expected at most 256 symbols, found 300001"):
+    with pytest.raises(
+        InputError, match=rf"^{tmp_path}/dev:2: expected at most 256 symbols \(data.max_length\), found 300001"
+    ):
         prepare(strings(tmp_path, rows, rows[:2]))
 
 
@@ -322,7 +324,9 @@ def test_dev_data_with_only_empty_pairs_raises(tmp_path: Path) -> None:
 def test_too_long_forms_raise_with_the_file_of_their_language(tmp_path: Path) -> None:
     loaded = languages_config(tmp_path)
     write(tmp_path / "cc-dev", ["cca\tacc\tN", f"cc{'b' * 300}\tb\tN"])
-    with pytest.raises(InputError, match=f"^{tmp_path}/cc-dev:2: expected at most 256 symbols, found 304"):
+    with pytest.raises(
+        InputError, match=rf"^{tmp_path}/cc-dev:2: expected at most 256 symbols \(data.max_length\), found 304"
+    ):
         prepare(loaded)
 
 
