@@ -223,13 +223,14 @@ class Strings(SequenceTask):
         separators = [separator_of(symbols) for symbols in (config.src_symbols, config.tgt_symbols)]
         if config.hallucinate:
             examples += hallucinate(examples, config.hallucinate, separators)
-        train = [example for example in examples if task._fits(example, config)]
+        sides = [(e.src_tokens(separators[0]), e.tgt_tokens(separators[1])) for e in examples]
+        rows = [row for row, (src, tgt) in enumerate(sides) if max(len(src), len(tgt)) <= config.max_length]
+        train = [examples[row] for row in rows]
         if not train:
             limit = f"{config.max_length} symbols (data.max_length)"
             name = "data.embedded" if config.train is None else Path(config.folder) / config.train
             raise InputError(f"{name}: all {len(examples)} examples have a source or target of more than {limit}")
-        sides = [e.src_tokens(separators[0]) for e in train], [e.tgt_tokens(separators[1]) for e in train]
-        src, tgt = (Vocabulary.build(x, separator=y) for x, y in zip(sides, separators, strict=True))
+        src, tgt = (Vocabulary.build([sides[row][i] for row in rows], separator=separators[i]) for i in range(2))
         vocabularies = Vocabularies(src, tgt)
         lines = task.encode(dev, vocabularies)
         refuse_long(lines.corpus, config.max_length, lambda row, _: dev[row].origin, "data.max_length")
@@ -272,17 +273,16 @@ class Strings(SequenceTask):
         for path, name in zip(self.files(config, split), languages, strict=True):
             language_examples = read_strings(path, name, self)
             if config.dev is None and split != "test":
-                parts = hold_out(language_examples, config.held_out, group=lambda example: example.source)
-                language_examples = parts[split == "dev"]
-            if config.dev is None and split == "dev":  # such lines of the training file are left out, too
-                language_examples = [e for e in language_examples if self._fits(e, config)]
+                train, dev = hold_out(language_examples, config.held_out, group=lambda example: example.source)
+                # `load` leaves out long lines of train; leave those of dev out, too, because both are from one file.
+                language_examples = train if split == "train" else [e for e in dev if self._fits(e, config)]
             examples += language_examples
         return examples
 
     def _fits(self, example: StringsExample, config: StringsData) -> bool:
         """Return whether the source and all answers have at most `max_length` symbols."""
-        answers = self.answers(example.target or "")
-        sides = [replace(example, target=answer).tgt_tokens(separator_of(config.tgt_symbols)) for answer in answers]
+        separator = separator_of(config.tgt_symbols)
+        sides = [[*split_symbols(answer, separator)] for answer in self.answers(example.target or "")]
         sides.append(example.src_tokens(separator_of(config.src_symbols)))
         return max(map(len, sides)) <= config.max_length
 
