@@ -693,6 +693,16 @@ def test_float32_is_accurate_on_constant_rows(d: int, alpha: float) -> None:
         torch.testing.assert_close(p.double(), torch.full_like(z, 1 / d, dtype=torch.float64), atol=0, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("d", "scale"), [(50_000, 0.01), (100_000, 0.008), (250_000, 0.006)])
+def test_thresholds_of_many_close_scores_converge(d: int, scale: float) -> None:
+    """The steps for alpha 1.5 must not alternate between two thresholds."""
+    z = torch.randn(1, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * scale
+    for dtype in (torch.float32, torch.float64):
+        p, truth = cpu.entmax(z.to(dtype), 1.5).double(), eager.entmax(z.to(dtype).double(), 1.5)
+        assert (p.sum(-1) - 1).abs() <= SUM
+        torch.testing.assert_close(p, truth, atol=EACH * float(truth.max()), rtol=0)
+
+
 @pytest.mark.parametrize("alpha", [1.5, 1.75, 1.97, 2.0])
 def test_float32_is_accurate_with_one_dominant_entry(alpha: float) -> None:
     generator = torch.Generator().manual_seed(0)

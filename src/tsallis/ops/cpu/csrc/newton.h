@@ -408,9 +408,8 @@ INLINE Vec<T> newton_step(const State<T>& s, Vec<T> eps, Vec<T> b) {
         if (BOUND) return (s.mass - square_root(s.mass)) / s.q;
         Vec<T> inside = s.q * s.q - s.r * s.excess;
         Vec<T> exact = s.excess / (s.q + square_root(positive_part(inside)));
-        // Too far from the solution, the quadratic has no root. A little more than Newton's step
-        // saves steps; later steps correct it.
-        return inside >= 0 ? exact : (s.mass - square_root(s.mass)) / s.q * (T)1.15;
+        // Too far from the solution, the quadratic has no root.
+        return inside >= 0 ? exact : (s.mass - square_root(s.mass)) / s.q;
     }
     // F (1 - F^-eps) / G, by series if F is near 1
     constexpr bool WIDE = sizeof(T) == 8;
@@ -425,6 +424,13 @@ INLINE Vec<T> newton_step(const State<T>& s, Vec<T> eps, Vec<T> b) {
     if (BOUND) return step;
     Vec<T> curvature = (T)1 - (T)0.5 * step * (b - (T)1) * (s.r / s.q - s.q / s.mass);
     return ((b >= 2) & (curvature > (T)0.3) & (curvature < 3)) ? step / curvature : step;
+}
+
+// Return the step of a round. The steps of `newton_step` may alternate between two thresholds, but
+// Newton's own steps always converge.
+template <Kind K, class T>
+INLINE Vec<T> round_step(const State<T>& s, Vec<T> eps, Vec<T> b, int round) {
+    return round < 8 ? newton_step<K, T>(s, eps, b) : newton_step<K, T, true>(s, eps, b);
 }
 
 // Return the distance from t to the root of a cubic whose coefficients are the sums; `last` is the

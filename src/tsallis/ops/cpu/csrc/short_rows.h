@@ -336,7 +336,7 @@ void map_short(Rows<T>& s, const S* const* z, Output&& output_row, Finish&& fini
             more &= ~near;
         }
         if (!bits(more)) break;
-        move_threshold(a, more, newton_step<K, T>(now, a.eps, a.b));
+        move_threshold(a, more, round_step<K, T>(now, a.eps, a.b, round));
         open = more;
     }
     if (FAST && bits(shifted)) {

@@ -45,7 +45,7 @@ template <Kind K, class T> INLINE void solve_integer(Rows<T>& s, uint32_t open) 
             store(s.mass + first, active ? now.mass : load(s.mass + first));
             const Ints<T> more = active & (absolute(now.excess) > Limits<T>::TOLERANCE);
             move_threshold(s, first, more,
-                           newton_step<K, T>(now, load(s.eps + first), load(s.b + first)));
+                           round_step<K, T>(now, load(s.eps + first), load(s.b + first), round));
             left |= bits(more) << first;
         }
         open = left;
@@ -136,7 +136,8 @@ template <class T> INLINE void solve_general(Rows<T>& s, uint32_t open) {
                 shifted |= bits(near) << first;
                 more = more & ~near;
             }
-            move_threshold(s, first, more, newton_step<GENERAL, T>(now, load(s.eps + first), b));
+            move_threshold(s, first, more,
+                           round_step<GENERAL, T>(now, load(s.eps + first), b, round));
             left |= bits(more) << first;
         }
         open = left;
