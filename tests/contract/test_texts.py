@@ -176,6 +176,22 @@ def test_unnormalized_text_certificates_are_none_or_complete() -> None:
     assert scored.missing in (0.0, math.inf)
 
 
+@pytest.mark.parametrize("penalty", [0.0, 2.0])
+@pytest.mark.parametrize("transform", ["softmax", "alpha_relu"])
+def test_segmentations_do_not_change_certificates_of_shortened_complete_lists(transform: str, penalty: float) -> None:
+    for seed, n_best in itertools.product(range(5), (1, 2)):
+        table = TableModel(finite_table(transform, 1.5, seed).row, normalized=transform != "alpha_relu")
+        for source, complete_list in enumerate(
+            exhaustive(table, *table_sources(0, 1, 2), text=TEXT, length_penalty=penalty)
+        ):
+            result = complete_list.truncated(n_best)
+            texts = [TEXT(h.tokens) for h in result.hypotheses]
+            scored = score_texts(table, *table_sources(*[source] * len(texts)), texts, Spellings(VOCABULARY))
+            completed = complete_texts(result, scored).certificate
+            assert completed.kind == result.certificate.kind
+            assert completed.bound == pytest.approx(result.certificate.bound)
+
+
 @pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
 @pytest.mark.parametrize("typed", ["", "a", "b", "ab", "aba", "abb"])
 def test_completions_sum_over_all_spellings_of_the_prefix(transform: str, alpha: float, typed: str) -> None:

@@ -17,7 +17,7 @@ from tsallis.ops.choice import choose_beams
 from tsallis.search.certificate import Hypothesis, Result
 from tsallis.search.checks import check_at_least_one, check_sources
 from tsallis.search.options import END_RULES, EndRule
-from tsallis.search.patterns import is_restricted
+from tsallis.search.patterns import patterns_of
 from tsallis.search.step import Search, make_limits, refuse_nan, refuse_rows
 from tsallis.search.texts import Text
 from tsallis.symbols import BOS, EOS
@@ -113,7 +113,7 @@ def beam_search(
     for source, (length, source_limits) in enumerate(zip(lengths, limits, strict=True)):
         ends = _best_ends(outcome.ends[source], None if text is not None else n_best, length_penalty)
         finished = [_hypothesis(outcome, end, attention, length) for end in ends]
-        search = Search(src_length=length, limits=source_limits, finished=finished, restricted=is_restricted(model))
+        search = Search(src_length=length, limits=source_limits, finished=finished, patterns=patterns_of(model))
         search.bound, search.gave_up = outcome.bounds[source], outcome.gave_up[source]
         search.unclear = outcome.unclear[source]
         results.append(search.result(model.output.normalized, n_best, text))

@@ -17,10 +17,10 @@ from tsallis.errors import describe
 from tsallis.models.modes import eval_mode
 from tsallis.models.protocol import Decoder, join, unclear_rows
 from tsallis.search.beam import beam_search
-from tsallis.search.certificate import ROUNDING, Hypothesis, Result, Stop
+from tsallis.search.certificate import Hypothesis, Result, Stop, least_score
 from tsallis.search.checks import check_at_least_one, check_goal, check_sources
 from tsallis.search.options import EXPANSIONS
-from tsallis.search.patterns import is_restricted
+from tsallis.search.patterns import patterns_of
 from tsallis.search.step import Expansion, Limits, Prefix, Search, checked_log_probs, make_limits
 from tsallis.search.texts import Text, missing_probability
 
@@ -95,7 +95,7 @@ class _Queue(Search):
     @property
     def proves_texts(self) -> bool:
         """Return whether the search must prove texts, see `merge_texts`."""
-        limited = self.limits.free_from > 0 or self.limits.length_penalty > 0
+        limited = self.lacks_spellings or self.limits.length_penalty > 0
         return self.goal.text is not None and self.goal.normalized and not limited
 
     def threshold(self) -> float:
@@ -120,7 +120,7 @@ class _Queue(Search):
         if self.goal.text is not None:
             missing = missing_probability(self.mass)
             return math.fsum(prob for prob in self.sums.values() if prob >= missing) >= self.goal.mass
-        min_score = min(self.limits.score_bound(-self.heap[0].cost), self.known_bound) - ROUNDING
+        min_score = least_score(min(self.limits.score_bound(-self.heap[0].cost), self.known_bound))
         certain_probs = [h.prob for h in self.finished if h.score(self.limits.length_penalty) >= min_score]
         return math.fsum(certain_probs) >= self.goal.mass
 
@@ -265,7 +265,7 @@ def _search_windows(
                 for i, n in enumerate(src_lengths[window].tolist())
             ]
             for queue in window_queues:
-                queue.restricted = is_restricted(model)
+                queue.patterns = patterns_of(model)
                 queue.deadline = deadline
             _search(model, window_queues, keep, src.device)
             queues += window_queues

@@ -150,7 +150,7 @@ class Result:
         """Return the hypotheses whose rank is certain, because no missing output could precede them."""
         if self.certificate.kind == "none":
             return ()
-        min_score = self.certificate.bound - ROUNDING
+        min_score = least_score(self.certificate.bound)
         return tuple(h for h in self.hypotheses if h.score(self.length_penalty) >= min_score)
 
     def truncated(self, n_best: int | None) -> Result:
@@ -165,6 +165,11 @@ class Result:
         return replace(
             self, hypotheses=self.hypotheses[:n_best], certificate=replace(self.certificate, kind=kind, bound=bound)
         )
+
+
+def least_score(bound: float) -> float:
+    """Return the smallest score that reaches a bound in spite of rounding; a length penalty makes scores tiny."""
+    return bound - ROUNDING * min(1.0, abs(bound))
 
 
 def total_mass(probs: Iterable[float], normalized: bool) -> float:
@@ -207,6 +212,6 @@ def certify(
         kind = "complete"
     else:
         # A tie with a prefix also proves the best output. Rounded sums of equal value may differ slightly.
-        kind = "optimal" if ranked[0].score(length_penalty) >= bound - ROUNDING else "bounded"
+        kind = "optimal" if ranked[0].score(length_penalty) >= least_score(bound) else "bounded"
     certificate = Certificate(kind, bound, LARGE_SCORES if unclear else None)
     return Result(ranked, certificate, length_penalty, scope=scope, normalized=normalized)

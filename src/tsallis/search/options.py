@@ -24,7 +24,7 @@ END_RULES: tuple[EndRule, ...] = get_args(EndRule)
 EXPANSIONS = 10_000  # the default of `budget`
 MAX_COUNT = 1_000  # the largest beam, list or number of draws
 MAX_EXPANSIONS = 1_000_000
-PENALTY = 100  # the largest length penalty
+PENALTY = 10  # the largest length penalty; larger powers of a length could overflow
 LENGTH = 100_000  # the largest length of an output
 
 

@@ -79,7 +79,8 @@ class Pattern:
         table = torch.cat(
             [table, torch.where(starts_text, first_states, states)[None], torch.full_like(table[:1], unsure)]
         )
-        if UNSURE in numbers:
+        self.excludes_bytes = UNSURE in numbers  # whether `restrict` excludes spellings of matching texts
+        if self.excludes_bytes:
             table[:, UNSURE] = unsure
         self.table = table.int()  # [states, columns]: next state
         accepts = torch.tensor(automaton.accepts) != complement
@@ -210,10 +211,11 @@ class RestrictedModel(nn.Module):
         return result
 
 
-def is_restricted(model: Any) -> bool:
-    """Return whether a model is restricted, or wraps a restricted model."""
+def patterns_of(model: Any) -> list[Pattern]:
+    """Return the patterns to which a model, or a model that it wraps, is restricted."""
     inner = [*getattr(model, "models", ()), getattr(model, "model", None)]
-    return isinstance(model, RestrictedModel) or any(x is not None and is_restricted(x) for x in inner)
+    patterns = [model.pattern] if isinstance(model, RestrictedModel) else []
+    return patterns + [pattern for x in inner if x is not None for pattern in patterns_of(x)]
 
 
 def check_sums(use: str, model: Any) -> None:
@@ -225,7 +227,7 @@ def check_sums(use: str, model: Any) -> None:
 
 def check_unrestricted(use: str, model: Any) -> None:
     """Raise if a model is restricted; `use` is the reason, such as "complete"."""
-    if is_restricted(model):
+    if patterns_of(model):
         raise ValueError(f"{use} needs a model whose probabilities sum to 1; those of a restricted model do not")
 
 

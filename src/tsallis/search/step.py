@@ -15,6 +15,7 @@ from tsallis.errors import describe
 from tsallis.models.protocol import Decoder, count_attended
 from tsallis.search.certificate import Hypothesis, Result, Scope, certify
 from tsallis.search.checks import check_limits, check_prefix
+from tsallis.search.patterns import Pattern
 from tsallis.search.texts import Text, merge_texts
 from tsallis.symbols import BOS, EOS
 
@@ -94,7 +95,7 @@ class Search:
     known_bound: float = math.inf  # bound of another search, as a score
     gave_up: bool = False
     unclear: bool = False  # whether scores were too large to be distinguished
-    restricted: bool = False  # whether the model's outputs match a pattern
+    patterns: Sequence[Pattern] = ()  # patterns that the model's outputs match
 
     def give_up(self, log_prob: float) -> None:
         """Record that a prefix is dropped."""
@@ -107,12 +108,17 @@ class Search:
             return -math.inf
         return heapq.nlargest(n, (h.score(self.limits.length_penalty) for h in self.finished))[-1]
 
+    @property
+    def lacks_spellings(self) -> bool:
+        """Return whether the search excludes some of the sequences that spell a text."""
+        return self.limits.free_from > 0 or any(pattern.excludes_bytes for pattern in self.patterns)
+
     def result(self, normalized: bool, n_best: int | None, text: Text | None = None) -> Result:
         bound, penalty = min(self.limits.score_bound(self.bound), self.known_bound), self.limits.length_penalty
-        scope: Scope = "limited" if self.restricted else self.limits.scope
+        scope: Scope = "limited" if self.patterns else self.limits.scope
         result = certify(self.finished, bound, self.gave_up, normalized, penalty, scope, self.unclear)
         if text is not None:
-            result = merge_texts(result, text, normalized, limited=self.limits.free_from > 0)
+            result = merge_texts(result, text, normalized, limited=self.lacks_spellings)
         return result.truncated(n_best)
 
 

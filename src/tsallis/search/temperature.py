@@ -13,6 +13,7 @@ from tsallis.search.ensemble import Ensemble
 from tsallis.search.patterns import RestrictedModel, check_sums
 
 ROUNDING = 1e-6  # largest deviation of log-sums from 0
+SUM_ROUNDING = 1e-12  # relative rounding error of a sum of probabilities in float64
 
 
 def with_temperature(model: Any, temperature: float) -> Any:
@@ -124,7 +125,9 @@ class _NucleusOutput:
     def log_probs(self, scores: Tensor) -> Tensor:
         ordered, order = self.output.log_probs(scores).sort(dim=-1, descending=True, stable=True)
         probs = ordered.exp()
-        truncated = ordered.masked_fill(probs.cumsum(-1) - probs >= self.top_p, -torch.inf)
+        # A sum that equals top_p up to rounding reaches it: the kept tokens must not depend on the batch size.
+        reached = probs.cumsum(-1) - probs >= self.top_p * (1 - SUM_ROUNDING)
+        truncated = ordered.masked_fill(reached, -torch.inf)
         total = truncated.logsumexp(-1, keepdim=True)
         truncated = truncated - torch.where(total.isfinite(), total, 0)  # a dead end has no tokens
         return torch.empty_like(truncated).scatter_(-1, order, truncated)

@@ -29,7 +29,7 @@ def merge_texts(result: Result, text: Text, normalized: bool, limited: bool = Fa
         result: Result of a search with all its hypotheses.
         text: Function that spells a sequence of tokens.
         normalized: Whether the probabilities of all sequences sum to at most 1.
-        limited: Whether a prefix or minimum length excluded sequences, which may spell listed texts.
+        limited: Whether a prefix, a minimum length or a pattern excluded sequences that may spell listed texts.
 
     Returns:
         The texts, best first.
@@ -102,8 +102,9 @@ def complete_texts(result: Result, text_probabilities: Sequence[TextProbability]
     order = sorted(range(len(texts)), key=lambda i: (-texts[i].score(penalty), texts[i].tokens))
     texts, missing = [texts[i] for i in order], [missing[i] for i in order]
     certificate = result.certificate
-    if certificate.kind in ("optimal", "bounded"):
-        # The bound and the missing probability are valid for all other texts.
+    if certificate.kind in ("optimal", "bounded") and result.normalized and not penalty:
+        # The bound and the missing probability are valid for all other texts. Other certificates are about scores of
+        # complete lists that were shortened, and stay valid.
         certificate = _certify_texts(texts, missing, math.exp(certificate.bound))
     return replace(result, hypotheses=tuple(texts), certificate=certificate)
 

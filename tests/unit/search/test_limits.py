@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
-from contract.tables import EOS, A, B, C, sources, trie
+from contract.tables import EOS, A, B, C, TableModel, sources, trie
 from tsallis.search import beam_search, exact_search, exhaustive
+from tsallis.search.checks import LARGEST_SIZE
+from tsallis.search.options import PENALTY
 from tsallis.search.step import make_limits
 
 ROWS = {
@@ -137,6 +140,31 @@ def test_penalized_scores_compare_outputs_up_to_max_length(penalty: float) -> No
         assert result.stopped_by == (None if n_best else "length")
     (exact,) = exact_search(trie(rows), *sources(0), max_length=3, length_penalty=penalty)
     assert exact.certificate.kind == "optimal" and exact.best.tokens == (A,) * 3 and exact.stopped_by is None
+
+
+@pytest.mark.parametrize("penalty", [1.0, 6.0, PENALTY])
+def test_tiny_penalized_scores_are_told_apart(penalty: float) -> None:
+    """The beam drops `b`; its output is less probable but longer, so a large penalty ranks it first."""
+    last = {A: 25, B: 29}
+
+    def row(_: int, prefix: tuple[int, ...]) -> dict[int, float]:
+        if not prefix:
+            return {A: 0.6, B: 0.4}
+        return {EOS if len(prefix) == last[prefix[0]] else prefix[0]: 1.0}
+
+    options: dict[str, Any] = {"max_length": 30, "length_penalty": penalty}
+    best = max((math.log(p) / (last[token] + 1) ** penalty, token) for token, p in ((A, 0.6), (B, 0.4)))[1]
+    (beam,) = beam_search(TableModel(row), *sources(0), beam_size=1, **options)
+    assert beam.certificate.proves_best == (best == A) and len(beam.proven) == (best == A)
+    (exact,) = exact_search(TableModel(row), *sources(0), beam_size=1, **options)
+    assert exact.best.tokens[0] == best and exact.certificate.proves_best
+
+
+def test_the_largest_penalty_does_not_overflow() -> None:
+    (result,) = beam_search(trie(ROWS), *sources(0), length_penalty=PENALTY, max_length=LARGEST_SIZE)
+    assert result.certificate.kind == "complete" and result.best.score(PENALTY) < 0
+    limits = make_limits([1], max_length=LARGEST_SIZE, length_penalty=PENALTY)
+    assert -math.inf < limits[0].score_bound(-1.0) < 0
 
 
 def test_known_outputs_need_not_be_found_again() -> None:

@@ -239,6 +239,22 @@ def test_patterns_match_subwords(byte_fallback: bool) -> None:
             assert not pattern.matches(tokens) and not both.matches(tokens)
 
 
+def test_patterns_that_exclude_bytes_do_not_prove_probabilities_of_texts() -> None:
+    """`é` is the best text, but a pattern excludes its spelling by two bytes."""
+    rows = {(): {A: 0.75, B: 0.25}, (A,): {EOS: 0.4, A: 0.6}, (B,): {C: 1.0}, (A, A): {EOS: 1.0}, (B, C): {EOS: 1.0}}
+    pieces = [b"", b"", b"", b"<unk>", "é".encode(), b"\xc3", b"\xa9"]
+    model = restrict(trie(rows), Pattern("é+", pieces))
+
+    def spell(tokens: Sequence[int]) -> str:
+        return b"".join(pieces[token] for token in tokens).decode(errors="replace")
+
+    for search in (beam_search, exhaustive, exact_search):
+        (sequences,) = search(model, *sources(0))
+        (texts,) = search(model, *sources(0), text=spell)
+        assert sequences.certificate.proves_best and not texts.certificate.proves_best
+        assert texts.missing >= 0.25
+
+
 def uniform(source: int, prefix: tuple[int, ...]) -> dict[int, float]:
     return {EOS: 0.25, A: 0.25, B: 0.25, C: 0.25}
 

@@ -84,7 +84,7 @@ def test_hopeless_candidates_are_abandoned_early() -> None:
 def test_large_scores_do_not_prove_a_minimum_risk_choice() -> None:
     run: Any = SimpleNamespace(model=SimpleNamespace(output=SimpleNamespace(normalized=True)))
     task: Any = SimpleNamespace(utility=agreement)
-    outputs: Any = [SimpleNamespace(text="a", prob=0.9), SimpleNamespace(text="b", prob=0.1)]
+    outputs: Any = [SimpleNamespace(text=x, log_prob=math.log(p)) for x, p in (("a", 0.9), ("b", 0.1))]
     found = tuple(Hypothesis((k,), math.log(p), (2,), (1,)) for k, p in ((4, 0.9), (5, 0.1)))
     for certificate, proved in ((Certificate("complete", -math.inf), True), (Certificate("none", 0.0, "large"), False)):
         choice = choose(run, task, SearchOptions(min_risk=True), outputs, Result(found, certificate))

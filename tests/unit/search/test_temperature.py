@@ -143,3 +143,13 @@ def test_log_probabilities_can_be_divided_by_a_temperature() -> None:
 def test_a_top_p_of_1_returns_the_model() -> None:
     made = model()
     assert with_top_p(made, 1.0) is made
+
+
+@pytest.mark.parametrize(("probs", "top_p"), [((0.7, 0.2, 0.1), 0.9), ((0.35, 0.35, 0.3), 0.7)])
+def test_a_sum_that_equals_top_p_up_to_rounding_reaches_it(probs: tuple[float, ...], top_p: float) -> None:
+    made = model()
+    del made.output
+    made.output = Identity()
+    log_probs = torch.tensor([probs], dtype=torch.float64).log()
+    kept = with_top_p(made, top_p).output.log_probs(log_probs) > -torch.inf
+    assert kept.tolist() == [[True, True, False]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -119,17 +120,22 @@ def choose(
         result: Result of the search; None for draws.
     """
     from tsallis.search import minimum_risk
+    from tsallis.search.certificate import LARGEST_LOG
+    from tsallis.search.texts import missing_probability
 
     if options.returns != "choice":
         return None
     candidates = [output for output in outputs if output is not None]
     weights, missing = [1.0] * len(candidates), 0.0
-    if result is not None:
-        weights = [output.prob for output in candidates]
+    if result is not None and candidates:
+        # Divide by the largest probability, because probabilities of long outputs can underflow.
+        largest = max(output.log_prob for output in candidates)
+        weights = [math.exp(output.log_prob - largest) for output in candidates]
         # If the certificate has a reason why it proves nothing, the sum of the probabilities proves nothing either.
         bounded = run.model.output.normalized and result.certificate.reason is None
         complete = result.certificate.kind == "complete"
-        missing = 0.0 if complete else max(0.0, 1 - result.mass) if bounded else float("inf")
+        missing = 0.0 if complete else missing_probability(result.mass) if bounded else math.inf
+        missing *= math.exp(min(-largest, LARGEST_LOG))
     return minimum_risk([output.text for output in candidates], weights, task.utility, missing)
 
 
