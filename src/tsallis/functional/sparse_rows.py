@@ -129,8 +129,8 @@ class SparseRows:
 
     def check_classes(self, classes: int) -> None:
         """Raise a ValueError unless all indices are below the number of classes."""
-        if self.largest >= classes:
-            raise ValueError(f"indices must be classes from 0 to {classes - 1}, got {self.largest}")
+        if self.largest >= classes and len(self.indices) and (largest := int(self.indices.max())) >= classes:
+            raise ValueError(f"indices must be classes from 0 to {classes - 1}, got {largest}")
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> SparseRows:
         """Return the rows on a device; `non_blocking` is as in `Tensor.to`."""
@@ -158,7 +158,7 @@ class SparseRows:
         check_integers(rows, "rows")
         if rows.dim() != 1:
             raise ValueError(f"rows must have the shape [n], got {tuple(rows.shape)}; use rows[n : n + 1] for one row")
-        empty, rows = rows < 0, rows.clamp(min=0)
+        empty, rows = rows < 0, rows.long().clamp(min=0)  # PyTorch takes numbers in uint8 for a mask
         counts = self.offsets.diff()[rows].masked_fill(empty, 0)
         offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
         entries = (self.offsets[:-1][rows] - offsets[:-1]).repeat_interleave(counts)
@@ -197,6 +197,8 @@ def _check(indices: Tensor, probs: Tensor, offsets: Tensor, tail: Tensor | None,
     if not (probs >= 0).all():
         raise ValueError(f"probs must be at least 0, got {float(probs[~(probs >= 0)][0]):g}")
     sums = torch.zeros(len(counts), dtype=torch.float64, device=probs.device).index_add_(0, row, probs.double())
+    if (zero := (counts > 0) & (sums == 0)).any():
+        raise ValueError(f"probs must be above 0 for a class of each row, got only 0 in row {int(zero.nonzero()[0])}")
     if tail is not None:
         if not ((tail >= 0) & (tail < 1)).all():
             raise ValueError(f"tail must be at least 0 and below 1, got {float(tail[~((tail >= 0) & (tail < 1))][0])}")

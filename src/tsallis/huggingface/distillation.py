@@ -46,15 +46,15 @@ def distill(
         dataset: Rows with `labels`: a sequence of dictionaries, such as a `datasets.Dataset`.
         folder: Folder of the distributions.
         alpha: Alpha of the model's probabilities; 1 is softmax.
-        collator: Function that makes a batch of rows.
+        collator: Function that makes a batch of rows. It must keep all labels and their order, but may pack rows.
         top_k: Number of stored probabilities per label; None: all that are not zero, for softmax all classes.
         shift: Whether the logits of a position predict the next label; None: as the model does.
         batch_size: Number of rows per batch.
 
     Raises:
         InputError: The folder is a file, or contains other distributions or a damaged part.
-        ValueError: The numbers of labels and logits differ, it is unknown whether the model shifts labels, or an
-            argument is out of range.
+        ValueError: The numbers of labels and logits differ, the collator changes labels, it is unknown whether the
+            model shifts labels, or an argument is out of range.
 
     Example:
         >>> import os, tempfile
@@ -73,27 +73,40 @@ def distill(
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: expected a folder, found a file")
+    digest, row_labels = _read_labels(dataset)
 
     def compute(start: int, stop: int) -> dict[str, Tensor]:
-        rows, lengths = [], []
+        rows = []
         with eval_mode(model), torch.no_grad():
             for first in range(start, stop, batch_size):
-                batch = collator([dataset[i] for i in range(first, min(first + batch_size, stop))])
-                batch = {name: x.to(model.device) for name, x in batch.items()}
-                labels = batch.pop("labels")
-                add_decoder_inputs(unwrap(model), batch, labels)
-                logits = model(**batch).logits
-                if logits.shape[:-1] != labels.shape:
-                    raise ValueError(f"labels must have shape {list(logits.shape[:-1])}, got {list(labels.shape)}")
-                # The first label of a row has no distribution.
-                logits = F.pad(logits[:, :-1], (0, 0, 1, 0), value=-torch.inf) if shift else logits
-                counted = labels != IGNORE_INDEX
-                rows.append(SparseRows.from_dense(entmax(logits[counted].float(), alpha).cpu(), top_k))
-                lengths.append(counted.reshape(len(labels), -1).sum(1).cpu())
-        return part_columns(rows, torch.cat(lengths))
+                last = min(first + batch_size, stop)
+                labels, probs = _probabilities(model, collator([dataset[i] for i in range(first, last)]), alpha, shift)
+                expected = torch.cat(row_labels[first:last]).long()
+                if not torch.equal(labels, expected):
+                    problem = f"labels of rows {first} to {last - 1}, got {len(labels)} others"
+                    raise ValueError(f"collator must keep the {len(expected)} {problem}")
+                rows.append(SparseRows.from_dense(probs, top_k))
+        return part_columns(rows, torch.tensor([len(x) for x in row_labels[start:stop]]))
 
-    facts = {"data": _read_labels(dataset)[0], "vocabulary": "", "teachers": [_digest(model, alpha, shift)]}
+    facts = {"data": digest, "vocabulary": "", "teachers": [_digest(model, alpha, shift)]}
     write_distributions(folder, {**facts, "top_k": top_k, "search": None}, len(dataset), compute)
+
+
+def _probabilities(model: Any, batch: Any, alpha: float, shift: bool) -> tuple[Tensor, Tensor]:
+    """Return the labels of a batch except -100, and their probabilities; no logits predict the first label of a row."""
+    batch = {name: x.to(model.device) if isinstance(x, Tensor) else x for name, x in batch.items()}
+    labels = batch.pop("labels")
+    add_decoder_inputs(unwrap(model), batch, labels)
+    logits = model(**batch).logits
+    if logits.shape[:-1] != labels.shape:
+        raise ValueError(f"labels must have shape {list(logits.shape[:-1])}, got {list(labels.shape)}")
+    if shift:
+        mask = batch.get("attention_mask")
+        if mask is not None and mask.shape == labels.shape:  # nor do the logits of padding
+            logits = logits.masked_fill((mask == 0).unsqueeze(-1), -torch.inf)
+        logits = F.pad(logits[:, :-1], (0, 0, 1, 0), value=-torch.inf)
+    counted = labels != IGNORE_INDEX
+    return labels[counted].long().cpu(), entmax(logits[counted].float(), alpha).cpu()
 
 
 def _digest(model: Any, alpha: float, shift: bool) -> str:
@@ -138,7 +151,7 @@ class DistilledDataset(torch.utils.data.Dataset[Any]):
     ) -> None:
         digest, labels = _read_labels(dataset)
         stored = read_distributions(Path(folder), digest, "")
-        self.rows = stored.mixed(labels, weight)
+        self.rows = stored.mixed(torch.cat(labels), weight)
         self.dataset, self.collator, self._starts = dataset, collator, stored.starts
 
     def __len__(self) -> int:
@@ -158,17 +171,16 @@ class DistilledDataset(torch.utils.data.Dataset[Any]):
         batch = self.collator([{name: x for name, x in row.items() if name != INDEX} for row in rows])
         if not index:
             return batch
-        counted = (batch["labels"] != IGNORE_INDEX).reshape(len(rows), -1)
-        first, last = self._starts[index], self._starts[[i + 1 for i in index]]
-        if not torch.equal(counted.sum(1), last - first):
-            raise ValueError(f"collator must keep {(last - first).tolist()} labels, got {counted.sum(1).tolist()}")
-        number = FIRST_LABEL - (first.unsqueeze(1) + counted.cumsum(1) - 1)
-        batch["labels"] = torch.where(counted, number, IGNORE_INDEX).view_as(batch["labels"])
+        counted = batch["labels"] != IGNORE_INDEX
+        number = torch.cat([torch.arange(int(self._starts[i]), int(self._starts[i + 1])) for i in index])
+        if int(counted.sum()) != len(number):
+            raise ValueError(f"collator must keep the {len(number)} labels of the rows, got {int(counted.sum())}")
+        batch["labels"] = batch["labels"].long().masked_scatter(counted, FIRST_LABEL - number)
         return batch
 
 
-def _read_labels(dataset: Any) -> tuple[str, Tensor]:
-    """Return the digest of a dataset, and its labels except -100."""
+def _read_labels(dataset: Any) -> tuple[str, list[Tensor]]:
+    """Return the digest of a dataset, and the labels of each row except -100."""
     digest, labels = hashlib.sha256(), []
     if not hasattr(dataset, "__len__"):
         raise InputError(f"dataset must have a length and row numbers, such as a list, got {describe(dataset)}")
@@ -182,4 +194,4 @@ def _read_labels(dataset: Any) -> tuple[str, Tensor]:
         inputs = torch.as_tensor(row.get("input_ids", ())).tolist()
         digest.update(f"{inputs} {row_labels.tolist()}".encode())
         labels.append(row_labels[row_labels != IGNORE_INDEX])
-    return digest.hexdigest(), torch.cat(labels)
+    return digest.hexdigest(), labels

@@ -133,6 +133,14 @@ def test_distributions_of_other_data_are_rejected(tsallis: Run, teacher: Path, t
     assert not (tmp_path / "run").exists()
 
 
+def test_a_teacher_needs_the_source_vocabulary_of_its_run(tsallis: Run, tmp_path: Path) -> None:
+    tsallis("train", runs.strings(tmp_path / "data"), "--run-dir", tmp_path / "run", "training.updates=1")
+    with (tmp_path / "data" / "train.tsv").open("a", encoding="utf-8") as file:
+        file.write("walk\twalk\tNEW\n")
+    message = tsallis("distill", tmp_path / "run", "-o", tmp_path / "out", status=2).stderr
+    assert "found data with another source vocabulary" in message and not (tmp_path / "out").exists()
+
+
 def test_classifiers_are_rejected_as_teachers(tsallis: Run, tmp_path: Path) -> None:
     (tmp_path / "train").write_text("pos\tgood film\nneg\tbad film\n" * 3)
     config = tmp_path / "config.yaml"

@@ -40,9 +40,12 @@ def test_top_k_keeps_the_largest_entries() -> None:
         SparseRows.from_dense(PROBS, top_k=0)
 
 
-@pytest.mark.parametrize("rows", [slice(1, 3), slice(None, None, 2), slice(0, 0), torch.tensor([2, -1, 0, 2])])
+NUMBERS = [torch.tensor([2, -1, 0, 2]), torch.tensor([2, 0, 1], dtype=torch.uint8)]
+
+
+@pytest.mark.parametrize("rows", [slice(1, 3), slice(None, None, 2), slice(0, 0), *NUMBERS])
 def test_slices_and_indices_select_rows(rows: slice | Tensor) -> None:
-    expected = PROBS[rows]
+    expected = PROBS[rows.long() if isinstance(rows, Tensor) else rows]
     if isinstance(rows, Tensor):
         expected = torch.where((rows < 0).unsqueeze(-1), 0, expected)
     tail = torch.tensor([0.0, 0.0005, 0.0])
@@ -69,6 +72,7 @@ def test_slices_and_indices_select_rows(rows: slice | Tensor) -> None:
         ({"tail": [0.1, 0.0, 0.0]}, "got 1.1 in row 0 with its tail"),
         ({"tail": [1.0, 0.0, 0.0]}, "below 1, got 1.0"),
         ({"tail": [0.1]}, r"\(3,\), got \(1,\)"),
+        ({"probs": [0.25, 0.75, 0.0], "tail": [0.0, 0.0, 0.9995]}, "got only 0 in row 2"),
     ],
 )
 def test_invalid_values_raise(change: dict[str, list[float]], message: str) -> None:
@@ -111,6 +115,12 @@ def test_bfloat16_probabilities_are_normalized(alpha: float) -> None:
 def test_invalid_selection_types_raise(rows: Any) -> None:
     with pytest.raises(TypeError, match="rows must"):
         some()[rows]
+
+
+def test_selected_rows_need_only_their_own_classes() -> None:
+    assert torch.equal(some()[1:].dense(2), PROBS[1:, :2])
+    with pytest.raises(ValueError, match="classes from 0 to 0, got 1"):
+        some()[1:].dense(1)
 
 
 def test_a_mask_selects_rows() -> None:

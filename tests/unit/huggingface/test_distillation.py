@@ -135,7 +135,7 @@ def test_mismatched_teachers_data_and_labels_are_rejected(tmp_path: Path) -> Non
     with pytest.raises(InputError, match="this training data, found others"):
         DistilledDataset(ROWS[::-1], tmp_path)
     data = DistilledDataset(ROWS, tmp_path, collator=lambda rows: {"labels": torch.tensor([[-100, 4]])})
-    with pytest.raises(ValueError, match=r"keep \[4\] labels, got \[1\]"):
+    with pytest.raises(ValueError, match="keep the 4 labels of the rows, got 1"):
         data.collate([data[0]])
     with pytest.raises(ValueError, match=r"weight must be from 0 to 1, got 1\.5"):
         DistilledDataset(ROWS, tmp_path, weight=1.5)
@@ -150,6 +150,51 @@ def test_mismatched_teachers_data_and_labels_are_rejected(tmp_path: Path) -> Non
             collator=lambda rows: {**(x := collate(rows)), "labels": x["labels"][:, 1:]},
             batch_size=2,
         )
+
+
+@pytest.mark.parametrize(
+    ("separator", "message"), [(-100, "6 labels of rows 2 to 2, got 5"), (4, "6 labels of rows 0 to 1, got 8")]
+)
+def test_collators_that_change_labels_are_rejected_before_files_are_written(
+    separator: int, message: str, tmp_path: Path
+) -> None:
+    """Transformers' flattening collator replaces the first label of each row."""
+    collator = tf.DataCollatorWithFlattening(separator_id=separator)
+    with pytest.raises(ValueError, match=f"keep the {message} others"):
+        distill(build("llama"), ROWS, tmp_path, collator=collator, batch_size=2)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_padding_at_the_start_does_not_predict_the_first_label(tmp_path: Path) -> None:
+    def collate_left(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        return {
+            name: x.flip(1)
+            for name, x in collate([{k: row[k][::-1] for k in ("input_ids", "labels")} for row in rows]).items()
+        }
+
+    model = build("llama")
+    store(model, tmp_path / "right")
+    distill(model, ROWS, tmp_path / "left", collator=collate_left, batch_size=3)
+    right, left = (DistilledDataset(ROWS, tmp_path / name).rows for name in ("right", "left"))
+    assert right.offsets.diff().tolist() == left.offsets.diff().tolist()
+    torch.testing.assert_close(left.dense(VOCABULARY), right.dense(VOCABULARY))
+
+
+def test_packed_rows_have_the_targets_of_padded_rows(tmp_path: Path) -> None:
+    model = build("llama")
+    model.config.use_cache = False  # with a cache, Transformers does not separate packed rows
+    rows = [{"input_ids": ids, "labels": [-100, *ids[1:]]} for ids in IDS]
+    collator = tf.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    store(model, tmp_path / "padded", rows)
+    distill(model, rows, tmp_path / "packed", collator=collator, batch_size=2)
+    padded, packed = (DistilledDataset(rows, tmp_path / name, 0.5, collator) for name in ("padded", "packed"))
+    torch.testing.assert_close(packed.rows.dense(VOCABULARY), padded.rows.dense(VOCABULARY))
+    batch = packed.collate([packed[3], packed[0]])
+    assert batch["labels"].tolist() == [[-100, -112, -100, -101, -102, -103, -104]]
+    loss = lm_loss(model, batch, 1.5, teacher=packed.rows)
+    padded.collator = collate
+    expected = padded.collate([padded[3], padded[0]])
+    torch.testing.assert_close(loss, lm_loss(model, expected, 1.5, teacher=padded.rows))
 
 
 def test_encoder_decoder_distillation_needs_decoder_input_ids(tmp_path: Path) -> None:

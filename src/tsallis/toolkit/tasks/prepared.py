@@ -188,9 +188,10 @@ def training_data(config: RunConfig, run: Run) -> Data:
     """
     task, data = task_type(config).load(config.data)
     data = config.model.adapt(task, data)
-    if data.vocabularies.tgt != run.tgt_vocab:
-        found = "data with another target vocabulary"
-        raise InputError(f"{run.folder}: expected a run with its training data, found {found}")
+    for side, name in (("src", "source"), ("tgt", "target")):
+        if getattr(data.vocabularies, side) != getattr(run, f"{side}_vocab"):
+            found = f"data with another {name} vocabulary"
+            raise InputError(f"{run.folder}: expected a run with its training data, found {found}")
     if data.vocabularies.images is not None:
         run.model.image_store = data.vocabularies.images
     return replace(data, train=data.train.best) if isinstance(data.train, SampledCorpus) else data
