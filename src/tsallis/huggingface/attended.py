@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tsallis.errors import check_real
-from tsallis.huggingface.alphas import ALPHA, FixedAlpha, ScaledAlpha, alpha_modules
+from tsallis.huggingface.alphas import ALPHA, FixedAlpha, ScaledAlpha, alpha_modules, unwrap
 from tsallis.huggingface.density import DensityMeter
 from tsallis.huggingface.settings import write_settings
 from tsallis.models.modes import eval_mode
@@ -46,7 +46,7 @@ def calibrate_attended(model: nn.Module, batches: Iterable[Mapping[str, Any]], a
         3
     """
     attended = check_real("attended", attended, 1)
-    if hasattr(model, "get_base_model"):
+    if hasattr(model, "get_base_model") or getattr(unwrap(model), "peft_config", None):
         raise ValueError("the factor can't be saved with an adapter: call merge_and_unload() of the model first")
     DensityMeter(model)  # raise if the model is not sparsified
     modules = {}

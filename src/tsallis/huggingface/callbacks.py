@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
 from tsallis.functional.rows import alpha_number
-from tsallis.huggingface.alphas import alphas
+from tsallis.huggingface.alphas import ALPHA, alphas
 from tsallis.huggingface.density import DensityMeter
 from tsallis.huggingface.sparsify import set_alpha
 
@@ -47,6 +48,16 @@ class AnnealAlpha(TrainerCallback):
         if step >= self.share * steps:
             return self.target
         return self.start + (self.target - self.start) * step / (self.share * steps)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Warn if the checkpoints of an adapter would not contain the alphas."""
+        configs = getattr(kwargs["model"], "peft_config", {}).values()
+        if any(ALPHA not in (getattr(config, "modules_to_save", None) or ()) for config in configs):
+            warnings.warn(
+                "the adapter does not save the alphas that AnnealAlpha sets: create its configuration with "
+                f"modules_to_save=[{ALPHA!r}]",
+                stacklevel=2,
+            )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the alpha of the next step."""

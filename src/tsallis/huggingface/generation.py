@@ -146,6 +146,13 @@ class ScreenedCache(DynamicCache):
     `EncoderDecoderCache(ScreenedCache(), ScreenedCache())` from Transformers. Models with recurrent or convolutional
     layers, such as Jamba, are not supported: most of them raise a `NotImplementedError`.
 
+    Args:
+        config: Ignored, because masks contain the sliding windows; `DynamicCache` has the same argument.
+        offloading: Must be False.
+
+    Raises:
+        ValueError: `offloading` is True.
+
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
         >>> from tsallis.huggingface import sparsify
@@ -155,7 +162,10 @@ class ScreenedCache(DynamicCache):
         torch.Size([1, 24])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, config: Any = None, *, offloading: bool = False) -> None:
+        # T5Gemma replaces its second cache, and passes these arguments.
+        if offloading:
+            raise ValueError(f"offloading must be False for ScreenedCache, got {offloading!r}")
         Cache.__init__(self, layer_class_to_replicate=_ScreenedLayer)
 
     def _reject_states(self, *args: Any, **kwargs: Any) -> Any:

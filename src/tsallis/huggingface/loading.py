@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from tsallis.huggingface.alphas import ALPHA, FixedAlpha, alpha_modules
-from tsallis.huggingface.settings import SETTINGS, Setting, base_name, modules_of_settings
+from tsallis.huggingface.settings import SETTINGS, modules_of_settings, version_advice
 from tsallis.huggingface.sparsify import install_alphas
 
 # Options of `from_pretrained` that locate a model.
@@ -34,7 +34,8 @@ def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
         The model; with `output_loading_info=True` also the loading report.
 
     Raises:
-        ValueError: The model was not sparsified when it was saved, or its alphas are missing.
+        ValueError: The model was not sparsified when it was saved, the class is only a part of the saved model, or not
+            all alphas can be loaded.
 
     Example:
         >>> import tempfile
@@ -64,6 +65,7 @@ def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
     if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):  # `cls` is an Auto class
         with torch.device("meta"):
             cls = type(model_class.from_config(config, **{x: options[x] for x in REMOTE_CODE if x in options}))
+    _check_whole(cls, config, path)
 
     def build(self: Any, *args: Any, **kwargs: Any) -> None:
         cls.__init__(self, *args, **kwargs)
@@ -74,25 +76,39 @@ def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
     sparse: Any = type(cls.__name__, (cls,), names)
     model, info = sparse.from_pretrained(path, config=config, output_loading_info=True, **options)
     model.__class__ = cls
-    _check_alphas(model, path, settings, info["missing_keys"], info["unexpected_keys"])
+    _check_alphas(model, path, info["missing_keys"], info["unexpected_keys"])
     for _, alpha in alpha_modules(model):
         if isinstance(alpha, FixedAlpha):
             alpha.read()  # read the alpha now, because an export can't read it
     return (model, info) if wants_info else model
 
 
-def _check_alphas(
-    model: Any, path: Any, settings: Mapping[str, Setting], missing: Iterable[str], unexpected: Iterable[str]
-) -> None:
-    """Raise a ValueError unless the saved alphas match the alphas that the configuration names."""
+def _check_whole(cls: Any, config: Any, path: Any) -> None:
+    """Raise a ValueError if a class is a part of the saved model, such as one of the towers of CLIP."""
+    parts = [getattr(config, name, None) for name in config.sub_configs]
+    if not isinstance(config, cls.config_class) and any(isinstance(part, cls.config_class) for part in parts):
+        raise ValueError(
+            f"{cls.__name__} is only a part of the {config.model_type} model in {path}: load the whole model, such as "
+            "from_pretrained(AutoModel, ...), and take its part"
+        )
+
+
+def _check_alphas(model: Any, path: Any, missing: Iterable[str], unexpected: Iterable[str]) -> None:
+    """Raise a ValueError unless all alphas of the model's attentions were loaded."""
     absent_names = sorted(name for name in missing if f"{ALPHA}." in name)
     if absent_names:
         raise ValueError(f"{path} has no weights for {', '.join(absent_names)}")
-    known_names = {base_name(model, name) for name in settings}
+    unexpected = list(unexpected)
     attention_names = {name.partition(f".{ALPHA}.")[0] for name in unexpected if f".{ALPHA}." in name}
-    unknown_names = sorted(name for name in attention_names if base_name(model, name) not in known_names)
-    if unknown_names:
+    # If other weights of an attention are unexpected too, the model does not have this attention.
+    lost_names = [
+        name
+        for name in sorted(attention_names)
+        if all(x.startswith(f"{name}.{ALPHA}.") for x in unexpected if x.startswith(f"{name}."))
+    ]
+    if lost_names:
         raise ValueError(
-            f"{path} has alphas of {', '.join(unknown_names)}, but its configuration does not list them. "
-            "Before saving, call sparsify on the whole model; the argument layers selects attentions."
+            f"{path} has alphas of {', '.join(lost_names)}, but the model has no sparse attention with these names. "
+            "Before saving, call sparsify on the whole model; the argument layers selects attentions"
+            f"{version_advice(model.config)}"
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 
 from tsallis.huggingface.alphas import COMPILED, FixedAlpha, LearnedAlpha, ScaledAlpha, alpha_modules, unwrap
@@ -44,9 +45,17 @@ def modules_of_settings(
     if settings and not attentions:
         raise ValueError(
             f"{type(model).__name__} has none of the attentions that the settings of sparsify list: "
-            f"{', '.join(sorted(settings))}"
+            f"{', '.join(sorted(settings))}{version_advice(model.config)}"
         )
     return {name: (x, _alpha_module(name, x, settings[base_name(model, name)])) for name, x in attentions.items()}
+
+
+def version_advice(config: Any) -> str:
+    """Return advice if another version of Transformers, which may name attentions differently, saved a model."""
+    version = getattr(config, "transformers_version", None)
+    if version in (None, transformers.__version__):
+        return ""
+    return f". If Transformers has renamed them since version {version}, load the model with that version"
 
 
 def _alpha_module(name: str, attention: nn.Module, setting: Setting) -> FixedAlpha | LearnedAlpha:

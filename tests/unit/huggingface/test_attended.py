@@ -92,8 +92,11 @@ def test_impossible_settings_are_rejected() -> None:
         calibrate_attended(build("bert"), [], 2)
     peft = pytest.importorskip("peft")
     adapter = peft.get_peft_model(sparsify(build("bert")), peft.LoraConfig(r=2, target_modules=["query"]))
-    with pytest.raises(ValueError, match=r"can't be saved with an adapter: call merge_and_unload\(\)"):
-        calibrate_attended(adapter, [], 2)
+    with_own_adapter = sparsify(build("bert"))
+    with_own_adapter.add_adapter(peft.LoraConfig(r=2, target_modules=["query"]))
+    for wrong in (adapter, with_own_adapter):
+        with pytest.raises(ValueError, match=r"can't be saved with an adapter: call merge_and_unload\(\)"):
+            calibrate_attended(wrong, [], 2)
     model, batch = sparsify(build("bert")), inputs(BY_NAME["bert"])
     settings = model.config.to_dict()
     with pytest.raises(ValueError, match=r"at most [0-9.]+, the mean number of visible keys, got 7"):

@@ -108,6 +108,17 @@ def test_packed_sentences_do_not_see_each_other() -> None:
     torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=1e-5, atol=1e-5)
 
 
+def test_packed_sentences_without_a_mask_raise() -> None:
+    """Transformers creates no mask for packed sentences if there is a cache."""
+    model, collator = sparsify(build("llama"), 1.5), tf.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    batch = {
+        name: x for name, x in collator([{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}]).items() if x is not None
+    }
+    with pytest.raises(ValueError, match="packed sequences need a mask: pass use_cache=False"):
+        model(**batch)
+    assert model(**batch, use_cache=False).logits.shape[1] == 5
+
+
 def test_custom_masks_are_applied() -> None:
     model = sparsify(build("llama"), 1.5)
     ids = inputs(BY_NAME["llama"])["input_ids"][:1]

@@ -224,3 +224,16 @@ def test_peft_saves_fixed_alphas_only_in_modules_to_save(tmp_path: Path) -> None
         model.save_pretrained(tmp_path / folder)
         loaded = peft.PeftModel.from_pretrained(sparsify(build("llama"), 1.5), tmp_path / folder)
         assert {float(x) for x in alphas(loaded).values()} == {expected}
+
+
+def test_annealed_alphas_that_an_adapter_does_not_save_give_a_warning() -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"])
+    for adapt in (peft.get_peft_model, lambda model, config: model.add_adapter(config) or model):
+        with pytest.warns(UserWarning, match=r"does not save the alphas .* modules_to_save=\['tsallis_alpha'\]"):
+            AnnealAlpha().on_train_begin(None, None, None, model=adapt(sparsify(build("llama"), 1.0), config))
+    config.modules_to_save = ["tsallis_alpha"]
+    for model in (build("llama"), peft.get_peft_model(sparsify(build("llama"), 1.0), config)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            AnnealAlpha().on_train_begin(None, None, None, model=model)

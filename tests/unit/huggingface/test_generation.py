@@ -15,7 +15,7 @@ import transformers as tf
 from transformers import DynamicCache, EncoderDecoderCache, WatermarkingConfig
 
 import tsallis
-from tiny_transformers import BY_NAME, GROUPED, VOCABULARY, build, fill, inputs
+from tiny_transformers import BY_NAME, GROUPED, SPECIAL, VOCABULARY, build, fill, inputs
 from tsallis.huggingface import EntmaxLogitsProcessor, ScreenedCache, find_obstacles, sparsify
 from tsallis.ops.choice import choose_screening
 
@@ -209,6 +209,22 @@ def test_generation_with_a_screened_cache_matches_default(name: str, options: di
         torch.manual_seed(0)
         outputs.append(model.generate(prompt, past_key_values=cache, max_new_tokens=8, eos_token_id=None, **options))
     assert torch.equal(*outputs)
+
+
+@pytest.mark.usefixtures("scans")
+def test_t5gemma_creates_a_screened_cache() -> None:
+    side = {**GROUPED, "head_dim": 4, "sliding_window": 16, "attn_logit_softcapping": None}
+    config = tf.T5GemmaConfig(encoder=side, decoder=side | {"cross_attention_hidden_size": 16}, **SPECIAL)
+    model, prompt = (
+        sparsify(fill(lambda: tf.T5GemmaForConditionalGeneration(config)), 1.5),
+        torch.randint(5, VOCABULARY, (2, 9)),
+    )
+    options = {"max_new_tokens": 6, "decoder_start_token_id": 1, "do_sample": False}
+    cache = EncoderDecoderCache(ScreenedCache(), ScreenedCache())
+    outputs = [model.generate(prompt, past_key_values=x, **options) for x in (cache, None)]
+    assert torch.equal(*outputs)
+    with pytest.raises(ValueError, match="offloading must be False for ScreenedCache, got True"):
+        ScreenedCache(offloading=True)
 
 
 @pytest.mark.usefixtures("scans")

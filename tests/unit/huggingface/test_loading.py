@@ -111,7 +111,7 @@ def test_alphas_missing_from_the_config_raise(tmp_path: Path) -> None:
     model = sparsify(build("bert"), 1.5)
     del model.config.tsallis["encoder.layer.1.attention.self"]
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=f"has alphas of {SECOND}, but its configuration"):
+    with pytest.raises(ValueError, match=f"has alphas of {SECOND}, but the model has no sparse"):
         from_pretrained(tf.BertForMaskedLM, tmp_path)
     sparsify(model, 1.5).save_pretrained(tmp_path)
     assert list(alphas(from_pretrained(tf.BertModel, tmp_path, num_hidden_layers=1))) == [
@@ -127,3 +127,29 @@ def test_loaded_alphas_come_from_the_weights(tmp_path: Path) -> None:
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     sparsify(model, 2.0, layers=1)
     assert torch.equal(from_pretrained(tf.BertForMaskedLM, tmp_path)(**batch).logits, model(**batch).logits)
+
+
+@pytest.mark.parametrize("renamed", ["layer.", "layer.1."])
+def test_renamed_attentions_raise(renamed: str, tmp_path: Path) -> None:
+    """Alphas are not lost silently if another version of Transformers used other names."""
+
+    def rename(table: dict[str, Any]) -> dict[str, Any]:
+        old = {name: name.replace("attention.self", "attention.old") for name in table if renamed in name}
+        return {old.get(name, name) if name in settings or "tsallis" in name else name: x for name, x in table.items()}
+
+    model = sparsify(build("bert"), 1.5)
+    settings = model.config.tsallis
+    model.config.tsallis = rename(settings)
+    model.save_pretrained(tmp_path)
+    save_file(rename(load_file(tmp_path / "model.safetensors")), tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"transformers_version": "5.0.0"}))
+    with pytest.raises(ValueError, match=r"Transformers has renamed them since version 5\.0\.0"):
+        from_pretrained(tf.BertForMaskedLM, tmp_path)
+
+
+def test_classes_of_parts_raise(tmp_path: Path) -> None:
+    towers = {"text_config": SMALL | TEXT, "vision_config": SMALL | {"image_size": 16, "patch_size": 8}}
+    sparsify(tf.CLIPModel(tf.CLIPConfig(**towers)), 1.5).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="CLIPTextModel is only a part of the clip model"):
+        from_pretrained(tf.CLIPTextModel, tmp_path)
