@@ -34,6 +34,10 @@ SCORES = {
     "exact": ScoreFormat("equal to the reference", ".2%", brief=".1%"),
     "length_ratio": ScoreFormat("output / reference length", ".3f"),
     "macro_accuracy": ScoreFormat("accuracy, mean of languages", ".2%", brief=".1%"),
+    "macro_word_error_rate": ScoreFormat("word errors, mean of languages", ".2%", lower_is_better=True, brief=".1%"),
+    "macro_symbol_error_rate": ScoreFormat(
+        "symbol errors, mean of languages", ".2%", lower_is_better=True, brief=".1%"
+    ),
     "macro_levenshtein": ScoreFormat("edit distance, mean of languages", ".3f", lower_is_better=True),
     "accuracy": ScoreFormat("accuracy", ".2%", brief=".1%"),
     "word_error_rate": ScoreFormat("word error rate", ".2%", lower_is_better=True, brief=".1%"),

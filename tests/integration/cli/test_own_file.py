@@ -44,6 +44,9 @@ def test_train_and_evaluate_accept_a_table(words: Path, tsallis: Run) -> None:
     assert any(line.startswith("symbol error rate") and " 95 %: " in line for line in lines)
     refused = tsallis("evaluate", run, run, words, "--out", "o", status=2).stderr
     assert "--out and --manifest support only one run" in refused
+    assert "pass a file" in tsallis("evaluate", run, run, "-", status=2).stderr  # standard input can be read only once
+    words.write_text("\n" + words.read_text(encoding="utf-8"), encoding="utf-8")
+    assert json.loads(tsallis("evaluate", run, run, words, "--json").stdout)["samples"] == 40  # without the blank line
 
 
 def test_dry_run_shows_columns_and_held_out_of_a_table(words: Path, tsallis: Run) -> None:

@@ -34,3 +34,10 @@ def test_macro_scores_use_format_of_the_score() -> None:
 
 def test_unknown_scores_rank_higher_as_better() -> None:
     assert find_score("f1") is None and rank_score("f1", 0.5) == 0.5
+
+
+def test_means_over_languages_are_printed_together() -> None:
+    names = list(SCORES)
+    first = names.index("macro_accuracy")
+    scores = ["accuracy", "word_error_rate", "symbol_error_rate", "levenshtein"]
+    assert names[first : first + 8] == [f"macro_{name}" for name in scores] + scores

@@ -111,6 +111,8 @@ def evaluate(
     file, second = _split_inputs(inputs or [])
     if second is not None and (out or manifest):
         raise InputError(f"--out and --manifest support only one run, got {run} and {second}")
+    if second is not None and file is not None and is_stdin(file):
+        raise InputError(f"two runs can't both read standard input, got {run} and {second}: pass a file")
     check_writable(out, manifest, inputs=[file], runs=[run, *(ensemble_with or ())])
     if file is not None:
         _check_options_of_file(file, split, length, manifest)
@@ -230,7 +232,7 @@ def _print_comparison(data: _Data, first: Evaluated, second: Evaluated, as_json:
     compared = compare_outputs(first.opened.task, first.texts, second.texts, first.lines.references)
     if as_json:
         scores = {name: score._asdict() for name, score in compared.items()}
-        print_json({"runs": names, "on": data.name, "samples": first.lines.count, "scores": scores})
+        print_json({"runs": names, "on": data.name, "samples": len(first.lines.corpus), "scores": scores})
     else:
         print_fields(data.heading(first))
         print(comparison_table(names, compared))

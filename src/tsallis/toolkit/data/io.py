@@ -230,6 +230,11 @@ def find_packed(path: Path | str, endings: Sequence[str] = PACKED_ENDINGS) -> Pa
     return next((candidate for ending in endings if (candidate := path.with_name(path.name + ending)).is_file()), None)
 
 
+def current_folder(path: Path | str) -> str:
+    """Return a hint that names the folder at which a relative path starts; empty for an absolute path."""
+    return "" if os.path.isabs(path) else f" (relative to {os.getcwd()})"
+
+
 def check_file(path: Path | str) -> None:
     """Raise unless a path is a file: reading a FIFO or a device might block or never end.
 
@@ -239,7 +244,8 @@ def check_file(path: Path | str) -> None:
     try:
         mode = os.stat(path).st_mode  # don't open the file: a pipe without a writer would block
     except OSError as error:
-        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
+        hint = current_folder(path) if isinstance(error, FileNotFoundError) else ""
+        raise InputError(f"{path}: can't be read: {error.strerror or error}{hint}") from error
     except ValueError as error:  # the path contains a null byte or a lone surrogate
         raise InputError(f"{path}: can't be read: no file can have this name") from error
     if stat.S_ISDIR(mode):

@@ -25,7 +25,15 @@ from tsallis.search import SearchOptions
 from tsallis.symbols import UNK
 from tsallis.toolkit.config import Section
 from tsallis.toolkit.data.corpus import Corpus
-from tsallis.toolkit.data.io import PACKED_ENDINGS, Ignored, find_packed, number_lines, read_examples, read_lines
+from tsallis.toolkit.data.io import (
+    PACKED_ENDINGS,
+    Ignored,
+    current_folder,
+    find_packed,
+    number_lines,
+    read_examples,
+    read_lines,
+)
 from tsallis.toolkit.evaluation.text_scores import CorpusScore
 from tsallis.toolkit.tasks.types import SPLITS, Attention, Data, Lines, ModelSection, Vocabularies
 from tsallis.toolkit.training.file_names import CONFIG, MODEL, TASK
@@ -423,7 +431,10 @@ def find_file(folder: Path | str, name: str, endings: Sequence[str] = PACKED_END
     if file := find_packed(path, endings):
         return file
     *other_endings, last = (ending for ending in endings if ending.count(".") == 1)
-    raise InputError(f"{path}: no such file, and none with {', '.join(other_endings)} or {last} added to the name")
+    hint = current_folder(path)
+    raise InputError(
+        f"{path}: no such file, and none with {', '.join(other_endings)} or {last} added to the name{hint}"
+    )
 
 
 def split_columns(line: str, origin: str, expected: str, counts: Container[int]) -> list[str]:

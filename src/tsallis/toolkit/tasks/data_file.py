@@ -108,8 +108,9 @@ def describe_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     data["columns"] = columns
     chosen = _with_overrides({"data": {**data, "columns": {**columns}}}, overrides)
     *sides, features = _column_numbers(chosen["data"].get("columns"), width)
-    if chosen["data"].get("columns") == columns and width > (last := max(*sides, *features)):
-        ignored = f"column {width}" if width == last + 1 else f"columns {last + 1} to {width}"
+    most = max(map(len, rows), default=width)
+    if chosen["data"].get("columns") == columns and most > (last := max(*sides, *features)):
+        ignored = f"column {most}" if most == last + 1 else f"columns {last + 1} to {most}"
         warnings.warn(f"{path}: ignored {ignored}; data.columns chooses columns", IgnoredInputWarning, stacklevel=2)
     rows = [row for row in rows if len(row) >= max(width, *sides, *features)]
     lengths: list[int] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import re
 import unicodedata
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,10 +15,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from tsallis.errors import InputError, OptionError, describe, shorten
+from tsallis.errors import IgnoredInputWarning, InputError, OptionError, describe, shorten
 from tsallis.symbols import FIRST, UNK
 from tsallis.toolkit.config import ON_RESUME, Count, FileName, Section
 from tsallis.toolkit.data.corpus import Corpus, Counts
+from tsallis.toolkit.data.io import current_folder
 from tsallis.toolkit.data.splits import hold_out
 from tsallis.toolkit.data.vocabulary import GRAPHEMES, Vocabulary, split_symbols
 from tsallis.toolkit.datasets.embedded import read_embedded
@@ -209,6 +211,7 @@ class Strings(SequenceTask):
     @classmethod
     def load(cls, config: StringsData) -> tuple[Task, Data]:
         task = cls.of_config(config)
+        cls._warn_ignored_features(config, task)
         examples, dev_examples = task.examples_of(config, "train"), task.examples_of(config, "dev")
         if not examples or not dev_examples:
             count = len({example.source for example in (*examples, *dev_examples)})
@@ -253,6 +256,17 @@ class Strings(SequenceTask):
                 _, first = next(task.example_lines(path))
                 task = replace(task, columns=replace(columns, features=(3,) if first.count("\t") > 1 else ()))
         return task
+
+    @classmethod
+    def _warn_ignored_features(cls, config: StringsData, task: Strings) -> None:
+        """Warn if the first line has no features, so that the run has none, but other training lines have some."""
+        if config.embedded is not None or config.columns.feature_numbers is not None or task.columns.features:
+            return
+        for path in cls.files(config, "train"):
+            origin = next((origin for origin, line in task.example_lines(path) if line.count("\t") > 1), None)
+            if origin is not None:
+                hint = "ignored column 3, because the first example has no such column; data.columns chooses columns"
+                warnings.warn(f"{origin}: {hint}", IgnoredInputWarning, stacklevel=2)
 
     @classmethod
     def examples(cls, config: StringsData, split: str, language: str | None = None) -> list[StringsExample]:
@@ -470,7 +484,9 @@ class Strings(SequenceTask):
         answers = self.answers(target or "")
         if target is not None and not (empty or any(self._symbols(text, self.tgt_symbols) for text in answers)):
             raise InputError(f"{origin}: expected {expected}, found an empty {self._column_name(columns.target)}")
-        if not all(features) or (texts and not features):
+        if texts and not features:
+            raise InputError(f"{origin}: expected {expected}, found empty features")
+        if not all(features):
             rule = f"features separated by a single {describe(self.feature_separator)}"
             raise InputError(f"{origin}: expected {rule}, found {describe(' '.join(texts))}")
         return StringsExample(source, features, target, language, origin)
@@ -494,7 +510,9 @@ class Strings(SequenceTask):
             self.check_language(run, options["language"])
         check_split(split)
         values = self.check_options(run, options)
-        return self.encode(self.examples_of(config, split, **values), self.vocabularies(run))
+        examples = self.examples_of(config, split, **values)
+        lines = self.encode(examples, self.vocabularies(run))
+        return replace(lines, numbers=[int(e.origin.rpartition(":")[2]) - 1 for e in examples])  # lines of the file
 
     def input_line(self, title: str) -> str:
         columns, fields = self.columns, [""] * self.columns.width
@@ -552,7 +570,7 @@ class Strings(SequenceTask):
             CorpusScore.mean("accuracy", correct),
             CorpusScore.mean("word_error_rate", [1 - value for value in correct]),
             CorpusScore.mean("symbol_error_rate", edits, symbols),
-            CorpusScore.mean("levenshtein", edits),
+            CorpusScore.mean("levenshtein", edits, [1] * len(edits)),  # with weights: a line may have more than 1 edit
         ]
 
     def _compare(self, text: str, reference: str) -> tuple[int, int]:
@@ -576,7 +594,7 @@ def find_languages(config: StringsData) -> list[str] | None:
     paths = glob.iglob(f"{glob.escape(before)}*{glob.escape(after)}", root_dir=config.folder)
     names = sorted(match[1] for path in paths if (match := pattern.fullmatch(Path(path).as_posix())))
     if not names:
-        raise InputError(f"data.folder: no file {before}*{after} in {config.folder}")
+        raise InputError(f"data.folder: no file {before}*{after} in {config.folder}{current_folder(config.folder)}")
     return names
 
 

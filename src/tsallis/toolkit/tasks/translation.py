@@ -18,7 +18,7 @@ from tsallis.search import SearchOptions
 from tsallis.toolkit.config import ON_RESUME, Count, FileName, Section
 from tsallis.toolkit.data.corpus import Corpus, SampledCorpus
 from tsallis.toolkit.data.corpus_cache import cache_folder, cached_corpus, cached_subwords, read_parallel
-from tsallis.toolkit.data.io import Ignored, find_packed
+from tsallis.toolkit.data.io import Ignored, current_folder, find_packed
 from tsallis.toolkit.data.ragged import RaggedRows
 from tsallis.toolkit.data.subword_numbers import load_subwords
 from tsallis.toolkit.data.subwords import Subwords
@@ -312,5 +312,5 @@ def _find_side(config: TranslationData, name: str, language: str) -> Path:
         )
     raise InputError(
         f"{path}: no such file, and none with .xz or .gz added to the name. Translation needs one file per language "
-        f"(data.src, data.tgt): {name}.{config.src} and {name}.{config.tgt}"
+        f"(data.src, data.tgt): {name}.{config.src} and {name}.{config.tgt}{current_folder(path)}"
     )

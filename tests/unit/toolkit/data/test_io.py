@@ -18,6 +18,7 @@ from tsallis.toolkit.data import Vocabulary
 from tsallis.toolkit.data import io as file_io
 from tsallis.toolkit.data.images import open_pictures
 from tsallis.toolkit.data.io import (
+    check_file,
     decode_lines,
     distinct_names,
     read_bytes,
@@ -174,3 +175,13 @@ def test_distinct_names_add_parent_folders_if_needed(monkeypatch: pytest.MonkeyP
     assert distinct_names([Path("/a/run"), Path("/a/b/../run"), Path("/b/run")]) == ["a/run", "a/run", "b/run"]
     monkeypatch.chdir(tmp_path)
     assert distinct_names([Path()]) == [tmp_path.name]
+
+
+def test_the_error_about_a_missing_file_names_the_folder_of_a_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=f"relative to {tmp_path}"):
+        check_file("missing.tsv")
+    with pytest.raises(InputError, match=r"No such file or directory$"):
+        check_file(tmp_path / "missing.tsv")

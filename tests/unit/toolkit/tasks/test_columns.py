@@ -416,3 +416,39 @@ def test_comments_before_the_header_are_skipped(header: list[str], tmp_path: Pat
         Strings.load(config_of_file(path).data)
     with pytest.raises(InputError, match="in most lines, found '# only'"):
         describe_file(write(tmp_path / "none", ["# only"]), ["data.comment=#"])
+
+
+@pytest.mark.parametrize("first", ["map\tmaps", "map\tmaps\t"])
+def test_features_after_a_first_line_without_features_are_reported(tmp_path: Path, first: str) -> None:
+    lines = [first, *(f"{word}\t{word}s\tN;PL" for word in ("door", "room", "row", "word", "prom"))]
+    data = {"folder": str(tmp_path), "train": "words.tsv", "held_out": 0.4}
+    (tmp_path / "words.tsv").write_text("\n".join(lines))
+    with pytest.warns(IgnoredInputWarning, match=r"words\.tsv:2: ignored column 3"):
+        Strings.load(StringsData(**data))
+    with warnings.catch_warnings():  # without a warning if the user has chosen the columns
+        warnings.filterwarnings("error", "ignored column")
+        warnings.filterwarnings("ignore", ".*separators at the end")
+        Strings.load(StringsData(**data, columns={"features": None}))
+
+
+def test_a_column_that_most_lines_lack_is_reported(tmp_path: Path) -> None:
+    (path := tmp_path / "words.tsv").write_text("map\tmaps\nrow\trows\ndoor\tdoors\tN;PL\n")
+    with pytest.warns(IgnoredInputWarning, match="ignored column 3"):
+        assert describe_file(path)["data"]["columns"]["features"] is None
+
+
+def test_an_empty_features_column_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="found empty features"):
+        Strings().parse("map\tmaps\t", "words.tsv:1", True)
+
+
+def test_rows_of_a_split_have_the_line_numbers_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "train").write_text("word\tform\nab\tba\nba\tab\n")
+    (tmp_path / "test").write_text("word\tform\n\nab\tba\n\nba\tab\n")
+    data = {"train": "train", "dev": "train", "test": "test", "header": True}
+    run = untrained_run(tmp_path, data, RNN)
+    config = StringsData(folder=str(tmp_path), **data)
+    with pytest.warns(IgnoredInputWarning, match="blank lines"):
+        lines = task_of(run.task).split(run, config, "test")
+    assert lines.numbers == [2, 4]
+    assert (len(lines.corpus), lines.references) == (2, ["ba", "ab"])

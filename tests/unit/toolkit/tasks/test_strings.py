@@ -92,7 +92,7 @@ def test_lines_without_a_target_are_rejected(tmp_path: Path) -> None:
         ("a\tb\tV\n" + "x" * 50 + "\n", 2, "found 1 column: '" + "x" * 37 + "...'"),
         ("\tb\tV\n", 1, "found an empty source"),
         ("a\t\tV\n", 1, "found an empty target"),
-        ("a\tb\t\n", 1, "expected features separated by a single ';', found ''"),
+        ("a\tb\t\n", 1, "expected source<TAB>target<TAB>features, found empty features"),
         ("a\tb\t; ;\n", 1, "found '; ;'"),
         ("a\tb\tV;;N\n", 1, "found 'V;;N'"),
         ("\ufeffa\tb\n", 1, "found 2 columns: 'a\\tb'"),
@@ -221,6 +221,12 @@ def test_scores_count_phones(phones: Run) -> None:
     scores = {score.name: score.value for score in task.score(["tʃ ɜː tʃ"], ["tʃ ɪ tʃ"])}
     assert scores == {"accuracy": 0, "word_error_rate": 1, "symbol_error_rate": 1 / 3, "levenshtein": 1}
     assert task.utility("tʃ ɜː tʃ", "tʃ ɪ tʃ") == pytest.approx(2 / 3)
+
+
+def test_the_interval_of_the_edit_distance_is_not_that_of_a_share(phones: Run) -> None:
+    scores = {score.name: score.lines for score in task_of(phones.task).score(["tʃ ɜː tʃ"], ["tʃ ɪ tʃ"])}
+    assert scores["word_error_rate"].interval() == (pytest.approx(0.025), 1)  # of a share
+    assert scores["levenshtein"].interval() == (1, 1)  # a line may have more than one edit
 
 
 @pytest.mark.parametrize(
