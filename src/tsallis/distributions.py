@@ -238,6 +238,11 @@ class EntmaxCategorical(Categorical):
         if not torch._is_all_true(valid):
             invalid = value[~valid][0].item()
             raise ValueError(f"value must contain classes from 0 to {self._num_events - 1}, got {invalid:g}")
+        try:
+            torch.broadcast_shapes(value.shape, self.batch_shape)
+        except RuntimeError as error:
+            shapes = f"{tuple(self.batch_shape)}, got {tuple(value.shape)}"
+            raise ValueError(f"value must have a shape that can be broadcast with the batch shape {shapes}") from error
 
     def loss(self, value: Tensor) -> Tensor:
         """Return the :func:`tsallis.entmax_loss` of values, which is finite outside the support too.

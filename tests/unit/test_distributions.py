@@ -161,6 +161,9 @@ def test_bad_input_is_refused(scores: torch.Tensor) -> None:
         for function in ("log_prob", "loss"):
             with pytest.raises(ValueError, match=f"classes from 0 to 3, got {words}$"):
                 getattr(EntmaxCategorical(scores, validate_args=True), function)(torch.tensor([0, wrong, 1]))
+    for function in ("log_prob", "loss"):
+        with pytest.raises(ValueError, match=r"broadcast with the batch shape \(3,\), got \(2,\)$"):
+            getattr(EntmaxCategorical(scores, validate_args=True), function)(torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="value must be a tensor of classes, got 1"):
         EntmaxCategorical(scores, validate_args=True).log_prob(1)
     whole = EntmaxCategorical(scores, validate_args=True).log_prob(torch.tensor([0.0, 1.0, 2.0]))

@@ -63,6 +63,7 @@ class Operation(Function):
     """
 
     @classmethod
+    @untraced  # after a graph break, torch.compile would trace this method and fail at `super()`
     def apply(cls, *inputs: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
             return super().apply(*inputs)

@@ -134,6 +134,7 @@ def test_invalid_argument_types_and_values_raise() -> None:
         (TypeError, lambda: tsallis.nn.MultiheadAttention(4, 2.0), r"num_heads must be a whole number, got 2\.0"),
         (TypeError, lambda: tsallis.nn.MultiheadAttention(4, True), "num_heads must be a whole number, got True"),
         (TypeError, lambda: tsallis.nn.MultiheadAttention(4, 2, dropout="x"), "dropout must be a number, got 'x'"),
+        (TypeError, lambda: tsallis.nn.MultiheadAttention(4, 2, alpha=[1, 2]), r"number or a tensor, got \[1, 2"),
         (TypeError, lambda: tsallis.nn.PerHeadAlpha("2"), "num_heads must be a whole number, got '2'"),
         (ValueError, lambda: tsallis.entmax(x, 10**400), "alpha must be positive and finite, got inf"),
         (

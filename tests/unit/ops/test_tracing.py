@@ -8,7 +8,9 @@ import os
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+import tsallis
 from tsallis.ops import tracing
 
 
@@ -53,6 +55,17 @@ def test_untraced_functions_run_eagerly_with_a_graph_break() -> None:
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported):
         torch.compile(function, fullgraph=True, backend="eager")(torch.ones(3))
+
+
+@pytest.mark.parametrize("alpha", [1.5, torch.tensor([[1.5], [2.0]])], ids=["number", "tensor"])
+def test_forward_mode_inside_compiled_functions_is_left_out_of_the_graph(alpha: float | Tensor) -> None:
+    def tangent(x: Tensor) -> Tensor:
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(tsallis.entmax(forward_ad.make_dual(x, x.square()), alpha)).tangent
+
+    torch._dynamo.reset()
+    x = torch.tensor([[2.0, 1.0, 0.1], [0.5, 1.0, -3.0]])
+    torch.testing.assert_close(torch.compile(tangent, backend="eager")(x), tangent(x))
 
 
 def test_syncing_operators_are_tagged_cudagraph_unsafe() -> None:

@@ -31,7 +31,8 @@ class ContinuousAttention1d(ContinuousAttention):
               p = \mathrm{argmax}_p\; E_p\big[-\tfrac{(t-\mu)^2}{2\sigma^2}\big] + H_\alpha(p)
 
     Ridge regression fits the value function V to the values (Martins et al. 2020, sec. 3). A text of any length is the
-    interval [0, 1], with its values at the centres of equal cells. Other positions can be given, such as time stamps.
+    interval [0, 1], with its values at the centres of equal cells. Other positions can be given, such as time stamps
+    that are scaled to [0, 1]. A value has no effect if all basis functions are near zero at its position.
 
     Args:
         d_model: Size of the context of all heads together.
@@ -192,7 +193,8 @@ class ContinuousAttention2d(ContinuousAttention):
             values: Values [batch, length, d_values]; masked values may be NaN.
             mask: Boolean mask [batch, length], True for values to use.
             grid: Height and width of the image; one number is both. Values are in row-major order.
-            positions: Positions (x, y) in place of a grid, [length, 2] or [batch, length, 2]; x points right, y down.
+            positions: Positions (x, y) in the unit square in place of a grid, [length, 2] or [batch, length, 2]; x
+                points right, y down.
             need_density: Whether to return the density in place of the weights.
 
         Returns:
