@@ -4,13 +4,13 @@ tsallis analyze runs/forms --text draw.tsv --language english --json draw.json
 python docs/figures/papers.py draw.json tree docs/figures/paper-tree.svg
 python docs/figures/papers.py draw.json steps docs/figures/paper-steps.svg
 
-tsallis analyze runs/alpha-1 runs/alpha-1.5 runs/tau-0.3 --json training.json
+tsallis analyze runs/softmax runs/1.5-entmax runs/1.5-relu --json training.json
 python docs/figures/papers.py training.json scores docs/figures/paper-scores.svg
 python docs/figures/papers.py training.json outputs docs/figures/paper-outputs.svg
 
-tsallis analyze runs/alpha-1.5 --json alpha-1.5.json && tsallis analyze runs/tau-0.3 --json tau-0.3.json
-python docs/figures/papers.py alpha-1.5.json support docs/figures/paper-support.svg
-python docs/figures/papers.py tau-0.3.json sums docs/figures/paper-sums.svg
+tsallis analyze runs/1.5-entmax --json entmax.json && tsallis analyze runs/1.5-relu --json relu.json
+python docs/figures/papers.py entmax.json support docs/figures/paper-support.svg
+python docs/figures/papers.py relu.json sums docs/figures/paper-sums.svg
 
 tsallis analyze runs/kftt-learned runs/kftt-softmax --json heads.json
 python docs/figures/papers.py heads.json alphas docs/figures/paper-alphas.svg
@@ -34,7 +34,7 @@ from tsallis.analysis import BeamTree, Edge, Histogram, TeacherForcedStep
 
 COLUMN, PAGE, HEIGHT = 3.3, 6.8, 1.7  # in inches: width of one column, width of both columns, height of a row of panels
 BARS = 40
-SCORES = {"dev_loss": "loss a symbol", "dev_bleu": "BLEU", "dev_symbol_accuracy": "words right"}
+SCORES = {"dev_loss": "loss per symbol", "dev_bleu": "BLEU", "dev_symbol_accuracy": "words right"}
 OUTPUTS = {"logit_norm": "norm of the scores", "output_threshold": "threshold", "output_support": "words above zero"}
 
 
@@ -73,24 +73,23 @@ def draw_steps(runs: Sequence[dict[str, Any]]) -> Any:
 
 
 def curves_of(names: dict[str, str]) -> Callable[[Sequence[dict[str, Any]]], Any]:
-    """Return a function that draws values of all runs against the updates and the minutes of training."""
+    """Return a function that draws values of all runs against the updates."""
 
     def draw(runs: Sequence[dict[str, Any]]) -> Any:
-        figure = style.blank(PAGE, HEIGHT * len(names))
+        figure = style.blank(PAGE, HEIGHT)
         colours = shades(len(runs))
-        for row, (name, title) in enumerate(names.items()):
-            axes = [figure.add_subplot(len(names), 2, 2 * row + column) for column in (1, 2)]
+        for column, (name, title) in enumerate(names.items(), 1):
+            ax = figure.add_subplot(1, len(names), column)
             for run, colour in zip(runs, colours, strict=True):
                 history = run["values"]
                 own = "tau" if name == "output_threshold" and name not in history["values"] else name
-                values = history["values"].get(own, ())
-                minutes = [seconds / 60 for seconds in history["seconds"] or ()]
-                for ax, places in zip(axes, (history["steps"], minutes), strict=True):
-                    points = [point for point in zip(places, values, strict=False) if point[1] is not None]
-                    ax.plot(*np.reshape(points, (-1, 2)).T, color=colour, marker="o", markersize=2.2, linewidth=1.0)
-            label(axes[0], "update", title)
-            label(axes[1], "minutes of training", title)
-            style.name_lines(axes[1], [(run["name"], colour) for run, colour in zip(runs, colours, strict=True)])
+                points = zip(history["steps"], history["values"].get(own, ()), strict=False)
+                points = [point for point in points if point[1] is not None]
+                ax.plot(*np.reshape(points, (-1, 2)).T, color=colour, marker="o", markersize=2.2, linewidth=1.0)
+            if name == "output_support":
+                ax.set_yscale("log")
+            label(ax, "update", title)
+        style.name_lines(ax, [(run["name"], colour) for run, colour in zip(runs, colours, strict=True)])
         return figure
 
     return draw
