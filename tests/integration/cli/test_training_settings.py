@@ -95,6 +95,16 @@ def test_extended_runs_equal_runs_of_the_final_length(tsallis: Run, tmp_path: Pa
     assert "The run is finished: 4 epochs, 16 updates" in tsallis("train", config, *more, "--run-dir", run).stdout
 
 
+def test_epochs_that_end_before_the_schedule_are_reported(tsallis: Run, tmp_path: Path) -> None:
+    plan = ["train", strings(tmp_path / "data"), "training.schedule=linear"]
+    plan += ["training.warmup=1", "training.updates=9", "--dry-run"]
+    note = "note: 2 epochs end after about 8 of 9 updates, so schedule: linear will not reach the end"
+    assert f"# {note}: increase training.epochs\n" in tsallis(*plan).stdout
+    assert "note:" not in tsallis(*plan, "training.epochs=3").stdout
+    plan[-1:] = ["training.epochs=1", "training.output_alpha.start=1", "--run-dir", tmp_path / "run"]
+    assert "schedule: linear and output_alpha will not reach" in tsallis(*plan).stdout
+
+
 def test_a_dry_run_writes_nothing(tsallis: Run, tmp_path: Path) -> None:
     config, run = strings(tmp_path / "data"), tmp_path / "run"
     text = tsallis("train", config, "training.seed=7", "--run-dir", run, "--dry-run").stdout

@@ -164,6 +164,7 @@ def run_training(loaded: Config, folder: Path, world: World, preview: bool = Fal
             display.print_lines([*_describe_data(start.run)])
         display.print_lines(start.parameters.lines)
         display.print_lines(start.run.changes.lines if start.run.changes else ())
+        display.print_lines([*_early_end(start.run, world)])
         del start  # free the run that provided the parameters
         trainer.run()
         if trainer.stopped:
@@ -231,14 +232,36 @@ def _describe_data(run: PreparedRun) -> Iterator[str]:
     yield from run.task.preview(data)
 
 
+def _updates_per_epoch(run: PreparedRun, world: World) -> int:
+    settings = run.settings
+    return len(settings.plan(run.data.train.lengths()).updates(0, settings.accumulate, world.size))
+
+
+def _early_end(run: PreparedRun, world: World) -> Iterator[str]:
+    """Yield a note if the last epoch ends before the update at which a schedule or an alpha reaches its end."""
+    settings = run.settings
+    names = ["schedule: linear"] * (settings.schedule == "linear") + ["output_alpha"] * (
+        settings.output_alpha is not None
+    )
+    if settings.updates is None or not names:
+        return
+    updates = settings.epochs * _updates_per_epoch(run, world)
+    if updates < settings.updates:
+        yield (
+            f"note: {settings.epochs} epochs end after about {updates} of {settings.updates} updates, so "
+            f"{' and '.join(names)} will not reach the end: increase training.epochs"
+        )
+
+
 def _describe_plan(start: TrainingStart, folder: Path, world: World) -> Iterator[str]:
     run, data, settings = start.run, start.run.data, start.run.settings
     yield from _describe_data(run)
     if data.train.counts is not None:
         yield from data.train.counts.left_out
     yield f"{run.description['class']}: {sum(p.numel() for p in start.parameters.model.parameters())} parameters"
-    updates = len(settings.plan(data.train.lengths()).updates(0, settings.accumulate, world.size))
+    updates = _updates_per_epoch(run, world)
     total_updates = min(settings.epochs * updates, settings.updates or settings.epochs * updates)
+    yield from _early_end(run, world)
     yield f"{updates} update{'' if updates == 1 else 's'} in the first epoch, about {total_updates} in all"
     yield from start.parameters.lines
     yield f"{folder}: {'the run in this folder is resumed' if start.resumed else 'a new run'}"
