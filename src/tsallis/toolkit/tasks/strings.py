@@ -482,7 +482,7 @@ class Strings(SequenceTask):
         if not self._symbols(source, self.src_symbols):
             raise InputError(f"{origin}: expected {expected}, found an empty {self._column_name(columns.source)}")
         answers = self.answers(target or "")
-        if target is not None and not (empty or any(self._symbols(text, self.tgt_symbols) for text in answers)):
+        if target is not None and not (empty or any(self._symbols(text.strip(), self.tgt_symbols) for text in answers)):
             raise InputError(f"{origin}: expected {expected}, found an empty {self._column_name(columns.target)}")
         if texts and not features:
             raise InputError(f"{origin}: expected {expected}, found empty features")

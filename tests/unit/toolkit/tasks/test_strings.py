@@ -92,6 +92,7 @@ def test_lines_without_a_target_are_rejected(tmp_path: Path) -> None:
         ("a\tb\tV\n" + "x" * 50 + "\n", 2, "found 1 column: '" + "x" * 37 + "...'"),
         ("\tb\tV\n", 1, "found an empty source"),
         ("a\t\tV\n", 1, "found an empty target"),
+        ("a\t \tV\n", 1, "found an empty target"),
         ("a\tb\t\n", 1, "expected source<TAB>target<TAB>features, found empty features"),
         ("a\tb\t; ;\n", 1, "found '; ;'"),
         ("a\tb\tV;;N\n", 1, "found 'V;;N'"),
