@@ -228,7 +228,7 @@ def number(name: str, value: Any) -> float:
             )
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, _NUMBER_TYPES):
-        kinds = "a number or a tensor" if isinstance(value, (list, tuple)) else "a number"
+        kinds = "a number or a tensor" if name == "alpha" and isinstance(value, (list, tuple)) else "a number"
         raise TypeError(f"{name} must be {kinds}, got {value!r}")
     try:
         return float(value)

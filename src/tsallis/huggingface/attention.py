@@ -88,7 +88,7 @@ def attention_forward(
             raise NotImplementedError(f"{type(module).__name__} uses {what}, which entmax attention does not support")
     boundaries = kwargs.get("cu_seq_lens_q")
     if attention_mask is None and boundaries is not None and len(boundaries) > 2:
-        raise ValueError("packed sequences need a mask: pass use_cache=False to the model, so that it creates one")
+        raise ValueError("packed sequences need the mask that Transformers creates if model.config.use_cache is False")
     alpha_module = getattr(module, ALPHA, None)
     meters, receive = getattr(alpha_module, "meters", ()), getattr(alpha_module, "receive", None)
     need_weights = bool(kwargs.get("output_attentions")) or receive is not None or _weights_requested(module)

@@ -50,8 +50,11 @@ class AnnealAlpha(TrainerCallback):
         return self.start + (self.target - self.start) * step / (self.share * steps)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Warn if the checkpoints of an adapter would not contain the alphas."""
-        configs = getattr(kwargs["model"], "peft_config", {}).values()
+        """Warn if the checkpoints of an adapter would not contain the alphas that `sparsify` has not set."""
+        model = kwargs["model"]
+        if all(bool((alpha == self.target).all()) for alpha in alphas(model).values()):
+            return
+        configs = getattr(model, "peft_config", {}).values()
         if any(ALPHA not in (getattr(config, "modules_to_save", None) or ()) for config in configs):
             warnings.warn(
                 "the adapter does not save the alphas that AnnealAlpha sets: create its configuration with "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,8 @@ def distill(
                 labels, probs = _probabilities(model, collator([dataset[i] for i in range(first, last)]), alpha, shift)
                 expected = torch.cat(row_labels[first:last]).long()
                 if not torch.equal(labels, expected):
-                    problem = f"labels of rows {first} to {last - 1}, got {len(labels)} others"
-                    raise ValueError(f"collator must keep the {len(expected)} {problem}")
+                    counts = f"expected {len(expected)} labels in the order of the dataset, got {len(labels)} labels"
+                    raise ValueError(f"collator must not change the labels of rows {first} to {last - 1}: {counts}")
                 rows.append(SparseRows.from_dense(probs, top_k))
         return part_columns(rows, torch.tensor([len(x) for x in row_labels[start:stop]]))
 
@@ -97,6 +98,8 @@ def _probabilities(model: Any, batch: Any, alpha: float, shift: bool) -> tuple[T
     batch = {name: x.to(model.device) if isinstance(x, Tensor) else x for name, x in batch.items()}
     labels = batch.pop("labels")
     add_decoder_inputs(unwrap(model), batch, labels)
+    if "use_cache" in inspect.signature(unwrap(model).forward).parameters:
+        batch["use_cache"] = False  # with a cache, Transformers does not separate packed rows
     logits = model(**batch).logits
     if logits.shape[:-1] != labels.shape:
         raise ValueError(f"labels must have shape {list(logits.shape[:-1])}, got {list(labels.shape)}")
@@ -151,7 +154,8 @@ class DistilledDataset(torch.utils.data.Dataset[Any]):
     ) -> None:
         digest, labels = _read_labels(dataset)
         stored = read_distributions(Path(folder), digest, "")
-        self.rows = stored.mixed(torch.cat(labels), weight)
+        self._labels = torch.cat(labels).long()
+        self.rows = stored.mixed(self._labels, weight)
         self.dataset, self.collator, self._starts = dataset, collator, stored.starts
 
     def __len__(self) -> int:
@@ -165,7 +169,7 @@ class DistilledDataset(torch.utils.data.Dataset[Any]):
         """Make a batch, with row numbers as labels. Rows of other datasets keep their labels.
 
         Raises:
-            ValueError: The collator changed the number of labels.
+            ValueError: The collator changed the labels or their order.
         """
         index = [row[INDEX] for row in rows if INDEX in row]
         batch = self.collator([{name: x for name, x in row.items() if name != INDEX} for row in rows])
@@ -173,9 +177,11 @@ class DistilledDataset(torch.utils.data.Dataset[Any]):
             return batch
         counted = batch["labels"] != IGNORE_INDEX
         number = torch.cat([torch.arange(int(self._starts[i]), int(self._starts[i + 1])) for i in index])
-        if int(counted.sum()) != len(number):
-            raise ValueError(f"collator must keep the {len(number)} labels of the rows, got {int(counted.sum())}")
-        batch["labels"] = batch["labels"].long().masked_scatter(counted, FIRST_LABEL - number)
+        labels = batch["labels"].long()
+        if not torch.equal(labels[counted], self._labels[number]):
+            counts = f"expected {len(number)} labels in the order of the rows, got {int(counted.sum())} labels"
+            raise ValueError(f"collator must not change the labels of rows: {counts}")
+        batch["labels"] = labels.masked_scatter(counted, FIRST_LABEL - number)
         return batch
 
 

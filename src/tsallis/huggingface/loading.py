@@ -85,8 +85,9 @@ def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
 
 def _check_whole(cls: Any, config: Any, path: Any) -> None:
     """Raise a ValueError if a class is a part of the saved model, such as one of the towers of CLIP."""
+    expected = cls.config_class or object
     parts = [getattr(config, name, None) for name in config.sub_configs]
-    if not isinstance(config, cls.config_class) and any(isinstance(part, cls.config_class) for part in parts):
+    if not isinstance(config, expected) and any(isinstance(part, expected) for part in parts):
         raise ValueError(
             f"{cls.__name__} is only a part of the {config.model_type} model in {path}: load the whole model, such as "
             "from_pretrained(AutoModel, ...), and take its part"

@@ -78,7 +78,7 @@ def _certify_texts(texts: Sequence[Hypothesis], missing: Sequence[float], unlist
         ]
     )
     if probs[0] >= bound:
-        return Certificate("optimal", math.log(bound))
+        return Certificate("optimal", math.log(bound) if bound else -math.inf)
     return Certificate("bounded", math.log(min(max(bound, upper_bounds[0]), 1.0)))
 
 

@@ -96,13 +96,15 @@ def test_extended_runs_equal_runs_of_the_final_length(tsallis: Run, tmp_path: Pa
 
 
 def test_epochs_that_end_before_the_schedule_are_reported(tsallis: Run, tmp_path: Path) -> None:
-    plan = ["train", strings(tmp_path / "data"), "training.schedule=linear"]
-    plan += ["training.warmup=1", "training.updates=9", "--dry-run"]
+    plan = ["train", strings(tmp_path / "data"), "training.schedule=linear", "training.warmup=1"]
     note = "note: 2 epochs end after about 8 of 9 updates, so schedule: linear will not reach the end"
-    assert f"# {note}: increase training.epochs\n" in tsallis(*plan).stdout
-    assert "note:" not in tsallis(*plan, "training.epochs=3").stdout
-    plan[-1:] = ["training.epochs=1", "training.output_alpha.start=1", "--run-dir", tmp_path / "run"]
-    assert "schedule: linear and output_alpha will not reach" in tsallis(*plan).stdout
+    assert f"# {note}: increase training.epochs\n" in tsallis(*plan, "training.updates=9", "--dry-run").stdout
+    assert "note:" not in tsallis(*plan, "training.updates=8", "--dry-run").stdout
+    plan += ["training.output_alpha.start=1", "training.output_alpha.until=0.5"]
+    text = tsallis(*plan, "training.updates=17", "--dry-run").stdout
+    assert "so schedule: linear and output_alpha will not reach the end" in text
+    text = tsallis(*plan, "training.updates=16", "--run-dir", tmp_path / "run").stdout
+    assert "so schedule: linear will not reach the end" in text
 
 
 def test_a_dry_run_writes_nothing(tsallis: Run, tmp_path: Path) -> None:

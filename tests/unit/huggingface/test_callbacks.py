@@ -233,7 +233,10 @@ def test_annealed_alphas_that_an_adapter_does_not_save_give_a_warning() -> None:
         with pytest.warns(UserWarning, match=r"does not save the alphas .* modules_to_save=\['tsallis_alpha'\]"):
             AnnealAlpha().on_train_begin(None, None, None, model=adapt(sparsify(build("llama"), 1.0), config))
     config.modules_to_save = ["tsallis_alpha"]
-    for model in (build("llama"), peft.get_peft_model(sparsify(build("llama"), 1.0), config)):
+    saved = peft.get_peft_model(sparsify(build("llama"), 1.0), config)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"])
+    final = peft.get_peft_model(sparsify(build("llama"), 1.5), config)  # AnnealAlpha ends with the alpha of sparsify
+    for model in (build("llama"), saved, final):
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             AnnealAlpha().on_train_begin(None, None, None, model=model)

@@ -275,7 +275,9 @@ def _wrong_outputs(task: Task, lines: Lines, texts: Sequence[str]) -> Iterator[S
     yield (f"wrong outputs: {len(wrong)}" + (f", the first {MAX_WRONG}" if len(wrong) > MAX_WRONG else ""),)
     yield "line", "source", "output", "expected"
     for row in wrong[:MAX_WRONG]:
-        yield str(lines.numbers[row] + 1), truncate(lines.titles[row], WIDEST), texts[row], lines.references[row]
+        number = f"{lines.languages[row]}:" if lines.languages else ""
+        number += str(lines.numbers[row] + 1)
+        yield number, truncate(lines.titles[row], WIDEST), texts[row], lines.references[row]
 
 
 def _manifest(data: _Data, evaluated: Evaluated, search: SearchOptions, checkpoint: str, others: Sequence[Path]) -> str:

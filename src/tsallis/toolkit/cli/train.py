@@ -16,7 +16,7 @@ from tsallis.toolkit.cli.options import Device
 from tsallis.toolkit.cli.output import check_folder, plain_name
 
 if TYPE_CHECKING:
-    from tsallis.toolkit.config import Config
+    from tsallis.toolkit.config import Config, Settings
     from tsallis.toolkit.tasks.prepared import PreparedRun
     from tsallis.toolkit.training import Checkpoints
     from tsallis.toolkit.training.distributed import World
@@ -164,7 +164,8 @@ def run_training(loaded: Config, folder: Path, world: World, preview: bool = Fal
             display.print_lines([*_describe_data(start.run)])
         display.print_lines(start.parameters.lines)
         display.print_lines(start.run.changes.lines if start.run.changes else ())
-        display.print_lines([*_early_end(start.run, world)])
+        updates = len(trainer.plan.updates(0, settings.accumulate, world.size))
+        display.print_lines([*_early_end(settings, settings.epochs * updates)])
         del start  # free the run that provided the parameters
         trainer.run()
         if trainer.stopped:
@@ -232,21 +233,15 @@ def _describe_data(run: PreparedRun) -> Iterator[str]:
     yield from run.task.preview(data)
 
 
-def _updates_per_epoch(run: PreparedRun, world: World) -> int:
-    settings = run.settings
-    return len(settings.plan(run.data.train.lengths()).updates(0, settings.accumulate, world.size))
-
-
-def _early_end(run: PreparedRun, world: World) -> Iterator[str]:
-    """Yield a note if the last epoch ends before the update at which a schedule or an alpha reaches its end."""
-    settings = run.settings
-    names = ["schedule: linear"] * (settings.schedule == "linear") + ["output_alpha"] * (
-        settings.output_alpha is not None
-    )
-    if settings.updates is None or not names:
+def _early_end(settings: Settings, updates: int) -> Iterator[str]:
+    """Yield a note if the epochs have fewer updates than a schedule or an alpha needs to reach its end."""
+    if settings.updates is None:
         return
-    updates = settings.epochs * _updates_per_epoch(run, world)
-    if updates < settings.updates:
+    annealed = settings.output_alpha
+    names = ["schedule: linear"] if settings.schedule == "linear" and updates < settings.updates else []
+    if annealed is not None and updates < annealed.until * settings.updates:
+        names.append("output_alpha")
+    if names:
         yield (
             f"note: {settings.epochs} epochs end after about {updates} of {settings.updates} updates, so "
             f"{' and '.join(names)} will not reach the end: increase training.epochs"
@@ -259,9 +254,9 @@ def _describe_plan(start: TrainingStart, folder: Path, world: World) -> Iterator
     if data.train.counts is not None:
         yield from data.train.counts.left_out
     yield f"{run.description['class']}: {sum(p.numel() for p in start.parameters.model.parameters())} parameters"
-    updates = _updates_per_epoch(run, world)
+    updates = len(settings.plan(data.train.lengths()).updates(0, settings.accumulate, world.size))
     total_updates = min(settings.epochs * updates, settings.updates or settings.epochs * updates)
-    yield from _early_end(run, world)
+    yield from _early_end(settings, settings.epochs * updates)
     yield f"{updates} update{'' if updates == 1 else 's'} in the first epoch, about {total_updates} in all"
     yield from start.parameters.lines
     yield f"{folder}: {'the run in this folder is resumed' if start.resumed else 'a new run'}"

@@ -232,7 +232,10 @@ def find_packed(path: Path | str, endings: Sequence[str] = PACKED_ENDINGS) -> Pa
 
 def current_folder(path: Path | str) -> str:
     """Return a hint that names the folder at which a relative path starts; empty for an absolute path."""
-    return "" if os.path.isabs(path) else f" (relative to {os.getcwd()})"
+    try:
+        return "" if os.path.isabs(path) else f" (relative to {os.getcwd()})"
+    except OSError:  # the current folder was deleted
+        return ""
 
 
 def check_file(path: Path | str) -> None:

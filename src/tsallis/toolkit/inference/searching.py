@@ -135,7 +135,8 @@ def choose(
         bounded = run.model.output.normalized and result.certificate.reason is None
         complete = result.certificate.kind == "complete"
         missing = 0.0 if complete else missing_probability(result.mass) if bounded else math.inf
-        missing *= math.exp(min(-largest, LARGEST_LOG))
+        if missing < math.inf:
+            missing *= math.exp(min(-largest, LARGEST_LOG))
     return minimum_risk([output.text for output in candidates], weights, task.utility, missing)
 
 

@@ -431,10 +431,8 @@ def find_file(folder: Path | str, name: str, endings: Sequence[str] = PACKED_END
     if file := find_packed(path, endings):
         return file
     *other_endings, last = (ending for ending in endings if ending.count(".") == 1)
-    hint = current_folder(path)
-    raise InputError(
-        f"{path}: no such file, and none with {', '.join(other_endings)} or {last} added to the name{hint}"
-    )
+    added = f"{', '.join(other_endings)} or {last}"
+    raise InputError(f"{path}{current_folder(path)}: no such file, and none with {added} added to the name")
 
 
 def split_columns(line: str, origin: str, expected: str, counts: Container[int]) -> list[str]:

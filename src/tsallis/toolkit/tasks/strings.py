@@ -262,10 +262,11 @@ class Strings(SequenceTask):
         """Warn if the first line has no features, so that the run has none, but other training lines have some."""
         if config.embedded is not None or config.columns.feature_numbers is not None or task.columns.features:
             return
-        for path in cls.files(config, "train"):
+        files = cls.files(config, "train")
+        for path in files:
             origin = next((origin for origin, line in task.example_lines(path) if line.count("\t") > 1), None)
             if origin is not None:
-                hint = "ignored column 3, because the first example has no such column; data.columns chooses columns"
+                hint = f"ignored column 3, which the first example in {files[0]} lacks; data.columns chooses columns"
                 warnings.warn(f"{origin}: {hint}", IgnoredInputWarning, stacklevel=2)
 
     @classmethod

@@ -311,6 +311,6 @@ def _find_side(config: TranslationData, name: str, language: str) -> Path:
             "two columns to these two files"
         )
     raise InputError(
-        f"{path}: no such file, and none with .xz or .gz added to the name. Translation needs one file per language "
-        f"(data.src, data.tgt): {name}.{config.src} and {name}.{config.tgt}{current_folder(path)}"
+        f"{path}{current_folder(path)}: no such file, and none with .xz or .gz added to the name. Translation needs "
+        f"one file per language (data.src, data.tgt): {name}.{config.src} and {name}.{config.tgt}"
     )

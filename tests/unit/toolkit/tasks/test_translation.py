@@ -167,7 +167,7 @@ def test_a_missing_tokenizer_is_reported_before_the_data_is_read(monkeypatch: py
     for compute in (lambda: Translation.load(data), lambda: Translation(tgt="ja").measure_outputs(["a"], ["a"])):
         with pytest.raises(InputError, match=r"data\.tgt: the scores of the language ja need .*sacrebleu\[ja\]"):
             compute()
-    with pytest.raises(InputError, match=r"missing\.de: no such file"):
+    with pytest.raises(InputError, match=r"missing\.de .*: no such file"):
         Translation.load(data.model_copy(update={"tokenized": True}))
 
 
