@@ -46,10 +46,8 @@ def calibrate_attended(model: nn.Module, batches: Iterable[Mapping[str, Any]], a
         3
     """
     attended = check_real("attended", attended, 1)
-    if hasattr(model, "get_base_model"):
-        raise ValueError("the factor can't be saved with an adapter: call merge_and_unload() of the model first")
-    if getattr(unwrap(model), "peft_config", None):
-        raise ValueError("the factor can't be saved with an adapter: call calibrate_attended before add_adapter")
+    if hasattr(model, "get_base_model") or getattr(unwrap(model), "peft_config", None):
+        raise ValueError("the factor can't be saved with an adapter: call calibrate_attended before you add adapters")
     DensityMeter(model)  # raise if the model is not sparsified
     modules = {}
     for name, alpha in alpha_modules(model):

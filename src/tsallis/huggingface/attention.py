@@ -50,6 +50,11 @@ def full_mask_forward(*inputs: Any, **kwargs: Any) -> tuple[Tensor, Tensor | Non
     return attention_forward(*inputs, **{**kwargs, "is_causal": False})
 
 
+def _check_packed(boundaries: Tensor | None, mask: Tensor | None) -> None:
+    if mask is None and boundaries is not None and len(boundaries) > 2:
+        raise ValueError("packed sequences need the mask that Transformers creates if model.config.use_cache is False")
+
+
 def attention_forward(
     module: nn.Module,
     query: Tensor,
@@ -86,9 +91,7 @@ def attention_forward(
     for name, what in UNSUPPORTED.items():
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{type(module).__name__} uses {what}, which entmax attention does not support")
-    boundaries = kwargs.get("cu_seq_lens_q")
-    if attention_mask is None and boundaries is not None and len(boundaries) > 2:
-        raise ValueError("packed sequences need the mask that Transformers creates if model.config.use_cache is False")
+    _check_packed(kwargs.get("cu_seq_lens_q"), attention_mask)
     alpha_module = getattr(module, ALPHA, None)
     meters, receive = getattr(alpha_module, "meters", ()), getattr(alpha_module, "receive", None)
     need_weights = bool(kwargs.get("output_attentions")) or receive is not None or _weights_requested(module)

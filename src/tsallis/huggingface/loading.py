@@ -34,8 +34,7 @@ def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
         The model; with `output_loading_info=True` also the loading report.
 
     Raises:
-        ValueError: The model was not sparsified when it was saved, the class is only a part of the saved model, or not
-            all alphas can be loaded.
+        ValueError: The saved model is not sparsified, the class is only a part of it, or not all alphas can be loaded.
 
     Example:
         >>> import tempfile

@@ -95,7 +95,7 @@ def test_impossible_settings_are_rejected() -> None:
     with_own_adapter = sparsify(build("bert"))
     with_own_adapter.add_adapter(peft.LoraConfig(r=2, target_modules=["query"]))
     for wrong in (adapter, with_own_adapter):
-        with pytest.raises(ValueError, match="be saved with an adapter: call (merge_and_unload|calibrate_attended before)"):
+        with pytest.raises(ValueError, match="be saved with an adapter: call calibrate_attended before"):
             calibrate_attended(wrong, [], 2)
     model, batch = sparsify(build("bert")), inputs(BY_NAME["bert"])
     settings = model.config.to_dict()

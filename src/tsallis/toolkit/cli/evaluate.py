@@ -111,8 +111,6 @@ def evaluate(
     file, second = _split_inputs(inputs or [])
     if second is not None and (out or manifest):
         raise InputError(f"--out and --manifest support only one run, got {run} and {second}")
-    if second is not None and file is not None and is_stdin(file):
-        raise InputError(f"two runs can't both read standard input, got {run} and {second}: pass a file")
     check_writable(out, manifest, inputs=[file], runs=[run, *(ensemble_with or ())])
     if file is not None:
         _check_options_of_file(file, split, length, manifest)
@@ -259,6 +257,8 @@ def _split_inputs(inputs: Sequence[Path]) -> tuple[Path | None, Path | None]:
     files = [path for path in inputs if not path.is_dir()]
     if len(runs) > 1 or len(files) > 1:
         raise InputError(f"expected at most one run and one file after RUN, found {', '.join(map(str, inputs))}")
+    if runs and files and is_stdin(files[0]):
+        raise InputError("two runs can't both read standard input: pass a file")
     return (files[0] if files else None), (runs[0] if runs else None)
 
 
