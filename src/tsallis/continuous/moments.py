@@ -11,7 +11,7 @@ from tsallis.continuous.densities.base import broadcast_batch
 from tsallis.continuous.densities.elliptical import Elliptical
 from tsallis.errors import check_integer
 from tsallis.functional.rows import check_floating, check_real, finite_number
-from tsallis.ops.dtypes import upcast
+from tsallis.ops.dtypes import product, upcast
 
 Kind = TypeVar("Kind", bound=Elliptical)
 Matching = Literal["covariance", "scale"]
@@ -66,7 +66,7 @@ def moments(weights: Tensor, positions: Tensor, dims: int = 1) -> tuple[Tensor, 
     t = torch.where((w == 0) & ~(t.abs() < limit), 0, t)  # [..., length, dims]
     mean = (w * t).sum(-2)
     centred = t - mean.unsqueeze(-2)
-    return mean, (w * centred).mT @ centred
+    return mean, product((w * centred).mT, centred)
 
 
 def match_moments(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from tsallis.errors import check_integer
+from tsallis.ops.dtypes import product
 from tsallis.ops.transforms import outside_tracers, physical, without_numbers
 
 
@@ -132,7 +133,7 @@ class Ellipse(constraints.Constraint):
         angle = torch.arange(points, dtype=self.centre.dtype, device=self.centre.device) * (2 * torch.pi / points)
         circle = torch.stack([angle.cos(), angle.sin()], -1)
         factor = torch.where(self._unbounded[..., None, None], math.nan, self.factor)
-        return self.centre.unsqueeze(-2) + circle @ factor.mT
+        return self.centre.unsqueeze(-2) + product(circle, factor.mT)
 
     def check(self, value: Tensor) -> Tensor:
         difference = (value - self.centre).unsqueeze(-1)

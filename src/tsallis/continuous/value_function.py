@@ -17,7 +17,7 @@ from tsallis.continuous.densities.elliptical import Density, Points
 from tsallis.continuous.quadrature import ridge_regression
 from tsallis.errors import check_integer
 from tsallis.functional.rows import check_dense, check_floating, check_real, number, result_dtype
-from tsallis.ops.dtypes import upcast, without_autocast
+from tsallis.ops.dtypes import product, upcast
 from tsallis.ops.transforms import traced, without_numbers
 
 CACHE_SIZE = 128  # largest number of regressions that a value function caches
@@ -207,10 +207,12 @@ class _RegressionSignal(Signal):
 
     @property
     def coefficients(self) -> Tensor:
-        if self._cached_coefficients is None:  # the compiler doesn't support `cached_property`
-            with without_autocast(self.observations.device.type):
-                self._cached_coefficients = (self.solver.mT @ self.observations).to(self.dtype)
-        return self._cached_coefficients
+        if self._cached_coefficients is not None:  # the compiler doesn't support `cached_property`
+            return self._cached_coefficients
+        coefficients = product(self.solver.mT, self.observations).to(self.dtype)
+        if torch.is_grad_enabled() or not (self.solver.requires_grad or self.observations.requires_grad):
+            self._cached_coefficients = coefficients
+        return coefficients
 
     def heads(self, count: int) -> Signal:
         solver = self.solver.unsqueeze(-3) if self.solver.dim() > 2 else self.solver
@@ -224,10 +226,8 @@ class _RegressionSignal(Signal):
         is_cheaper = rows * length * (functions + d) < functions * d * (length + rows)
         if not is_cheaper or self._cached_coefficients is not None:
             return super()._combine(expectations)
-        with without_autocast(expectations.device.type):
-            weights = expectations.to(self.solver.dtype) @ self.solver.mT  # [batch..., any, length]
-            context: Tensor = (weights @ self.observations).to(self.dtype)
-        return context
+        weights = product(expectations.to(self.solver.dtype), self.solver.mT)  # [batch..., any, length]
+        return product(weights, self.observations).to(self.dtype)
 
 
 class _BasisState(NamedTuple):

@@ -43,6 +43,12 @@ def without_autocast(device: str) -> contextlib.AbstractContextManager[None]:
     return torch.autocast(device, enabled=False) if autocast_enabled(device) else contextlib.nullcontext()
 
 
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply matrices in their own dtype, also under autocast."""
+    with without_autocast(a.device.type):
+        return a @ b
+
+
 def contiguous(x: Tensor) -> Tensor:
     """Return a tensor with contiguous memory and resolved negation, as kernels need it."""
     x = x.clone() if x._is_zerotensor() else x  # forward mode's zero tensors have no memory

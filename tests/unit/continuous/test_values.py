@@ -381,3 +381,13 @@ def test_meta_tensors_give_meta_coefficients(lengths: Any) -> None:
     lengths = lengths.to("meta") if isinstance(lengths, torch.Tensor) else lengths
     coefficients = ValueFunction(text_basis(8)).to("meta")(torch.empty(2, 6, 3, device="meta"), lengths=lengths)
     assert coefficients.coefficients.shape == (2, 8, 3) and coefficients.coefficients.is_meta
+
+
+def test_looking_at_a_signal_keeps_its_gradients() -> None:
+    values = torch.randn(6, 3, requires_grad=True)
+    signal = ValueFunction(gaussian_grid(4, 0.2))(values)
+    density = TruncatedParabola(torch.tensor(0.5), torch.tensor(0.01))
+    with torch.no_grad():
+        signal(torch.linspace(0, 1, 5))
+    (gradient,) = torch.autograd.grad(signal.expect(density).sum(), values)
+    assert gradient.abs().sum() > 0

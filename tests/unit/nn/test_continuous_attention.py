@@ -15,6 +15,7 @@ from tsallis.continuous import (
     TruncatedParabola,
     ValueFunction,
     cell_centres,
+    grid_centres,
     moments,
     text_basis,
 )
@@ -392,3 +393,30 @@ def test_meta_tensors_give_a_meta_context(masked: Any) -> None:
     attention = ContinuousAttention1d(SIZE, moments="discrete", density="gaussian").to("meta")
     context, _ = attention(torch.empty(2, SIZE, device="meta"), torch.empty(2, 6, SIZE, device="meta"), **masked)
     assert context.shape == (2, SIZE) and context.is_meta
+
+
+@pytest.mark.parametrize("matching", ["covariance", "scale"])
+def test_densities_in_the_plane_keep_their_precision(matching: str) -> None:
+    """Under autocast, and for correlated axes, the smaller spread must not be lost."""
+    torch.manual_seed(0)
+    values, query = torch.randn(2, 49, 32), 15 * torch.randn(2, 20, 32)
+    for how in ("discrete", "query"):
+        attention = ContinuousAttention2d(32, 4, moments=how, matching=matching)
+        positions = grid_centres(7, 7)
+        with torch.autocast("cpu", torch.bfloat16):
+            context, density = attention(query, values, positions=positions, need_density=True)
+            covariance = density.covariance
+        assert context.isfinite().all() and covariance.dtype == torch.float32
+        torch.testing.assert_close(covariance, density.factor @ density.factor.mT)
+
+
+def test_scale_of_a_narrow_density_matches_float64() -> None:
+    attention = ContinuousAttention2d(8, 1, moments="query", matching="scale")
+    root = torch.tensor([[1.0, 0.0], [4.0, 1e-3]])
+    factor, exact = (attention.kind.spread(root.new_zeros(2).to(x), x, 1).factor for x in (root, root.double()))
+    torch.testing.assert_close(factor.double(), exact, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("options", [{"floor": 0.1}, {"floor": 0.01, "components": 4, "matching": "scale"}])
+def test_a_large_floor_gives_finite_parameters(options: dict[str, Any]) -> None:
+    assert all(x.isfinite().all() for x in ContinuousAttention1d(8, **options).parameters())

@@ -12,6 +12,7 @@ from tsallis.continuous import quadrature as rules
 from tsallis.continuous import quadrature_sizes
 from tsallis.continuous.densities.base import Shape, cholesky, log_det, one_number
 from tsallis.continuous.quadrature import Rule, expm1_ratio, log1p_ratio
+from tsallis.ops.dtypes import product
 from tsallis.ops.transforms import outside_tracers, physical, recording
 
 
@@ -91,17 +92,20 @@ class BetaGaussian:
         return torch.where(finite, c.bend / torch.where(finite, c.eps, 1), math.inf).sqrt().to(like)
 
     def factor(self, scale: Tensor) -> Tensor:
-        root = cholesky(scale, self.dims)
-        c, n = self.constants(scale), self.dims
+        return self.factor_of_root(cholesky(scale, self.dims))
+
+    def factor_of_root(self, root: Tensor) -> Tensor:
+        """Return the factor for the square root or Cholesky factor of a scale."""
+        c, n = self.constants(root), self.dims
         inner = c.eps * c.peak + n / 2 * c.eps * torch.log(c.bend) + math.log(2) - c.eps * log_det(root, n)
         log_ratio = inner * 2 / (2 + n * c.eps) - torch.log(c.bend)  # log of covariance / scale
-        return root * _expand_to_matrix(torch.exp(log_ratio / 2).to(scale), n)
+        return root * _expand_to_matrix(torch.exp(log_ratio / 2).to(root), n)
 
     def scale(self, factor: Tensor) -> Tensor:
         c, n = self.constants(factor), self.dims
         log_ratio = c.eps * (c.peak - log_det(factor, n)) + torch.log(2 / c.bend)
         root = factor * _expand_to_matrix(torch.exp(-log_ratio / 2).to(factor), n)
-        return root.square() if n == 1 else root @ root.mT
+        return root.square() if n == 1 else product(root, root.mT)
 
     def _argument(self, squared: Tensor) -> tuple[Constants, Tensor, Tensor]:
         """Return three values: the constants; `-|u|²/c²`, 0 outside the support; and the mask of points outside.

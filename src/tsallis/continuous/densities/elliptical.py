@@ -27,7 +27,7 @@ from tsallis.continuous.densities.beta_gaussian import NEARLY_GAUSSIAN, BetaGaus
 from tsallis.continuous.quadrature import Rule
 from tsallis.continuous.supports import Ellipse, Interval, WholeSpace
 from tsallis.functional.rows import check_floating, result_dtype
-from tsallis.ops.dtypes import upcast, without_autocast
+from tsallis.ops.dtypes import product, upcast, without_autocast
 from tsallis.ops.transforms import (
     forward_mode,
     graph_outlives_values,
@@ -256,7 +256,7 @@ class Elliptical(Density):
 
     @property
     def covariance(self) -> Tensor:
-        return self._factor.square() if self.dims == 1 else self._factor @ self._factor.mT
+        return self._factor.square() if self.dims == 1 else product(self._factor, self._factor.mT)
 
     @property
     def variance(self) -> Tensor:
@@ -332,7 +332,7 @@ class Elliptical(Density):
         u = self.family.sample(shape, self._mean)
         if self.dims == 1:
             return (self._mean + self._factor * u).to(self.dtype)
-        return (self._mean + (self._factor @ u.unsqueeze(-1)).squeeze(-1)).to(self.dtype)
+        return (self._mean + product(self._factor, u.unsqueeze(-1)).squeeze(-1)).to(self.dtype)
 
     def expect(self, function: Function, points: Points = None) -> Tensor:
         r"""Return the expectation :math:`E_p[\psi(t)]`: the attention of :math:`\psi` (Martins et al. 2020, eq. 15).

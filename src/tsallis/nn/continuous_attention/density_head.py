@@ -116,9 +116,12 @@ class DensityKind(nn.Module):
         The root belongs to the covariance, or with matching "scale" to the scale.
         """
         shape = self.shape(components)
-        if self.matching == "covariance":
-            return self.kind.from_factor(mean, root, **shape)
-        return self.kind.from_scale(mean, root.square() if self.dims == 1 else root @ root.mT, **shape)
+        if self.matching == "scale" and self.dims == 1:
+            return self.kind.from_scale(mean, root.square(), **shape)
+        if self.matching == "scale":  # a product of the root and its transpose could lose the smaller spread
+            family: Any = self.kind.from_factor(mean, root, **shape).family
+            root = family.factor_of_root(root)
+        return self.kind.from_factor(mean, root, **shape)
 
     def initial_root(self, heads: int, components: int) -> Tensor:
         """Return initial roots [heads, 1, components] for :meth:`spread`; a head's components divide the space."""
@@ -172,6 +175,7 @@ class DensityHead(nn.Module):
             bias[..., 1] = torch.logit((0.5 + index * GOLDEN) % 1)
         start = kind.initial_root(heads, components).squeeze(1)
         start = start.square() - kind.floor if dims == 1 else start - math.sqrt(kind.floor)
+        start = start.clamp(min=1e-4)  # a floor can be larger than the initial variance
         inverse = start + torch.log(-torch.expm1(-start))  # inverse of softplus
         bias[..., 1 if dims == 1 else 2] = inverse
         if dims == 2:
