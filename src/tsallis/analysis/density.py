@@ -116,13 +116,17 @@ class Density(Statistic[Densities]):
         super().__init__(layers)
         self._sums = [np.zeros(layer.heads) for layer in layers]
         self._counts = [np.zeros((layer.heads, BINS), np.int64) for layer in layers]
+        self._read = [0] * len(layers)  # sentences with keys
 
     def _update(self, sentence: Sentence) -> None:
-        for layer, weights, sums, counts in zip(self.layers, sentence.weights, self._sums, self._counts, strict=True):
+        for number, (layer, weights) in enumerate(zip(self.layers, sentence.weights, strict=True)):
+            if not weights.shape[2]:
+                continue
             densities = sentence_density(layer, weights)
-            sums += densities
+            self._read[number] += 1
+            self._sums[number] += densities
             bins = np.searchsorted(EDGES, densities, "right") - 1
-            counts[np.arange(layer.heads), np.minimum(bins, BINS - 1)] += 1
+            self._counts[number][np.arange(layer.heads), np.minimum(bins, BINS - 1)] += 1
 
     def _result(self) -> Densities:
         edges = tuple(EDGES.tolist())
@@ -132,10 +136,10 @@ class Density(Statistic[Densities]):
                 layer.layer,
                 head,
                 layer.alphas[head],
-                float(sums[head] / self.sentences),
+                float(sums[head] / max(read, 1)),
                 Histogram(edges, tuple(counts[head].tolist())),
             )
-            for layer, sums, counts in zip(self.layers, self._sums, self._counts, strict=True)
+            for layer, sums, counts, read in zip(self.layers, self._sums, self._counts, self._read, strict=True)
             for head in range(layer.heads)
         )
         return Densities(self.sentences, heads)

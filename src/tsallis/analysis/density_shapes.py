@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from tsallis.analysis.shapes import curve, intervals, numbers, one_of, outlines, parts_of
 from tsallis.analysis.tables import Record
-from tsallis.continuous import Density, Ellipse, Elliptical, Interval
+from tsallis.continuous import Density
 
 POINTS = 161  # number of points on the edge of a support in the plane
 Points = tuple[tuple[float, ...], ...]
@@ -60,32 +61,31 @@ def draw_density(density: Density, index: int | tuple[int, ...] = ()) -> DrawnDe
     single = one_of(density, index, density.dims)
     if single.dims == 2:
         parts = tuple(tuple(map(tuple, line.tolist())) for line in outlines(single, POINTS))
-        bounded = all(isinstance(part.support, Ellipse) and part.support.bounded for part in parts_of(single))
+        bounded = all(getattr(part.support, "bounded", False) for part in parts_of(single))
         deviation = tuple(numbers(single.covariance).diagonal().sqrt().tolist())
         return DrawnDensity(tuple(single.mean.tolist()), deviation, (), area_of(single), (), parts, bounded)
     ends = intervals(single)
     t, p = curve(single)
     points = tuple(zip(t.tolist(), p.tolist(), strict=True))
-    size = 1.0 if ends is None else sum(max(0.0, min(b, 1.0) - max(a, 0.0)) for a, b in ends)
     moments = (float(single.mean),), (float(single.variance) ** 0.5,)
-    return DrawnDensity(*moments, tuple(ends or ()), size, points, (), ends is not None)
+    return DrawnDensity(*moments, tuple(ends or ()), length_of(single), points, (), ends is not None)
 
 
 def area_of(density: Density) -> float:
     """Return the share of the unit square that a support covers, measured on a grid."""
-    if not isinstance(density, Elliptical) or not isinstance(density.support, Ellipse):
+    supports: list[Any] = [part.support for part in parts_of(density)]
+    if not all(support.bounded for support in supports):
         return 1.0
     centres = (torch.arange(200, dtype=torch.float64) + 0.5) / 200
     grid = torch.cartesian_prod(centres, centres)
-    return float(density.support.check(grid).double().mean())
+    inside = torch.stack([support.check(grid.to(support.centre)) for support in supports])
+    return float(inside.any(0).double().mean())
 
 
 def length_of(density: Density) -> float:
     """Return the share of the unit interval that a support covers."""
-    if not isinstance(density.support, Interval):
-        return 1.0
-    lower, upper = float(density.support.lower), float(density.support.upper)
-    return max(0.0, min(upper, 1.0) - max(lower, 0.0))
+    ends = intervals(density)
+    return 1.0 if ends is None else sum(max(0.0, min(b, 1.0) - max(a, 0.0)) for a, b in ends)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def signal_densities(density: Density, channels: Sequence[str]) -> tuple[SignalD
         (6, 'temperature', True)
     """
     *first, heads, count = (1, 1, *density.batch_shape)[-3:]
-    if len(density.batch_shape) < 2 or first != [1] or count != len(channels):
+    if len(density.batch_shape) not in (2, 3) or first != [1] or count != len(channels):
         raise ValueError(
             f"density must have batch shape [heads, {len(channels)}], whose last size is the number of channels, "
             f"got {list(density.batch_shape)}"

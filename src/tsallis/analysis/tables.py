@@ -122,7 +122,8 @@ class Bins:
 
     def add(self, values: ArrayLike) -> None:
         """Count finite values of any shape."""
-        numbers, counts = np.unique(np.rint(np.asarray(values, np.float64) / self.width), return_counts=True)
+        array = np.asarray(values, np.float64)
+        numbers, counts = np.unique(np.rint(array[np.isfinite(array)] / self.width), return_counts=True)
         for number, count in zip(numbers.astype(int).tolist(), counts.tolist(), strict=True):
             self.counts[number] = self.counts.get(number, 0) + count
 

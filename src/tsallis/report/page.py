@@ -136,7 +136,8 @@ def _render(**values: Any) -> Page:
     )
     program = "\n".join(["'use strict';\n(() => {", *scripts, "})();\n"])
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(template)
-    return Page(page.render(style=style, script=program, script_hash=_digest(program), **values))
+    text = page.render(style=style, script=program, script_hash=_digest(program), **values)
+    return Page(text.encode("utf-8", "backslashreplace").decode("utf-8"))  # titles can contain lone surrogates
 
 
 def sentences_that_fit(runs: Sequence[RunSummary]) -> int:
@@ -147,7 +148,9 @@ def sentences_that_fit(runs: Sequence[RunSummary]) -> int:
     Args:
         runs: Summaries of the same sentences.
     """
-    total = 0
+    examples = [example for run in runs for head in run.heads for example in head.examples]
+    examples += [example for run in runs for pair in run.contrasts for example in (pair.sparse, pair.dense)]
+    total = sum(len(example.weights.values) for example in examples)
     for count, versions in enumerate(zip(*(run.sentences for run in runs), strict=True)):
         total += sum(len(weights.values) for sentence in versions for weights in sentence.weights)
         if count and total > NON_ZEROS:

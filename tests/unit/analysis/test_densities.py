@@ -89,3 +89,22 @@ def test_densities_with_an_alpha_of_1_are_unbounded(dims: int) -> None:
     assert [draw_density(density, i).bounded for i in range(2)] == [False, True]
     drawn = draw_density(density, 0)
     assert all(math.isfinite(x) for line in (drawn.curve, *drawn.outlines) for point in line for x in point)
+
+
+def test_the_size_of_a_mixture_counts_every_part_once() -> None:
+    def parabolas(weights: list[float]) -> Mixture:
+        return Mixture(torch.tensor(weights), TruncatedParabola(torch.tensor([0.25, 0.75]), torch.tensor(0.001)))
+
+    def paraboloids(weights: list[float]) -> Mixture:
+        return Mixture(
+            torch.tensor(weights), TruncatedParaboloid(torch.tensor([[0.25, 0.25], [0.75, 0.75]]), 0.001 * torch.eye(2))
+        )
+
+    for make, one in ((parabolas, 2 * math.sqrt(0.005)), (paraboloids, math.pi * 0.006)):
+        assert draw_density(make([1.0, 0.0])).size == pytest.approx(one, abs=1e-3)
+        assert draw_density(make([0.5, 0.5])).size == pytest.approx(2 * one, abs=2e-3)
+
+
+def test_signal_densities_refuse_several_batches() -> None:
+    with pytest.raises(ValueError, match="density must have batch shape"):
+        signal_densities(TruncatedParabola(torch.rand(5, 1, 3, 2), torch.tensor(0.01)), ["a", "b"])

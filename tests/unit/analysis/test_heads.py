@@ -30,6 +30,7 @@ from tsallis.analysis import (
     head_roles,
     to_pandas,
 )
+from tsallis.analysis.density import Density
 from tsallis.analysis.tables import Bins
 from tsallis.analysis.words import word_clusters
 from tsallis.errors import InputError
@@ -509,3 +510,11 @@ def test_coarser_histograms_preserve_counts_and_range(bins: int) -> None:
     assert (coarse.edges[0], coarse.edges[-1], len(coarse.edges)) == (0, 1, len(coarse.counts) + 1)
     for low, high, count in zip(coarse.edges, coarse.edges[1:], coarse.counts, strict=False):
         assert count == sum(c for edge, c in zip(fine.edges, fine.counts, strict=False) if low <= edge < high)
+
+
+def test_a_sentence_without_keys_does_not_count_for_the_density() -> None:
+    statistic = Density([AttentionLayer("cross", 0, (1.5,))])
+    statistic.update(Sentence.of([[[1, 0], [0.5, 0.5]]]))
+    statistic.update(Sentence.of(np.zeros((1, 2, 0))))
+    (head,) = statistic.result().heads
+    assert head.density == 0.75 and sum(head.histogram.counts) == 1

@@ -16,6 +16,7 @@ from tsallis import alpha_relu, entmax
 from tsallis.analysis import beam_tree, head_importance, output_statistics, teacher_forced_supports
 from tsallis.analysis.importance import mask_head
 from tsallis.analysis.outputs import output_steps
+from tsallis.analysis.tables import Bins
 from tsallis.errors import InputError
 from tsallis.models.batch import has_loss
 from tsallis.nn import MultiheadAttention, OutputLayer
@@ -262,3 +263,9 @@ def test_head_importance_matches_zeroed_values() -> None:
     assert max(x.increase for x in importance.heads) > 1e-3
     again = head_importance(model, iter(list(data.batches(4))))
     assert again == importance
+
+
+def test_bins_count_only_finite_values() -> None:
+    bins = Bins(1.0)
+    bins.add([1, math.nan, 2, math.inf, -math.inf])
+    assert bins.histogram().counts == (1, 1)

@@ -18,7 +18,8 @@ import pytest
 from tsallis.analysis.histories import VALUES, HeadHistory, ValueHistory
 from tsallis.analysis.score_names import SCORES
 from tsallis.analysis.weights import SparseWeights
-from tsallis.report.page import build_page, embed_json, encode_weights
+from tsallis.report import page as page_module
+from tsallis.report.page import build_page, embed_json, encode_weights, sentences_that_fit
 from tsallis.toolkit.run_analysis import SweepRun, sweep
 
 
@@ -168,3 +169,18 @@ def test_the_page_loads_no_external_resources() -> None:
         addresses = re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"']*", path.read_text(encoding="utf-8"))
         assert set(addresses) <= {"http://www.w3.org/2000/svg"}, path
         assert "innerHTML" not in path.read_text(encoding="utf-8")
+
+
+def test_names_that_are_not_unicode_are_escaped(summaries: Any) -> None:
+    page = build_page([replace(summaries[0][0], name="run\udce9")], note="\udce9")
+    assert page.encode("utf-8") and data_of(page)["runs"][0]["name"] == "run\udce9"
+
+
+def test_examples_of_heads_count_for_the_size_of_a_page(summaries: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run, *_), count = summaries[0], len(summaries[0][0].sentences)
+    weights = sum(len(w.values) for sentence in run.sentences for w in sentence.weights)
+    examples = sum(len(example.weights.values) for head in run.heads for example in head.examples)
+    assert examples > 0 and count > 1
+    monkeypatch.setattr(page_module, "NON_ZEROS", weights)
+    bare = replace(run, heads=(), contrasts=())
+    assert sentences_that_fit([bare]) == count > sentences_that_fit([run])

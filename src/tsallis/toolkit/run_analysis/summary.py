@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -210,9 +211,11 @@ def _read_together(
             for pair in zip(batches[0], batches[number], strict=True):
                 comparison.update(*pair)
     names = distinct_names([run_input.run.folder for run_input in inputs])
-    return [
-        ComparisonSummary(names[0], names[number], comparison.result()) for number, comparison in comparisons.items()
-    ]
+    contrasts = []
+    for number, comparison in comparisons.items():
+        with contextlib.suppress(InputError):  # no query has two keys
+            contrasts.append(ComparisonSummary(names[0], names[number], comparison.result()))
+    return contrasts
 
 
 def _same_texts(one: RunInput, other: RunInput, count: int) -> bool:

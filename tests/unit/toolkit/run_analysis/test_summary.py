@@ -253,3 +253,10 @@ def test_empty_rate_rejects_empty_or_unequal_inputs() -> None:
         empty_rate(lstm(), Corpus([], []), [])
     with pytest.raises(ValueError, match="got 0 results for 4 sentences"):
         empty_rate(lstm(), corpus(4), [])
+
+
+def test_runs_without_words_to_compare_have_no_comparison(tmp_path: Path) -> None:
+    one_symbol = Corpus([[5], [6]], [[5, 6], [7]])
+    inputs = [RunInput(run_of(tmp_path, lstm(), name), one_symbol, "samples") for name in "ab"]
+    summaries, comparisons = summarize_runs(inputs, Options(beam_size=2))
+    assert len(summaries) == 2 and comparisons == []
