@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import tsallis
 from pairs import every_pair
 from tsallis.models import Memory, RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.models.protocol import join
@@ -386,3 +387,14 @@ def test_padding_embeddings_stay_zero(build: Build) -> None:
 def test_invalid_source_lengths_raise(build: Build, lengths: list[int]) -> None:
     with pytest.raises(ValueError, match=r"src_lengths must be from 1 to 6.*" + str(lengths)[1:-1]):
         build().encode(IDS, torch.tensor(lengths))
+
+
+@pytest.mark.parametrize("positions", ["sinusoids", "rope"])
+def test_states_of_inference_mode_continue_without_gradients(positions: str) -> None:
+    model = TransformerSeq2Seq(20, 15, d_model=8, heads=2, layers=1, d_ff=8, positions=positions).eval()
+    src, lengths, token = torch.randint(4, 20, (2, 4)), torch.tensor([4, 2]), torch.tensor([5, 6])
+    with torch.inference_mode(), tsallis.backend("eager"):
+        state = model.step(model.start(model.encode(src, lengths)), token).state
+    with torch.no_grad(), tsallis.backend("eager"):
+        expected = model.step(model.start(model.encode(src, lengths)), token).state
+        torch.testing.assert_close(model.step(state, token).scores, model.step(expected, token).scores)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cache
 from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tsallis.models.protocol import BestStep, Step, best_of_step, check_symbols
 from tsallis.nn import (
@@ -26,6 +24,7 @@ from tsallis.nn import (
     TransformerEncoderLayer,
 )
 from tsallis.ops.arguments import DecoderResult, OutputWeights
+from tsallis.ops.fused_steps import fused_steps
 from tsallis.ops.transforms import traced
 
 
@@ -153,6 +152,7 @@ class _ModelSnapshot:
             [(m.training, not m._forward_hooks, not m._forward_pre_hooks) for m in modules],
             [getattr(m, name) for m in modules for name in SETTINGS.get(type(m), ())],
             [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in tensors],
+            fused_steps(),
         )
 
     def matches(self, model: nn.Module) -> bool:
@@ -175,14 +175,6 @@ class PackedModel(NamedTuple):
     snapshot: _ModelSnapshot
     kernels: Any
     parts: Any  # what `pack` has returned, see :func:`packed_model`
-
-
-@cache
-def _watch_fused_optimizers() -> None:
-    """Drop all packed weights after a fused optimizer's step, which changes tensors but not their versions."""
-    register_optimizer_step_post_hook(
-        lambda optimizer, *_: _packs.clear() if any(group.get("fused") for group in optimizer.param_groups) else None
-    )
 
 
 def packed_model(
@@ -210,7 +202,6 @@ def packed_model(
         return known
     known = _packs.get(model)
     if known is None or known.kernels is not kernels or not known.snapshot.matches(model):
-        _watch_fused_optimizers()
         known = _packs[model] = PackedModel(_ModelSnapshot(model), kernels, pack(model, kernels))
     return known
 
@@ -222,6 +213,11 @@ def output_weights(output: Any) -> OutputWeights | None:
     weight, bias = projection
     tau = output.tau if output.transform == "alpha_relu" else None
     return OutputWeights((weight, bias.masked_fill(output.never, -torch.inf)), output.alpha, tau)
+
+
+def embeds_outputs(decoder: Any, output: OutputWeights) -> bool:
+    """Return whether every symbol of the output has an embedding; otherwise the modules raise an error."""
+    return len(decoder.embedding) >= len(output.projection[0])
 
 
 def linear_weights(module: Any) -> tuple[Tensor, Tensor] | None:

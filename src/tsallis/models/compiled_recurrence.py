@@ -9,13 +9,14 @@ from torch import nn
 
 from tsallis.models.compiled import (
     CompiledState,
+    embeds_outputs,
     is_plain,
     linear_weights,
     output_weights,
     packed_model,
     supported,
 )
-from tsallis.models.protocol import Memory
+from tsallis.models.protocol import Memory, source_mask
 from tsallis.models.recurrence import CELLS, PARAMETERS
 from tsallis.nn import GlobalAttention
 from tsallis.ops.arguments import RecurrentWeights
@@ -28,17 +29,18 @@ def start_compiled(model: Any, memory: Memory) -> CompiledState | None:
     if memory.copies is not None or memory.features is not None or any(x.dtype != torch.float32 for x in tensors):
         return None
     packed = packed_model(model, memory.states, choose_recurrent, _pack)
-    if packed is None or packed.parts is None:
+    lengths = memory.mask.sum(1)
+    if packed is None or packed.parts is None or not memory.mask.equal(source_mask(lengths, memory.states)):
         return None
     decoder, keys = packed.parts, model.attention.keys(memory.states)
-    rows, (source, cache) = decoder.start(keys, memory.states, memory.mask.sum(1), memory.summary)
+    rows, (source, cache) = decoder.start(keys, memory.states, lengths, memory.summary)
     return CompiledState(decoder, None, rows, 0, memory.states.shape[1], (source,), (cache,))
 
 
 def _pack(model: Any, kernels: Any) -> Any:
     """Return a compiled decoder, or None if the kernels don't support it."""
     weights, output = _decoder_weights(model), output_weights(model.output)
-    if weights is None or output is None or not kernels.computes(weights):
+    if weights is None or output is None or not (kernels.computes(weights) and embeds_outputs(weights, output)):
         return None
     return kernels.CompiledDecoder(weights, output)
 

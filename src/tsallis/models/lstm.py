@@ -34,7 +34,7 @@ from tsallis.models.recurrence import (
 from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SharingModel, SymbolRows, share_embeddings
 from tsallis.nn import ContinuousGlobalAttention, GlobalAttention
 from tsallis.nn.dropout import dropout_mask
-from tsallis.nn.output import transform_alpha
+from tsallis.nn.output import is_linear, transform_alpha
 from tsallis.ops.autograd.lstm_steps import LSTMLayer, LSTMSteps, fused_steps
 from tsallis.ops.transforms import tracing_active
 from tsallis.symbols import BOS, PAD, UNK
@@ -373,7 +373,7 @@ class RNNSeq2Seq(CompiledSteps, SharingModel):
         attention = self.attention
         if not state.cell or self.features is not None or not _can_fuse(state.feed, attention, self.combine):
             return None
-        if type(attention) is not GlobalAttention or attention.scorer != "bilinear":
+        if type(attention) is not GlobalAttention or attention.scorer != "bilinear" or not is_linear(self.combine):
             return None
         parts = []
         for i, layer in enumerate(layers):

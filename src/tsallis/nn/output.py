@@ -21,6 +21,7 @@ from tsallis.ops.choice import choose, choose_screening
 from tsallis.ops.constants import ConstantBuffers
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager.log_probs import alpha_relu_log_probs
+from tsallis.ops.fused_steps import fused_steps
 from tsallis.ops.transforms import traced, tracing_active
 
 ROWS = 64  # number of states whose supports are computed together
@@ -36,6 +37,12 @@ def transform_alpha(transform: str, alpha: float) -> float:
     if transform == "alpha_relu" and alpha == 1:
         raise ValueError("alpha of alpha_relu must be above 1, got 1")
     return alpha
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Return whether a module computes exactly `linear(x, module.weight, module.bias)`: no hooks, no other code."""
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+    return getattr(type(module), "forward", None) is nn.Linear.forward and not hooks and "forward" not in vars(module)
 
 
 class OutputLayer(ConstantBuffers):
@@ -97,7 +104,7 @@ class OutputLayer(ConstantBuffers):
         self.projection = nn.Linear(check_integer("d_model", d_model, 1), d_vocab, bias=bias)
         never = torch.zeros(d_vocab, dtype=torch.bool, device="cpu")
         never[list(forbidden)] = True
-        self._screened: Any = None  # the weight and its version when it was encoded in 8 bits, and the result
+        self._screened: Any = None  # the weight's version when it was encoded in 8 bits, the weight, and the result
         self.register_constant("never", never, self.weight.device)
         self.register_constant("_forbidden", never.nonzero().flatten(), self.weight.device)
 
@@ -232,7 +239,7 @@ class OutputLayer(ConstantBuffers):
     def _screened_weight(self, rows: Tensor) -> Any:
         """Return the weight in 8 bits, or None if it can't be scanned or few scores are needed."""
         weight = self.projection.weight
-        if not isinstance(weight, Tensor) or tracing_active() or not len(rows):
+        if not (isinstance(weight, Tensor) and is_linear(self.projection)) or tracing_active() or not len(rows):
             return None
         kernels = choose_screening(rows.device.type)
         is_supported = all(x.dtype == torch.float32 and x.device.type == "cpu" for x in (rows, weight))
@@ -240,10 +247,10 @@ class OutputLayer(ConstantBuffers):
             return None
         if weight.is_inference():  # such a tensor does not count its changes
             return None
-        old = self._screened
-        if old is None or old[0].data_ptr() != weight.data_ptr() or old[1] != weight._version:
+        old, version = self._screened, (weight.data_ptr(), weight._version, fused_steps())
+        if old is None or old[0] != version:
             # An alias keeps the memory, so that no other weight gets its address.
-            self._screened = (weight.detach(), weight._version, kernels.ScreenedRows())
+            self._screened = version, weight.detach(), kernels.ScreenedRows()
         return self._screened[2]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -335,6 +342,11 @@ class OutputLayer(ConstantBuffers):
         active = target != ignore_index
         allowed = ~self.never
         index = torch.where(active, target, 0).long()
+        if not is_linear(self.projection):
+            scores = self.projection(hidden)
+            mean = (scores * allowed).sum(-1) / allowed.sum()
+            lead = scores.gather(-1, index.unsqueeze(-1)).squeeze(-1) - mean
+            return reduce(torch.where(active, lead, 0), active.sum(), reduction)
         weight = self.weight
         mean = (weight * allowed.unsqueeze(-1)).sum(0) / allowed.sum()  # [d_model]
         lead = (hidden * (embedding(index, weight) - mean)).sum(-1)  # [...]
@@ -345,7 +357,7 @@ class OutputLayer(ConstantBuffers):
 
     def _loss(self, hidden: Tensor, target: Tensor | SparseRows, ignore_index: int, reduction: str) -> Tensor:
         rows = len(target) if isinstance(target, SparseRows) else target.numel()
-        if rows * len(self.weight) < MANY_SCORES:
+        if rows * len(self.weight) < MANY_SCORES or not is_linear(self.projection):
             return self.loss_of_scores(self.scores(hidden), target, ignore_index, reduction)
         bias = self.bias
         if len(self._forbidden):

@@ -322,3 +322,36 @@ def test_threads_do_not_change_a_step() -> None:
         assert torch.equal(model.step(state, token).scores, alone.scores)
     finally:
         torch.set_num_threads(threads)
+
+
+@torch.no_grad()
+def test_memory_with_other_masks_uses_plain_steps() -> None:
+    model = make(**MODELS[1])
+    memory = model.encode(*sources())
+    assert isinstance(model.start(memory), CompiledState)
+    memory.mask[2] = False  # a source without symbols
+    same_step(model, (model.start(memory), model._start_plain(memory)), torch.ones(6, dtype=torch.long))
+    memory.mask[2, 1:3] = True  # padding before the symbols
+    state = model.start(memory)
+    assert not isinstance(state, CompiledState)
+
+
+@torch.no_grad()
+def test_symbols_without_an_embedding_raise() -> None:
+    model = make(**MODELS[0])
+    model.tgt_embedding = nn.Embedding(6, model.tgt_embedding.embedding_dim).eval()
+    with pytest.raises(IndexError):
+        beam_search(model, *sources())
+
+
+def test_training_uses_the_code_of_a_replaced_module() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 3 * super().forward(x)
+
+    model = make(**MODELS[0])
+    model.combine = Scaled(model.combine.in_features, model.combine.out_features, bias=False).eval()
+    src, lengths = sources()
+    decoded = model(src, lengths, torch.ones(6, 1, dtype=torch.long))
+    step = model.step(model.start(model.encode(src, lengths)), torch.ones(6, dtype=torch.long))
+    torch.testing.assert_close(model.output.scores(decoded.hidden[:, 0]), step.scores)

@@ -14,7 +14,7 @@ from compiled_models import independent_steps, same_best_symbols, same_step, sam
 from instruction_sets import PRESENT, use
 from tsallis.models import TransformerSeq2Seq
 from tsallis.models.compiled import CompiledState
-from tsallis.models.protocol import join
+from tsallis.models.protocol import Memory, join
 from tsallis.models.transformer.compiled import CompiledMemory
 from tsallis.ops import cpu
 from tsallis.search import beam_search
@@ -267,3 +267,39 @@ def test_nan_weights_raise() -> None:
         model.decoder.layers[0].linear1.weight[0, 0] = torch.nan
     with pytest.raises(ValueError, match="NaN for source 0"):
         beam_search(model, *sources())
+
+
+def fewer_hidden_units(model: TransformerSeq2Seq) -> None:
+    layer = model.decoder.layers[1]
+    layer.linear1, layer.linear2 = nn.Linear(32, 16).eval(), nn.Linear(16, 32).eval()
+
+
+def more_heads(model: TransformerSeq2Seq) -> None:
+    model.decoder.layers[1].self_attn = tsallis.nn.MultiheadAttention(32, 4, alpha=1.0, batch_first=True).eval()
+
+
+def fewer_embeddings(model: TransformerSeq2Seq) -> None:
+    model.tgt_embedding = nn.Embedding(6, 32).eval()
+
+
+@pytest.mark.parametrize("change", [fewer_hidden_units, more_heads, fewer_embeddings])
+@torch.no_grad()
+def test_layers_of_other_sizes_use_plain_steps(change: Any) -> None:
+    model = make(**MODELS[0])
+    change(model)
+    assert not isinstance(model.start(model.encode(*sources())), CompiledState)
+    encoder = make(**MODELS[0])
+    encoder.encoder.layers[1] = make(**MODELS[0], heads=4).encoder.layers[1]
+    assert not isinstance(encoder.encode(*sources()), CompiledMemory)
+
+
+@torch.no_grad()
+def test_memory_needs_padding_at_the_end() -> None:
+    model, states, mask = make(**MODELS[1]), torch.randn(3, 5, 32), torch.ones(3, 5, dtype=torch.bool)
+    mask[1, 2:] = mask[2] = False  # the last source has no symbols
+    same_step(
+        model, (model.start(Memory(states, mask)), model._start_plain(Memory(states, mask))), torch.ones(3).long()
+    )
+    mask[0, 0] = False
+    with pytest.raises(ValueError, match="must be False only after the last symbol, got others in row 0"):
+        model.start(Memory(states, mask))

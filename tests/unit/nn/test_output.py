@@ -245,3 +245,30 @@ def test_invalid_targets_raise() -> None:
         output.loss(hidden, torch.full((3, 9), 1 / 9))
     with pytest.raises(TypeError, match="class targets must be a tensor, got list"):
         output.loss(hidden, [1, 2, 3])  # type: ignore[arg-type]
+
+
+class Scaled(nn.Linear):
+    """A linear layer with other code, as of an adapter."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 3 * super().forward(x)
+
+
+@pytest.mark.parametrize("change", ["class", "hook"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_large_batches_use_the_code_of_the_projection(change: str, smoothing: float) -> None:
+    torch.manual_seed(0)
+    output, hidden, target = OutputLayer(4, 3000), torch.randn(800, 4), torch.randint(3000, (800,))
+    if change == "class":
+        output.projection = Scaled(4, 3000)
+    else:
+        output.projection.register_forward_hook(lambda module, arguments, result: 3 * result)
+    options = {"reduction": "none", "label_smoothing": smoothing}
+    small = torch.cat(
+        [output.loss(*part, **options) for part in zip(hidden.split(100), target.split(100), strict=True)]
+    )
+    torch.testing.assert_close(output.loss(hidden, target, **options), small)
+    scores = output.scores(hidden)
+    torch.testing.assert_close(small, tsallis.entmax_loss(scores, target, 1.5, **options), rtol=1e-4, atol=1e-4)
+    rows = output.support(hidden[:3].detach())
+    torch.testing.assert_close(rows.dense(3000), output.probs(scores[:3]).detach())

@@ -128,3 +128,12 @@ def test_support_of_one_state_matches_entmax() -> None:
     probs = tsallis.entmax(one.scores(hidden), 1.5)
     rows = one.support(hidden)
     assert rows.indices.tolist() == probs[0].nonzero().flatten().tolist()
+
+
+def test_support_notices_the_steps_of_fused_optimizers() -> None:
+    one, hidden = layer(), states(3)
+    one.support(hidden)
+    optimizer = torch.optim.AdamW(one.parameters(), lr=0.5, fused=True)
+    one.loss(hidden, torch.tensor([1, 2, 3])).backward()
+    optimizer.step()
+    assert_same(one.support(hidden), one, hidden)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tsallis.models.compiled import (
     CompiledState,
     PackedModel,
+    embeds_outputs,
     is_plain,
     linear_weights,
     output_weights,
@@ -102,7 +103,7 @@ def _pack_parts(model: Any, kernels: Any) -> _Parts:
     return _Parts(
         None if encoder is None or not kernels.computes(encoder) else kernels.CompiledEncoder(encoder),
         None
-        if decoder is None or output is None or not kernels.computes(decoder)
+        if decoder is None or output is None or not (kernels.computes(decoder) and embeds_outputs(decoder, output))
         else kernels.CompiledDecoder(decoder, output),
         Positions(model.positions),
     )
@@ -142,6 +143,10 @@ def _stack_weights(model: Any, embedding: Any, layers: Sequence[LayerWeights | N
         or (norm is not None and final_norm is None)
     ):
         return None
+    hidden = {len(layer.expand[0]) for layer in supported_layers}
+    attentions = [part for layer in supported_layers for part in (layer.self_attention, layer.cross) if part]
+    if len(hidden) != 1 or {len(part.alphas) for part in attentions} != {model.heads}:
+        return None  # layers of different sizes
     return StackWeights(embedding.weight, tuple(supported_layers), final_norm, model.heads, norms[0].eps)
 
 

@@ -53,7 +53,10 @@ class KVBuffers:
 
     def reserve(self, steps: int) -> KVBuffers:
         """Reserve room for one token after `steps` tokens; return these buffers, or a copy if the room is taken."""
-        if self.used == steps < self.buffers[0].shape[2]:
+        first = self.buffers[0]
+        compiling = torch.compiler.is_compiling()
+        forbidden = not compiling and first.is_inference() and not torch.is_inference_mode_enabled()
+        if self.used == steps < first.shape[2] and not forbidden:
             self.used += 1
             return self
         buffers = []

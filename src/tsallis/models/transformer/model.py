@@ -242,6 +242,13 @@ class TransformerSeq2Seq(CompiledSteps, AttentionModel):
 
     def start(self, memory: Memory) -> TransformerState | CompiledState:
         """Return the state before the first token, with one row per source and the keys and values of the sources."""
+        if type(memory) is Memory and not traced():
+            prefixes = source_mask(memory.mask.sum(1), memory.states)
+            if not memory.mask.equal(prefixes):
+                row = int((memory.mask != prefixes).any(1).nonzero()[0])
+                raise ValueError(
+                    f"mask of the memory must be False only after the last symbol, got others in row {row}"
+                )
         plain = type(self) is TransformerSeq2Seq and "step" not in vars(self)
         compiled = start_compiled(self, memory) if plain else None
         return self._start_plain(memory) if compiled is None else compiled

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <algorithm>
+
 #include "panels.h"
 
 namespace {
@@ -133,6 +135,10 @@ class AttendingRows {
 
     void attend_group(const Kernels& table, const float* head_alphas, int64_t first, int64_t count,
                       int64_t n) {
+        if (!n) {  // a source without symbols
+            std::fill(context + first * row, context + (first + count) * row, 0.0f);
+            return;
+        }
         const int64_t head_step = count * n;
         bool soft = true;
         for (int64_t k = 0; k < heads; k++) soft = soft && head_alphas[k] == 1;

@@ -2,6 +2,7 @@
 // hold the scratch memory of each thread.
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -210,7 +211,10 @@ void* scratch_memory(int64_t bytes, Scratch which) {
         std::free(scratch.memory);
         scratch.bytes = (bytes + 4095) / 4096 * 4096;
         scratch.memory = std::aligned_alloc(4096, (size_t)scratch.bytes);
-        if (!scratch.memory) std::abort();
+        if (!scratch.memory) {
+            std::fprintf(stderr, "out of memory: %lld bytes\n", (long long)scratch.bytes);
+            std::abort();
+        }
     }
     return scratch.memory;
 }
