@@ -723,3 +723,23 @@ def sweep(alpha: float) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_float32_is_accurate_on_many_short_rows(alpha: float) -> None:
     accurate(sweep(alpha)[0], alpha, sweep(alpha)[1])
+
+
+@in_pairs(alpha=[1.001, 1.03, 1.5, 1.7])
+def test_alpha_relu_overflows_to_infinity(alpha: float) -> None:
+    base = torch.tensor([2.0**126, 2.0**127.5, 2.0**128.5, 2.0**140, 2.0**400], dtype=torch.float64) ** (alpha - 1)
+    z = torch.zeros(5, 20)
+    z[:, 3] = (base / (alpha - 1)).float()
+    loss, stats = cpu.alpha_relu_loss(z, torch.zeros(5, dtype=torch.long), alpha, 0.0)
+    assert (loss[2:] == torch.inf).all(), loss
+    grad = cpu.alpha_relu_loss_gradient(z, torch.zeros(5, dtype=torch.long), alpha, stats, torch.ones(5))
+    expected = reference.alpha_relu(z.double(), alpha, 0.0)[:, 3].float()
+    torch.testing.assert_close(grad[:, 3], expected, rtol=2e-3, atol=0)  # a power of a rounded base
+
+
+@in_pairs(alpha=[1.0, 1.1, 1.5])
+def test_alpha_gradients_of_long_constant_rows_are_accurate(alpha: float) -> None:
+    z = torch.zeros(1, 200_003)
+    slope = cpu.entmax_loss(z, torch.zeros(1, dtype=torch.long), torch.tensor([[alpha]]), True)[2]
+    expected = entropy_alpha_gradient(torch.full((1, 200_003), 1 / 200_003, dtype=torch.float64), alpha)
+    torch.testing.assert_close(slope.double().flatten(), expected.flatten(), rtol=2e-5, atol=0)

@@ -10,22 +10,27 @@ namespace {
 // E'(x)/alpha with L = log p, x = eps L and E(x) = (e^x - 1)/x.
 template <class T> INLINE T entropy_slope(const T* p, int64_t n, T scale, T eps, T alpha) {
     constexpr int N = LANES<T>;
-    Vec<T> first = {}, second = {};
-    for (int64_t i = 0; i < n; i += N) {
-        Vec<T> v = load_row(p, i, n, (T)0) * scale;
-        Vec<T> log_p = log_(max(v, fill((T)1.2e-38))), x = log_p * eps;
-        Vec<T> value = {}, slope = {};
-        for (int k = TERMS<T>; k >= 1; k--) value = value * x + (T)INVERSE_FACTORIAL[k];
-        for (int k = TERMS<T>; k >= 2; k--) slope = slope * x + (T)((k - 1) * INVERSE_FACTORIAL[k]);
-        Vec<T> far = absolute(x) < (T)0.5 ? fill((T)-1) : x, power = exp_(far);
-        Vec<T> far_value = (power - (T)1) / far;
-        value = absolute(x) < (T)0.5 ? value : far_value;
-        slope = absolute(x) < (T)0.5 ? slope : (power - far_value) / far;
-        Vec<T> term = v * log_p;
-        first += v > 0 ? term * value : Vec<T>{};
-        second += v > 0 ? term * log_p * slope : Vec<T>{};
+    const T by_value = 1 / (alpha * alpha), by_slope = 1 / alpha;
+    Vec<T> total = {};
+    for (int64_t first = 0; first < n; first += BLOCK * N) {
+        Vec<T> part = {};
+        for (int64_t i = first; i < min(n, first + BLOCK * N); i += N) {
+            Vec<T> v = load_row(p, i, n, (T)0) * scale;
+            Vec<T> log_p = log_(max(v, fill((T)1.2e-38))), x = log_p * eps;
+            Vec<T> value = {}, slope = {};
+            for (int k = TERMS<T>; k >= 1; k--) value = value * x + (T)INVERSE_FACTORIAL[k];
+            for (int k = TERMS<T>; k >= 2; k--)
+                slope = slope * x + (T)((k - 1) * INVERSE_FACTORIAL[k]);
+            Vec<T> far = absolute(x) < (T)0.5 ? fill((T)-1) : x, power = exp_(far);
+            Vec<T> far_value = (power - (T)1) / far;
+            value = absolute(x) < (T)0.5 ? value : far_value;
+            slope = absolute(x) < (T)0.5 ? slope : (power - far_value) / far;
+            Vec<T> term = v * log_p * (value * by_value - log_p * slope * by_slope);
+            part += v > 0 ? term : Vec<T>{};
+        }
+        total += part;
     }
-    return sum<T>(first) / (alpha * alpha) - sum<T>(second) / alpha;
+    return sum<T>(total);
 }
 
 template <class T> struct RowLoss {

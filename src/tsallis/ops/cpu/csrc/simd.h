@@ -425,6 +425,16 @@ INLINE F exp2_(F t) {
     return times_power_of_two(y, k, clamped);
 }
 INLINE F exp_(F x) { return exp2_(x * LOG2_E); }
+// Return 2^t for any t; infinity above the range.
+INLINE F exp2_any(F t) {
+#if defined(__AVX512F__)
+    return exp2_(t);
+#else
+    const auto high = t > 127.0f;
+    const F y = exp2_(min(fill(127.0f), high ? t - 1.0f : t));
+    return high ? y + y : y;
+#endif
+}
 // Return e^h - 1 - h for h from 0 to 88, with all digits also near 0, where it is h^2/2.
 INLINE F exp_minus_tangent(F h) {
     F k = nearest(h * LOG2_E), r = (h - k * 0.693359375f) + k * 2.12194440e-4f;
@@ -450,12 +460,12 @@ INLINE F log_(F u) {
 INLINE F power_of_one_plus(F y, F u, F b) {
     F exponent;
     F m = log_mantissa(u, exponent) + (y - (u - 1.0f)) * (2.0f - u);
-    return exp2_((m * LOG2_E + exponent) * b);
+    return exp2_any((m * LOG2_E + exponent) * b);
 }
 INLINE F power(F p, F c) {
     F exponent;
     F m = log_mantissa(p, exponent);
-    return exp2_((m * LOG2_E + exponent) * c);
+    return exp2_any((m * LOG2_E + exponent) * c);
 }
 INLINE F power(F p, float c) { return power(p, fill(c)); }
 // Return u^b to about four digits, for steps that later steps correct.
