@@ -142,7 +142,7 @@ def _check_arguments(
         hidden, weight = (x if x.dtype == torch.float64 else x.to(dtype) for x in (hidden, weight))
     if weight.dtype != hidden.dtype:
         raise TypeError(f"hidden and weight must have the same dtype, got {hidden.dtype} and {weight.dtype}")
-    return hidden, weight, None if bias is None else savable(bias).to(hidden.dtype)
+    return savable(hidden), savable(weight), None if bias is None else savable(bias).to(hidden.dtype)
 
 
 def _reduce(

@@ -58,7 +58,8 @@ def entmax_loss(
             summed weights of the targets, and probability targets are multiplied by the weights first.
         ignore_index: class targets with this value have loss 0 and no gradient.
         reduction: "mean" over the targets that are not ignored, "sum", or "none" for a loss of shape [...].
-        label_smoothing: share of the target that is spread evenly over the classes with finite scores, from 0 to 1.
+        label_smoothing: share of the target that is spread evenly over the classes with finite scores, from 0 to 1. As
+            in `cross_entropy`, the entropy of a smoothed class is not subtracted, so a learned alpha would grow.
 
     Returns:
         A number, or losses [...] with reduction "none", in the dtype of `scores`. A mean over no target is NaN.
@@ -83,6 +84,7 @@ def entmax_loss(
     plain = weight is None and label_smoothing == 0 and not target.is_floating_point()
     rows = as_rows(scores, alpha, operation="losses" if plain else None, positive=True)
     z = rows.scores.reshape(-1, scores.shape[-1])  # [rows, classes]
+    z = savable(z) if isinstance(rows.alpha, Tensor) else z
     weight = None if weight is None else weight.to(device=scores.device, dtype=z.dtype)
     if target.is_floating_point():
         loss, total = _dense_loss(z, scores.shape, target, rows.alpha, weight, label_smoothing)
@@ -193,7 +195,7 @@ def _class_loss(
 
 def _sparse_loss(scores: Tensor, target: SparseRows, alpha: Alpha, reduction: str) -> Tensor:
     rows = as_rows(upcast(scores), alpha, operation="losses", positive=True)
-    z = rows.scores.reshape(-1, scores.shape[-1])
+    z = savable(rows.scores.reshape(-1, scores.shape[-1]))
     anchor, soft = anchors(target, z.shape, rows.alpha, z)
     z, lead = leads_in_place(z, anchor, soft)
     loss = add_soft_target(autograd.entmax_loss(z, anchor, rows.alpha, rows.backend), z, anchor, soft, lead)

@@ -138,11 +138,14 @@ def masked(scores: Tensor, mask: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         raise TypeError(f"mask must be boolean (True keeps a score), got {mask.dtype}")
     try:
-        return scores.masked_fill(~mask.expand(scores.shape), -torch.inf)
+        expanded = mask.expand(scores.shape)
     except RuntimeError as error:
         raise ValueError(
             f"mask of shape {tuple(mask.shape)} can't be broadcast to scores of shape {tuple(scores.shape)}"
         ) from error
+    if mask.device != scores.device and mask.dim():
+        raise ValueError(f"mask must be on the device of scores, {scores.device}, got {mask.device}")
+    return scores.masked_fill(~expanded, -torch.inf)
 
 
 def check_dim(dim: Any) -> None:

@@ -130,17 +130,19 @@ class CopyOutput(MixtureOutput):
         scores, gate, copied, uncopied = self._split(hidden)
         known = active & (target < scores.shape[-1])  # the map has no scores for unknown symbols
         map_loss = self.loss_of_scores(scores, torch.where(known, target, -100).squeeze(-1), reduction="none")
-        target, scores, gate = torch.where(active, target, 0), upcast(scores), upcast(gate).sigmoid()
-        generation_weight, copy_prob = 1 - gate * (1 - uncopied), gate * copied.gather(-1, target)
+        target, scores, gate_logit = torch.where(active, target, 0), upcast(scores), upcast(gate)
+        gate = gate_logit.sigmoid()
+        copy_prob = gate * copied.gather(-1, target)
         if self.alpha == 1:
             score = scores.gather(-1, torch.where(known, target, 0))
             generated = torch.where(known, score - scores.logsumexp(-1, keepdim=True), -torch.inf)
-            log_parts = generation_weight.log() + generated, safe_log(copy_prob)
+            log_generation = torch.logaddexp(logsigmoid(-gate_logit), logsigmoid(gate_logit) + safe_log(uncopied))
+            log_parts = log_generation + generated, safe_log(copy_prob)
             impossible = ~active | ((log_parts[0] == -torch.inf) & (log_parts[1] == -torch.inf))
             loss = -torch.logaddexp(*(part.masked_fill(impossible, 0) for part in log_parts))
             loss = loss.masked_fill(impossible, torch.inf)
         else:
-            generated = generation_weight * OutputLayer.probs(self, scores)
+            generated = (1 - gate * (1 - uncopied)) * OutputLayer.probs(self, scores)
             probs = pad(generated, (0, copied.shape[-1] - scores.shape[-1])) + gate * copied
             loss = self.divergence(probs, target)
         return (map_loss + loss.squeeze(-1)).masked_fill(~active.squeeze(-1), 0) / 2

@@ -109,16 +109,16 @@ class LabelOutput(nn.Module):
         label_smoothing: float = 0.0,
     ) -> Tensor:
         """Return the loss of the targets [...] that are labels; other targets are ignored."""
-        no_label = (hidden[..., -1] > 0) | (target < FIRST)
-        target = torch.where(no_label, ignore_index, target - FIRST)
-        return self.layer.loss(hidden[..., :-1], target, ignore_index, reduction, label_smoothing)
+        no_label = (hidden[..., -1] > 0) | (target < FIRST) | (target == ignore_index)
+        target = torch.where(no_label, -100, target - FIRST)
+        return self.layer.loss(hidden[..., :-1], target, -100, reduction, label_smoothing)
 
     def loss_of_scores(
         self, scores: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean"
     ) -> Tensor:
         """Return the loss, computed from scores, of the targets [...] that are labels; other targets are ignored."""
-        target = torch.where(target < FIRST, ignore_index, target)
-        return self.layer.loss_of_scores(scores, target, ignore_index, reduction)
+        target = torch.where((target < FIRST) | (target == ignore_index), -100, target)
+        return self.layer.loss_of_scores(scores, target, -100, reduction)
 
 
 def ends_are_certain(model: object) -> bool:

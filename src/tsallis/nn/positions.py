@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from tsallis.errors import check_one_of
+from tsallis.errors import check_integer, check_one_of
 from tsallis.ops.transforms import traced
 
 AttentionPositions = Literal["none", "rope", "alibi", "nape"]
@@ -49,6 +49,9 @@ class SinusoidalPositions(nn.Module):
     Args:
         d_model: size of the encodings, even.
 
+    Raises:
+        ValueError: an odd size.
+
     Example:
         >>> SinusoidalPositions(4)(torch.zeros(1), 0, 2)
         tensor([[0.0000, 1.0000, 0.0000, 1.0000],
@@ -57,6 +60,8 @@ class SinusoidalPositions(nn.Module):
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
+        if check_integer("d_model", d_model, 2) % 2:
+            raise ValueError(f"d_model must be even, got {d_model}")
         self.d_model = d_model
         self._table: Tensor | None = None
 

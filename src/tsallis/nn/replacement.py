@@ -15,6 +15,7 @@ from tsallis.functional.rows import alpha_number
 from tsallis.nn.alpha import PerHeadAlpha
 from tsallis.nn.multihead_attention import MultiheadAttention
 from tsallis.nn.transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
+from tsallis.ops.constants import materialise_constants
 
 Module = TypeVar("Module", bound=nn.Module)
 HOOKS = tuple(
@@ -245,6 +246,11 @@ def _move_parts(new: NewAttention, old: Attention, path: str) -> NewAttention:
     _add_extras(new, old, path)
     for name in HOOKS:  # share the dictionaries, so that handles of hooks still work
         setattr(new, name, getattr(old, name))
+    hooks = new._load_state_dict_post_hooks
+    for key in [key for key, hook in hooks.items() if hook is materialise_constants]:
+        del hooks[key]  # it belongs to the sparse class
+    if isinstance(new, MultiheadAttention):
+        new.register_load_state_dict_post_hook(materialise_constants)
     return new.train(old.training)
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from tsallis.ops.transforms import without_numbers
 
 
 class ConstantBuffers(nn.Module):
@@ -18,7 +21,7 @@ class ConstantBuffers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._constants: dict[str, Tensor] = {}
-        self.register_load_state_dict_post_hook(_materialise_constants)
+        self.register_load_state_dict_post_hook(materialise_constants)
 
     def register_constant(self, name: str, value: Tensor | None, device: Any = None) -> None:
         """Register a buffer outside the state dict.
@@ -39,17 +42,25 @@ class ConstantBuffers(nn.Module):
             self._constants[name] = value
         self.register_buffer(name, value if value is None or device is None else value.to(device), persistent=False)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, Tensor) and name in self.__dict__.get("_constants", ()):
+            self._constants[name] = value
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ConstantBuffers:
         old_buffers = {name: self._buffers[name] for name in self._constants}
         super()._apply(fn, recurse)
         for name, old in old_buffers.items():
-            new = self._buffers[name]
-            if new is not None and new is not old and not new.is_meta:
-                self._buffers[name] = self._constants[name].to(new.device, new.dtype)
+            new, constant = self._buffers[name], self._constants[name]
+            if old is None or new is None or new is old or new.is_meta:
+                continue
+            # A buffer that was changed in place keeps the new numbers.
+            if without_numbers(old) or torch.equal(old, constant.to(old.device, old.dtype)):
+                self._buffers[name] = constant.to(new.device, new.dtype)
         return self
 
 
-def _materialise_constants(module: ConstantBuffers, _: Any) -> None:
+def materialise_constants(module: ConstantBuffers, _: Any) -> None:
     """Copy constants from the device "meta" to the device of the loaded weights."""
     devices = {x.device for x in module.parameters() if not x.is_meta}
     for name, value in module._constants.items():

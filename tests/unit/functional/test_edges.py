@@ -273,3 +273,21 @@ def test_noninteger_query_offset_and_key_lengths_raise() -> None:
             tsallis.entmax_attention(query, query, query, query_offset=value, is_causal=True)
     with pytest.raises(TypeError, match=r"key_lengths must contain integers, got torch\.complex64"):
         tsallis.entmax_attention(query, query, query, key_lengths=torch.tensor([1j]))
+
+
+def test_errors_of_masks_other_than_their_shape_are_not_renamed() -> None:
+    with pytest.raises(ValueError, match="mask must be on the device of scores, meta, got cpu"):
+        tsallis.entmax(torch.zeros(3, 4, device="meta"), mask=torch.ones(3, 4, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_alpha_can_be_learned_on_scores_of_inference_mode(sparse: bool) -> None:
+    with torch.inference_mode():
+        scores, hidden, weight = torch.randn(4, 6), torch.randn(4, 3), torch.randn(6, 3)
+    alpha, bias = torch.nn.Parameter(torch.tensor([1.5])), torch.nn.Parameter(torch.zeros(6))
+    target: Any = torch.tensor([0, 1, 2, 3])
+    if sparse:
+        target = tsallis.SparseRows.from_dense(torch.eye(6)[target])
+    loss = tsallis.entmax_loss(scores, target, alpha) + tsallis.linear_entmax_loss(hidden, weight, target, bias=bias)
+    loss.backward()
+    assert alpha.grad is not None and bias.grad is not None and bias.grad.abs().sum() > 0

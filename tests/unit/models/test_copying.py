@@ -339,3 +339,14 @@ def test_with_unknown_rejects_invalid_models_and_symbols() -> None:
         with_unknown(RNNSeq2Seq(8, D_VOCAB, 8), (9,))
     with pytest.raises(ValueError, match="symbols of at least 4, got 3"):
         with_unknown(rnn("softmax", 1.0, 0), (9, 3))
+
+
+def test_a_saturated_gate_keeps_finite_gradients() -> None:
+    output = CopyOutput(D_MODEL, D_VOCAB, TARGETS, "softmax", forbidden=FORBIDDEN)
+    with torch.no_grad():
+        output.gate.bias.fill_(40.0)
+    hidden = torch.randn(1, 1, D_MODEL, requires_grad=True)
+    source = output.copies(torch.tensor([[4, 7]]))
+    states = output.attend(hidden, torch.tensor([[[1.0, 0.0]]]), source)
+    output.loss(states, torch.tensor([[4]])).backward()
+    assert all(x.grad is not None and x.grad.isfinite().all() for x in (hidden, *output.gate.parameters()))

@@ -97,3 +97,15 @@ def test_untrained_copy_shares_the_image_store() -> None:
     assert copy is not model and copy.arguments == model.arguments
     assert copy.image_store is model.image_store
     assert untrained_copy(LabelDecoder(20, 6, d_model=8)).image_store is None
+
+
+@pytest.mark.parametrize("ignore_index", [-100, 0, 5])
+def test_ignore_index_is_a_symbol_as_targets_are(ignore_index: int) -> None:
+    output = make().output
+    hidden, target = torch.randn(3, output.d_model), torch.tensor([4, 5, 6])
+    hidden[:, -1] = 0
+    expected = output.loss(hidden, target, reduction="none")
+    expected[target == ignore_index] = 0
+    loss = output.loss(hidden, target, ignore_index, reduction="none")
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(output.loss_of_scores(output.scores(hidden), target, ignore_index, "none"), expected)

@@ -7,7 +7,7 @@ import torch
 
 from tsallis import entmax_attention
 from tsallis.nn import KeyValueCache, MultiheadAttention
-from tsallis.nn.positions import RotaryPositions, head_slopes
+from tsallis.nn.positions import RotaryPositions, SinusoidalPositions, head_slopes
 
 EMBED, HEADS = 16, 4
 
@@ -71,3 +71,8 @@ def test_rope_makes_attention_depend_on_order() -> None:
     permuted, _ = attention(x.flip(1), x.flip(1), x.flip(1))
     assert not torch.allclose(out, permuted.flip(1))  # without positions, the order would have no effect
     assert attention.state_dict().keys() == MultiheadAttention(EMBED, HEADS).state_dict().keys()
+
+
+def test_sinusoids_need_an_even_size() -> None:
+    with pytest.raises(ValueError, match="d_model must be even, got 5"):
+        SinusoidalPositions(5)

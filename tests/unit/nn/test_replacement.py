@@ -349,3 +349,23 @@ def test_added_attributes_move_to_the_replacement() -> None:
     assert new.steps is old.steps and "steps" not in new.state_dict() and "gate.weight" in new.state_dict()
     assert not new.in_proj_weight.requires_grad
     assert densify_module(new).layer_index == 7
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_replaced_attentions_load_state_dicts(assign: bool) -> None:
+    dense = densify_module(MultiheadAttention(8, 2))
+    dense.load_state_dict(dense.state_dict(), assign=assign)
+    sparse = sparsify_module(nn.MultiheadAttention(8, 2))
+    sparse.load_state_dict(sparse.state_dict(), assign=assign)
+    built = MultiheadAttention(8, 2)
+    assert len(sparse._load_state_dict_post_hooks) == len(built._load_state_dict_post_hooks)
+    assert not dense._load_state_dict_post_hooks
+
+
+def test_changed_constants_survive_a_cast() -> None:
+    attention = MultiheadAttention(8, 2, positions="alibi")
+    assert attention.slopes is not None
+    attention.slopes = torch.tensor([3.0, 4.0])
+    assert attention.double().slopes.tolist() == [3, 4]
+    attention.slopes.fill_(5.0)
+    assert attention.float().slopes.tolist() == [5, 5]
