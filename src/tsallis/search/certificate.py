@@ -13,7 +13,8 @@ from torch import Tensor
 Kind = Literal["complete", "optimal", "bounded", "none"]
 Stop = Literal["budget", "time", "mass", "length"]
 Scope = Literal["all", "limited"]
-ROUNDING = 1e-9  # rounding error of log-probabilities that are summed in float64
+ROUNDING = 1e-9  # rounding error of sums of many probabilities in float64
+TIE = 1e-13  # relative rounding error of a log-probability, a sum of up to some hundred terms in float64
 LARGEST_LOG = math.log(sys.float_info.max)
 LARGE_SCORES = "the scores are so large that their dtype rounds them to whole numbers, so close scores become equal"
 
@@ -64,8 +65,8 @@ class Certificate:
     - `none`: nothing is proved, because no output was found, prefixes of an alpha-ReLU model were dropped, or there is
       a `reason`.
 
-    For normalized models, every kind means that no missing output is more probable than `exp(bound)`. If D is the set
-    of dropped prefixes,
+    For normalized models and without a length penalty, every kind means that no missing output is more probable than
+    `exp(bound)`. If D is the set of dropped prefixes,
 
     .. math:: \mathrm{bound} = \max_{y \in D} \log p(y \mid x) \ge \max_{y \in D} \max_{y'} \log p(y y' \mid x)
 
@@ -168,8 +169,8 @@ class Result:
 
 
 def least_score(bound: float) -> float:
-    """Return the smallest score that reaches a bound in spite of rounding; a length penalty makes scores tiny."""
-    return bound - ROUNDING * min(1.0, abs(bound))
+    """Return the smallest score that reaches a bound in spite of rounding."""
+    return bound - TIE * abs(bound)
 
 
 def total_mass(probs: Iterable[float], normalized: bool) -> float:

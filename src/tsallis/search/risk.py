@@ -37,8 +37,8 @@ def minimum_risk(
     .. math:: \hat y = \arg\max_{c \in C} \sum_{r \in C} p(r \mid x) \, u(c, r)
 
     (Kumar and Byrne 2004, eq. 1; Eikema and Aziz 2020 with samples.) If the list of texts is complete, the sum is
-    over all outputs. If outputs with the total probability `missing` are absent, the choice is proved if it leads by at
-    least `missing`, because utilities are between 0 and 1.
+    over all outputs. If outputs with the total probability `missing` are absent, the choice is proved to be the best
+    *of the listed texts* if it leads by at least `missing`, because utilities are between 0 and 1.
 
     References are processed in the order of their weights, and candidates that can't win any more are dropped. This
     does not change the choice.
@@ -87,7 +87,8 @@ def minimum_risk(
         gains = {text: gain for text, gain in gains.items() if gain >= threshold}
     threshold = max(gains.values()) - 1e-12 * total
     best = next(text for text, gain in gains.items() if gain >= threshold)
-    proved = not missing or all(gains[best] - gain >= missing for text, gain in gains.items() if text != best)
+    leads = [gains[best] - gain for text, gain in gains.items() if text != best]
+    proved = not missing or (len(sums) > 1 and missing < math.inf and all(lead >= missing for lead in leads))
     return RiskChoice(index[best], min(gains[best] / total, 1.0), proved)
 
 

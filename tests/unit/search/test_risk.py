@@ -38,7 +38,7 @@ def test_minimum_risk_matches_a_comparison_of_all_pairs() -> None:
         others = [t for t, text in zip(truth, texts, strict=True) if text != texts[choice.index]]
         lead = (max(truth) - max(others, default=-math.inf)) * math.fsum(weights)
         if abs(lead - missing) > 1e-9:
-            assert choice.proved == (lead >= missing)
+            assert choice.proved == (not missing or (bool(others) and lead >= missing))
         proofs.add(choice.proved)
     assert proofs == {True, False}
 
@@ -95,3 +95,11 @@ def test_ties_go_to_the_largest_weight_in_spite_of_rounding() -> None:
     utilities = {"a": (0, 0.5, 0.75), "b": (0.75, 0.25, 0.5), "c": (0, 0.25, 1)}  # a and b both sum to exactly 7/40
     choice = minimum_risk(["a", "b", "c"], [0.1, 0.2, 0.1], lambda text, other: utilities[text]["abc".index(other)])
     assert choice is not None and choice.index == 1 and choice.proved
+
+
+def test_a_single_candidate_or_unknown_outputs_prove_nothing() -> None:
+    for weights, missing in (([0.1], 0.9), ([0.1], math.inf), ([0.9, 0.1], math.inf)):
+        choice = minimum_risk(["a", "b"][: len(weights)], weights, agreement, missing)
+        assert choice is not None and not choice.proved
+    alone = minimum_risk(["a"], [1.0], agreement)
+    assert alone is not None and alone.proved

@@ -60,10 +60,12 @@ def compare_empty(log_prob: float, result: Result, vocabulary: Any = None) -> tu
     # With a length penalty, the best hypothesis is not always the most probable one.
     if any(hypothesis.log_prob > log_prob for hypothesis in nonempty):
         return more_probable, "no"
+    # Nothing is known about outputs outside the scope. With a length penalty, a certificate that is not complete is
+    # only about outputs within the maximum length.
+    if result.scope == "limited" or (result.length_penalty and certificate.kind != "complete"):
+        return more_probable, "unknown"
     if best_is_empty:
         return False, "yes" if certificate.proves_best else "unknown"
-    if result.scope == "limited":  # the probabilities of outputs outside the scope are unknown
-        return more_probable, "unknown"
     proved = certificate.kind == "complete" or (certificate.kind != "none" and log_prob >= certificate.bound)
     if result.missing and nonempty:  # the listed probability of a text is only a lower bound
         proved = proved and math.exp(log_prob) >= max(h.prob for h in nonempty) + result.missing

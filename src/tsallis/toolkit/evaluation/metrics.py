@@ -17,7 +17,6 @@ from tsallis.toolkit.evaluation.teacher_forcing import TeacherForcedScores, teac
 from tsallis.toolkit.evaluation.text_probabilities import score_outputs
 
 BATCH = 128  # number of rows per batch
-CERTAIN = 1 - 1e-6  # minimum probability that counts as 1, because of rounding
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Evaluation:
         unknown_symbols: Number of reference symbols that are not in the vocabulary.
         gold_possible: Share of samples whose reference has non-zero probability, regardless of the search.
         gold_listed: Share of samples whose reference is among the hypotheses.
-        single: Share of samples with a hypothesis of probability 1.
+        single: Share of samples with only one possible output.
         complete, optimal, bounded, none: Share of samples with each kind of certificate.
         output_support: Mean number of symbols with non-zero probability per step of the best hypotheses.
         output_sum: Mean sum of probabilities per step, with teacher forcing.
@@ -154,7 +153,7 @@ def _search_scores(model: Decoder, results: Sequence[Result], seconds: float) ->
     steps = [n for h in best for n in h.support[:last]]
     counts = [n for h in best for n in h.num_attended[:last]]
     return {
-        "single": sum(h.prob >= CERTAIN for h in best) / count if model.output.normalized else 0.0,
+        "single": sum(r.certificate.kind == "complete" and len(r.hypotheses) == 1 for r in results) / count,
         **{kind: kinds.count(kind) / count for kind in ("complete", "optimal", "bounded", "none")},
         "output_support": sum(steps) / max(len(steps), 1),
         "attention_support": sum(counts) / max(len(counts), 1),

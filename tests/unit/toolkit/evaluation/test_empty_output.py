@@ -50,3 +50,14 @@ def test_best_of_all_uses_the_most_probable_hypothesis() -> None:
     assert compare_empty(-1.2, result) == (True, "no")
     assert compare_empty(-0.8, result) == (True, "yes")
     assert compare_empty(-1.4, result) == (False, "no")
+
+
+def test_certificates_that_are_not_about_all_outputs_prove_nothing_about_the_empty_one() -> None:
+    """With a length penalty, outputs beyond the maximum length are not part of a certificate."""
+    hypotheses = (Hypothesis((), -1.2, (1,), (1,)),)
+    optimal = Certificate("optimal", -torch.inf)
+    assert compare_empty(-1.2, Result(hypotheses, optimal)) == (False, "yes")
+    assert compare_empty(-1.2, Result(hypotheses, optimal, length_penalty=1.0)) == (False, "unknown")
+    assert compare_empty(-1.2, Result(hypotheses, optimal, scope="limited")) == (False, "unknown")
+    complete = Certificate("complete", -torch.inf)
+    assert compare_empty(-1.2, Result(hypotheses, complete, length_penalty=1.0)) == (False, "yes")
