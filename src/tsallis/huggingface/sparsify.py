@@ -222,7 +222,11 @@ def _alpha_module(
     low: float,
     high: float,
 ) -> FixedAlpha | LearnedAlpha:
-    device = next(attention.parameters()).device
+    tensors = [*attention.parameters(), *attention.buffers()]  # quantized layers may have only buffers
+    device = next((x.device for x in tensors if not x.is_meta), None)
+    if device is None:  # the weights of an offloaded attention are loaded for each call, but alphas stay
+        offloaded = any(hasattr(module, "_hf_hook") for module in attention.modules())
+        device = torch.device("cpu" if offloaded or not tensors else "meta")
     if isinstance(alpha, str):
         if alpha != "learned":
             raise ValueError(f"alpha must be a number or 'learned', got {alpha!r}")

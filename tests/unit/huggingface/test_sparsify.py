@@ -165,3 +165,18 @@ def test_a_pickled_model_runs_in_another_process(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", script, tmp_path / "model.pt", tmp_path / "logits.pt"], check=True)
     expected = model(**inputs(BY_NAME["bert"])).logits
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), expected.detach())
+
+
+@pytest.mark.parametrize("alpha", [1.5, "learned"])
+def test_alphas_of_quantized_and_offloaded_attentions_have_values(alpha: Any) -> None:
+    batch = inputs(BY_NAME["bert"])
+    quantized = torch.ao.quantization.quantize_dynamic(build("bert"), {nn.Linear})
+    models = [sparsify(quantized, alpha)]
+    accelerate = pytest.importorskip("accelerate")
+    offloaded = build("bert")
+    accelerate.cpu_offload(offloaded, execution_device="cpu")
+    models.append(sparsify(offloaded, alpha))
+    for model in models:
+        set_alpha(model, 1.25)
+        assert all((value == 1.25).all() for value in alphas(model).values())
+        assert model(**batch).logits.isfinite().all()

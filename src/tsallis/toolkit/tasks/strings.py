@@ -122,6 +122,8 @@ class StringsData(Section):
             raise ValueError(
                 f"answer_separator must differ from the separator of tgt_symbols, found {describe(separator)} for both"
             )
+        if " + " in self.feature_separator:  # titles of examples separate source and features by it
+            raise ValueError(f"feature_separator must not contain ' + ', found {self.feature_separator!r}")
         if self.embedded is not None:
             names = ("header", "comment", "feature_separator", "answer_separator")
             extra = [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
@@ -500,8 +502,9 @@ class Strings(SequenceTask):
         return [*split_symbols(text, separator_of(symbols))]
 
     def answers(self, reference: str) -> list[str]:
-        separator = self.answer_separator
-        return [reference] if separator is None else [answer for answer in reference.split(separator) if answer.strip()]
+        if self.answer_separator is None:
+            return [reference]
+        return [answer for part in reference.split(self.answer_separator) if (answer := part.strip(" "))]
 
     def split(self, run: Run, config: StringsData, split: str, **options: Any) -> Lines:
         if (config.languages is None) != (self.languages is None):
@@ -708,8 +711,8 @@ class StringsExample:
 def read_strings(path: Path | str, language: str | None = None, task: Strings = Strings()) -> list[StringsExample]:
     r"""Read the examples of a file.
 
-    By default, a line is `source<TAB>target<TAB>features`, and `;` separates features. Fields are not stripped: a
-    target may end in a space. Blank lines and separators at the end of a line are ignored.
+    By default, a line is `source<TAB>target<TAB>features`, and `;` separates features. Blank lines, and spaces and
+    separators at the end of a line, are ignored; other spaces are part of a field.
 
     Args:
         path: Path of the UTF-8 file.

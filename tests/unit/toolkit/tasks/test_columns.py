@@ -452,3 +452,10 @@ def test_rows_of_a_split_have_the_line_numbers_of_the_file(tmp_path: Path) -> No
         lines = task_of(run.task).split(run, config, "test")
     assert lines.numbers == [2, 4]
     assert (len(lines.corpus), lines.references) == (2, ["ba", "ab"])
+
+
+def test_spaces_around_answers_are_not_part_of_them() -> None:
+    task = Strings(answer_separator=",")
+    assert task.answers("learned, learnt , ") == ["learned", "learnt"]
+    with pytest.raises(ValidationError, match=r"feature_separator must not contain ' \+ ', found ' \+ '"):
+        StringsData(train="a", feature_separator=" + ")
