@@ -82,20 +82,30 @@ def commands() -> str:
 
 def settings() -> str:
     """Return a section for each task's data, each model, the training and the search."""
+    from tsallis.models.classifier import BiLSTMClassifier
     from tsallis.models.registry import MODELS
+    from tsallis.models.vqa import VisualAnswerer
     from tsallis.search.options import OPTIONS
     from tsallis.toolkit.config import Settings
     from tsallis.toolkit.tasks.registry import DEFAULT, TASKS, schema
 
     config = schema(TASKS[DEFAULT], next(iter(TASKS[DEFAULT].models)))
     search = config.model_fields["search"].annotation
+    helps = {
+        name: re.sub(r"the run's setting, or | \(default: the run's \w+\)", "", info.help)
+        for name, info in OPTIONS.items()
+    }
+    for name, task in TASKS.items():
+        for option, value in task.search_defaults.given.items():
+            helps[option] = f"{helps[option].removesuffix('.')}. Default for `task: {name}`: `{value}`"
     lines = ["### training", "", *_fields(Settings, _described(Settings))]
-    lines += ["### search", "", *_fields(search, {name: info.help for name, info in OPTIONS.items()})]
+    lines += ["### search", "", *_fields(search, helps)]
     for name, task in TASKS.items():
         lines += [f"### data: {name}", "", *_fields(task.Config, _described(task.Config))]
     models = {name: model for task in TASKS.values() for name, model in task.models.items()}
+    classes = MODELS | {"classifier": BiLSTMClassifier, "answerer": VisualAnswerer}
     for name, model in models.items():
-        lines += [f"### model: {name}", "", *_fields(model, _described(MODELS[name]) | _described(model))]
+        lines += [f"### model: {name}", "", *_fields(model, _described(classes[name]) | _described(model))]
     return "\n".join(lines)
 
 
@@ -133,11 +143,13 @@ def _values(section: Any, name: str) -> list[str]:
 
 
 def _described(section: Any) -> dict[str, str]:
-    """Return what a class states about its fields: in comments behind fields, and under "Args" in its docstring."""
+    """Return what a class states about its fields: in comments before or behind fields, and under "Args"."""
     result: dict[str, str] = {}
     for kind in reversed(section.__mro__ if hasattr(section, "model_fields") else ()):
         if kind.__module__.startswith("tsallis."):
             source = textwrap.dedent(inspect.getsource(kind))
+            for comment, name in re.findall(r"^((?:    # .*\n)+)    (\w+): ", source, re.M):
+                result[name] = " ".join(comment.replace("    # ", "").split())
             result |= dict(re.findall(r"^    (\w+): .*?  # (?:type: ignore\S*  # )?(.*)$", source, re.M))
     text = inspect.cleandoc(section.__doc__ or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
     for names, meaning in re.findall(r"^    (\w[\w, ]*): (.*(?:\n      .*)*)", text, re.M):

@@ -270,6 +270,9 @@ def test_the_reference_pages_describe_every_command_and_setting() -> None:
     for task in TASKS.values():
         fields = [name for section in (task.Config, *task.models.values()) for name in section.model_fields]
         assert all(f"`{name}` " in settings for name in fields)
+    for name, meaning in re.findall(r"^(`\S+`).*\n: (.*)$", settings, re.M):
+        assert not meaning.startswith(("*", "A text.")), f"{name} needs a description"
+        assert "None" not in meaning, f"{name}: YAML has null, not None: {meaning}"
     assert "<!-- commands -->" in (DOCS / "command-line.md").read_text(encoding="utf-8")
     assert "<!-- settings -->" in (DOCS / "settings.md").read_text(encoding="utf-8")
 

@@ -77,7 +77,7 @@ class EmbeddingsConfig(Section):
 class TeacherConfig(Section):
     """Distributions that `tsallis distill` wrote. A configuration may give just the folder instead of a section."""
 
-    folder: FileName
+    folder: FileName  # folder that `tsallis distill` wrote
     weight: float = Field(0.5, ge=0, le=1)  # share of the teacher in the targets; the reference has the rest
 
     @model_validator(mode="before")

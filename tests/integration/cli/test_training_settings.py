@@ -95,9 +95,20 @@ def test_extended_runs_equal_runs_of_the_final_length(tsallis: Run, tmp_path: Pa
     assert "The run is finished: 4 epochs, 16 updates" in tsallis("train", config, *more, "--run-dir", run).stdout
 
 
+def test_a_lower_patience_reports_why_nothing_is_trained(tsallis: Run, tmp_path: Path) -> None:
+    config, run = strings(tmp_path / "data"), tmp_path / "run"
+    settings = ["training.learning_rate=1e-30", "--run-dir", run]  # the weights never change
+    tsallis("train", config, *settings, "training.epochs=3")
+    index = run / "checkpoints" / "index.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "finished": False}))  # as if it were stopped here
+    text = tsallis("train", config, *settings, "training.epochs=9", "training.patience=1").stdout
+    assert "The run is finished: 3 epochs" in text and "increase training.epochs" in text
+    assert json.loads(index.read_text())["finished"]
+
+
 def test_epochs_that_end_before_the_schedule_are_reported(tsallis: Run, tmp_path: Path) -> None:
     plan = ["train", strings(tmp_path / "data"), "training.schedule=linear", "training.warmup=1"]
-    note = "note: 2 epochs end after about 8 of 9 updates, so schedule: linear will not reach the end"
+    note = "note: training.epochs=2 ends after about 8 of 9 updates, so schedule: linear will not reach the end"
     assert f"# {note}: increase training.epochs\n" in tsallis(*plan, "training.updates=9", "--dry-run").stdout
     assert "note:" not in tsallis(*plan, "training.updates=8", "--dry-run").stdout
     plan += ["training.output_alpha.start=1", "training.output_alpha.until=0.5"]

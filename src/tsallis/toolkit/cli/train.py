@@ -155,7 +155,7 @@ def run_training(loaded: Config, folder: Path, world: World, preview: bool = Fal
         )
         trainer.load()
         checkpoints = Checkpoints(folder / CHECKPOINTS)
-        previous_index = checkpoints.index() if start.resumed else None
+        resumed, first_step = start.resumed, trainer.position.step
         with world.share_errors():
             if world.main:  # the first write comes after all checks
                 _write_run(start.run, start.blob, folder, lock)
@@ -173,7 +173,7 @@ def run_training(loaded: Config, folder: Path, world: World, preview: bool = Fal
                 [f"Stopped by SIGTERM after update {trainer.position.step}: run the same command again to resume"]
             )
             raise typer.Exit(STATUS)
-        if previous_index is not None and previous_index.finished and checkpoints.index() == previous_index:
+        if resumed and trainer.position.step == first_step:
             display.print_lines([_describe_finished(checkpoints)])
 
 
@@ -243,7 +243,7 @@ def _early_end(settings: Settings, updates: int) -> Iterator[str]:
         names.append("output_alpha")
     if names:
         yield (
-            f"note: {settings.epochs} epochs end after about {updates} of {settings.updates} updates, so "
+            f"note: training.epochs={settings.epochs} ends after about {updates} of {settings.updates} updates, so "
             f"{' and '.join(names)} will not reach the end: increase training.epochs"
         )
 

@@ -118,8 +118,8 @@ class RNNConfig(EncoderDecoderModel):
     # State of the decoder before the first symbol: the encoder's last states, or zeros.
     initial_state: Literal["encoder", "zeros"] = "encoder"
     share: Literal["none", "target"] = "none"
-    # Order of hard monotonic attention: each symbol is aligned to one position, which never decreases. null: soft
-    # attention.
+    # Order of hard monotonic attention: each symbol is aligned to one position, which never decreases; this needs
+    # input_feeding: false. null: soft attention.
     monotonic: Literal[0, 1] | None = None
     cell: Literal["lstm", "gru"] = "lstm"
     scorer: Literal["bilinear", "additive"] = "bilinear"
@@ -159,12 +159,12 @@ class TransformerConfig(EncoderDecoderModel):
     decoder_layers: Depth = 6
     d_ff: Size = 2048
     dropout: float = Field(0.1, ge=0, lt=1)
-    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    attention_dropout: float = Field(0.0, ge=0, lt=1)  # dropout on attention weights
     norm: Literal["post", "pre"] = "post"
     activation: Literal["relu", "gelu"] = "relu"
     attention: Map | Literal["learned"] = "entmax"
     attention_alpha: Alpha = 1.5
-    # Attention mapping of each part; None means the same as `attention`.
+    # Attention of one part. null: the value of `attention`.
     encoder_attention: Map | Literal["learned"] | None = None
     decoder_attention: Map | Literal["learned"] | None = None
     cross_attention: Map | Literal["learned"] | None = None

@@ -37,9 +37,9 @@ WORD = regex.compile(r"\d+|[^\W\d]+(?:['’][^\W\d]+)*|[^\w\s]")
 class SplitImages(Section):
     """Paths of the images of each split; by default, dev uses the images of train."""
 
-    train: FileName
-    dev: FileName | None = None
-    test: Annotated[FileName | None, ON_RESUME] = None
+    train: FileName  # images of the training questions
+    dev: FileName | None = None  # images of the development questions
+    test: Annotated[FileName | None, ON_RESUME] = None  # images of the test questions
 
 
 class VisualData(Section):
