@@ -6,6 +6,7 @@ part-00000000.safetensors   distributions of the first rows of the data, and so 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -133,8 +134,13 @@ def write_distributions(
 def _replace(path: Path, blob: bytes) -> None:
     """Write a file atomically. A killed process leaves a file that the next one overwrites."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(blob)
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(blob)
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise InputError(f"{path}: can't be written: {error.strerror or error}") from error
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tsallis.errors import InputError
 from tsallis.toolkit.datasets.registry import SOURCES
+from tsallis.toolkit.training.distributed import World
 
 
 def test_info_compares_the_kernels(tsallis) -> None:
@@ -19,6 +23,27 @@ def test_info_compares_the_kernels(tsallis) -> None:
     if any("cpu (compiled kernels" in line for line in lines):
         assert ["cpu", "cpu", "float32", "maps"] in rows and ["cpu", "cpu", "float16", "losses"] in rows
     assert not any("WRONG" in line for line in lines)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "score", "translate"])
+def test_processes_choose_their_devices_before_a_run_is_opened(
+    command: str, tsallis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    @contextlib.contextmanager
+    def joined(*_: object) -> Iterator[World]:
+        calls.append("join")
+        yield World()
+
+    def opened(*_: object) -> None:
+        calls.append("open")
+        raise InputError("no run")
+
+    monkeypatch.setattr("tsallis.toolkit.training.distributed.init_distributed", joined)
+    monkeypatch.setattr(f"tsallis.toolkit.cli.{command}.open_run", opened)
+    assert "no run" in tsallis(command, tmp_path, status=2).stderr
+    assert calls == ["join", "open"]
 
 
 def test_translate_score_and_evaluate_agree(tsallis, trained: Path, small_data: Path) -> None:

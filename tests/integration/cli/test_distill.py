@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import torch
 from integration.cli import runs
 from integration.cli.conftest import Run
 from pages import DOCS
+from tsallis.toolkit import inference
 from tsallis.toolkit.training import Checkpoints
 
 PAGE = (DOCS / "how-to" / "distill.md").read_text(encoding="utf-8")
@@ -109,6 +112,25 @@ def test_distill_supports_outputs_of_the_teacher_and_top_k(tsallis: Run, teacher
         assert not equal(tmp_path / str(weight), teacher / "run")
     message = tsallis("distill", teacher / "run", "-o", tmp_path / "out", status=2).stderr
     assert "teacher.json: expected distributions of the same top_k and search, found others" in message
+
+
+def test_teachers_must_not_change_while_they_are_read(
+    tsallis: Run, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(folder: Path, *arguments: Any) -> inference.TextRun:
+        result = open_run(folder, *arguments)
+        checkpoints = Checkpoints(folder / "checkpoints")
+        weights = {name: value + 1 for name, value in checkpoints.load_model("best").items()}
+        checkpoints.save(weights, {}, {"step": 999, "epoch": 9, "metrics": {}}, best=True, finished=False)
+        return result
+
+    run, open_run = tmp_path / "run", inference.open_run
+    shutil.copytree(teacher / "run", run)
+    monkeypatch.setattr(inference, "open_run", opened)
+    done = tsallis("distill", run, "-o", tmp_path / "out", status=2)
+    assert f"{run}: its best checkpoint was replaced while it was read" in done.stderr
+    assert not (tmp_path / "out").exists()
+    assert "not a run folder" in tsallis("distill", tmp_path, "-o", tmp_path / "out", status=2).stderr
 
 
 def test_distill_shows_its_progress_only_on_a_terminal(

@@ -40,11 +40,16 @@ def distill(
     from tsallis.toolkit.tasks.labels import LabelTask
     from tsallis.toolkit.tasks.prepared import training_data
     from tsallis.toolkit.tasks.registry import run_config
-    from tsallis.toolkit.training.checkpoint import Checkpoints
-    from tsallis.toolkit.training.file_names import CHECKPOINTS, PARAMETERS
     from tsallis.toolkit.training.teacher import write_teacher
 
+    digests = [_read_digest(run, checkpoint) for run in teachers]
     opened = open_run(teachers[0], checkpoint, device, teachers[1:])
+    for run, digest in zip(teachers, digests, strict=True):
+        if _read_digest(run, checkpoint) != digest:
+            raise InputError(
+                f"{run}: its {checkpoint} checkpoint was replaced while it was read: run the same command again when "
+                "its training has ended"
+            )
     check_folder(out)
     if isinstance(opened.task, LabelTask):
         raise InputError(f"{teachers[0]}: runs of the task {opened.task.name} can't be teachers: they predict labels")
@@ -53,7 +58,6 @@ def distill(
         raise InputError(f"{teachers[0]}: expected a task with outputs for --sequence-level, found {opened.task.name}")
     search = SearchOptions(n_best=1).with_defaults(config.search.options) if sequence_level else None
     data = training_data(config, opened.run)
-    digests = [Checkpoints(run / CHECKPOINTS).facts(checkpoint)["files"][PARAMETERS]["sha256"] for run in teachers]
     model, vocabulary = opened.run.model, data.vocabularies.tgt.fingerprint()
     with show_progress([opened.run]) as advance:
         record = write_teacher(
@@ -65,3 +69,14 @@ def distill(
     else:
         mean = f"{entries / max(tokens, 1):.1f}"
         print_fields(f"{out}: {tokens} symbols of {rows} rows, {mean} probabilities each")
+
+
+def _read_digest(run: Path, checkpoint: str) -> str:
+    """Return the digest of the parameters in a checkpoint of a run."""
+    from tsallis.toolkit.training.checkpoint import Checkpoints
+    from tsallis.toolkit.training.file_names import CHECKPOINTS, PARAMETERS
+    from tsallis.toolkit.training.run_folder import check_run
+
+    check_run(run)
+    digest: str = Checkpoints(run / CHECKPOINTS).facts(checkpoint)["files"][PARAMETERS]["sha256"]
+    return digest

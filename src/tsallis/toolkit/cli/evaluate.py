@@ -114,12 +114,12 @@ def evaluate(
     check_writable(out, manifest, inputs=[file], runs=[run, *(ensemble_with or ())])
     if file is not None:
         _check_options_of_file(file, split, length, manifest)
-    opened = open_run(run, checkpoint, device, ensemble_with or ())
-    if not opened.task.searched and (flags := typed_flags(context, (*SEARCH_OPTIONS, "exact", "out"))):
-        raise InputError(f"{run}: the task {opened.task.name} uses no search: leave out {', '.join(flags)}")
-    data = _Data.choose(file, split, run_config(opened.run.folder), language=language, images=images, length=length)
-    typed, search = search, search.with_defaults(data.config.search.options)
     with init_distributed(device, "nothing was written") as world, world.share_errors():
+        opened = open_run(run, checkpoint, device, ensemble_with or ())
+        if not opened.task.searched and (flags := typed_flags(context, (*SEARCH_OPTIONS, "exact", "out"))):
+            raise InputError(f"{run}: the task {opened.task.name} uses no search: leave out {', '.join(flags)}")
+        data = _Data.choose(file, split, run_config(opened.run.folder), language=language, images=images, length=length)
+        typed, search = search, search.with_defaults(data.config.search.options)
         other = None if second is None else data.evaluate_other(second, opened, typed, checkpoint, device, world)
         evaluated = data.evaluate(opened, search, world)
     if not world.main:

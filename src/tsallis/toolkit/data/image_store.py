@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -71,6 +72,18 @@ class ImageStore:
             self._numbers[key] = len(self._images)
             self._images.append((pictures, name))
         return self._numbers[key]
+
+    def digest(self) -> str:
+        """Return a hash of the images in the order of their numbers.
+
+        Raises:
+            InputError: If an image can't be read.
+        """
+        digest = hashlib.sha256()
+        for number in range(len(self)):  # one at a time, because all images may not fit into memory
+            image = self(torch.tensor([number])).numpy()
+            digest.update(f"{image.shape} {image.dtype}".encode() + image.tobytes())
+        return digest.hexdigest()
 
     def __call__(self, numbers: Tensor) -> Tensor:
         """Return the images [batch, height, width, channels] with the given numbers [batch].

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tsallis.errors import InputError, describe
+from tsallis.errors import InputError, describe, memory_for
 from tsallis.toolkit.data.io import PLAUSIBLE, check_file, input_errors, open_file, read_bytes
 
 ARRAYS = (".npy", ".npy.xz")
@@ -178,10 +178,19 @@ class Photos:
         return image
 
     def _read(self, path: str) -> NDArray[np.uint8]:
-        return decode_picture(self._files[path](), f"{self.source}: {path}", self.size)
+        with memory_for(f"{self.source}: {path}"):
+            return decode_picture(self._files[path](), f"{self.source}: {path}", self.size)
 
 
 Pictures = ArrayPictures | Photos  # a collection of images that have names and equal sizes
+
+
+def require_pillow(source: str) -> None:
+    """Raise an InputError that begins with `source` if Pillow is missing."""
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise InputError(f"{source}: JPEG and PNG files need Pillow: pip install 'tsallis[vision]'") from error
 
 
 def decode_picture(content: bytes, source: str, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
@@ -191,16 +200,15 @@ def decode_picture(content: bytes, source: str, size: tuple[int, int] | None = N
         InputError: If the file is damaged or has another format, or Pillow is missing. The message begins with
             `source`.
     """
-    try:
-        from PIL import Image, ImageOps, UnidentifiedImageError
-    except ImportError as error:
-        raise InputError(f"{source}: JPEG and PNG files need Pillow: pip install 'tsallis[vision]'") from error
+    require_pillow(source)
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
     try:
         with Image.open(BytesIO(content), formats=("JPEG", "PNG")) as opened:
             image = ImageOps.exif_transpose(opened).convert("RGB")
     except UnidentifiedImageError as error:
         raise InputError(f"{source} can't be read as an image: it is not a JPEG or PNG file") from error
-    except (OSError, MemoryError, *BAD_HEADER, Image.DecompressionBombError) as error:
+    except (OSError, *BAD_HEADER, Image.DecompressionBombError) as error:
         raise InputError(f"{source} can't be read as an image: {error}") from error
     if size is not None and image.size != size[::-1]:
         image = image.resize(size[::-1], Image.Resampling.BICUBIC)
@@ -226,7 +234,12 @@ def _tar_loaders(path: Path) -> dict[str, Load]:
         raise InputError(f"{path}: not a tar archive, or a damaged one: {error}") from error
 
     def load(member: tarfile.TarInfo) -> Load:
-        return lambda: cast("IO[bytes]", archive.extractfile(member)).read()
+        def content() -> bytes:
+            if member.size > MAX_BYTES:
+                raise InputError(f"{path}: {member.name}: expected at most {MAX_BYTES} bytes, found {member.size}")
+            return cast("IO[bytes]", archive.extractfile(member)).read()
+
+        return content
 
     return {str(PurePosixPath(member.name)): load(member) for member in members}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,10 @@ class RaggedWriter:
         self.symbols += len(part.tokens)
 
     def finish(self) -> None:
-        """Close the files and write the manifest."""
+        """Flush the files to the disk, close them, and write the manifest."""
+        for stream in (self._tokens, self._offsets):
+            stream.flush()
+            os.fsync(stream.fileno())
         self.close()
         facts = {"format": 1, "dtype": self.dtype, "rows": self.count, "symbols": self.symbols}
         write_atomic(self.folder / MANIFEST, json.dumps({**facts, "digest": self._digest.hex()}, indent=1))

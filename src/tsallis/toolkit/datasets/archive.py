@@ -27,7 +27,6 @@ PNG = b"\x89PNG\r\n\x1a\n"  # first bytes of a PNG file
 DAMAGE_ERRORS = (
     EOFError,
     LookupError,
-    MemoryError,
     OverflowError,
     RuntimeError,
     TypeError,
@@ -63,14 +62,17 @@ def fetch_text(file: SourceFile, path: Path, packed: Path, report: Report | None
                 raise ValueError(f"{path}: the download differs from {known(file, path)} (wrong checksum)")
         except ValueError as error:
             partial.unlink(missing_ok=True)
-            for archive in {source for part in file.parts for source in part.needs}:
-                if not archive.has_digest:  # delete the archive: if it is wrong, every later attempt would fail, too
-                    (packed / archive.name).unlink(missing_ok=True)
-                    record_of(packed / archive.name).unlink(missing_ok=True)
-            raise InputError(f"{error}; the download was deleted") from error
+            # Delete archives without a digest: if they are wrong, every later attempt would fail, too.
+            unchecked = {source for part in file.parts for source in part.needs if not source.has_digest}
+            for archive in unchecked:
+                (packed / archive.name).unlink(missing_ok=True)
+                record_of(packed / archive.name).unlink(missing_ok=True)
+            raise InputError(f"{error}{'; the download was deleted' if unchecked else ''}") from error
         take_name(file, partial, path)
     except OSError as error:
         raise InputError(f"{path}: can't be written: {error}") from error
+    except MemoryError as error:
+        raise InputError(f"{path}: its content does not fit into memory; the download is kept") from error
     return path
 
 

@@ -175,6 +175,10 @@ def get(
         check(file, folder / file.name)
     if source.parallel:
         check_sides([folder / file.name for file in present])
+    if any(file.holds == "images" and file not in present for file in files):
+        from tsallis.toolkit.data.images import require_pillow
+
+        require_pillow(name)
     paths = []
     for file in files:
         path = folder / file.name

@@ -22,9 +22,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
@@ -39,7 +39,9 @@ from tsallis.toolkit.training.schema import Index, Manifest, as_json, check_reco
 
 NAMES = ("last", "best", "average")
 FILES = (MANIFEST, PARAMETERS, TRAINING)  # in order of removal; without a manifest, a checkpoint is incomplete
+ATTEMPTS = 3  # number of attempts to read a checkpoint that another process may replace
 FOLDER = re.compile(r"(step-[0-9]{8,18}|average-[0-9]{8,18}-[0-9]{8,18})")
+Content = TypeVar("Content")
 
 
 class Checkpoints:
@@ -115,12 +117,12 @@ class Checkpoints:
             self.sweep()
         return index
 
-    def reopen(self) -> None:
-        """Mark the run as unfinished, so that it continues from its last checkpoint."""
+    def record_finished(self, finished: bool) -> None:
+        """Record whether the run is finished: new settings may end it earlier or later."""
         with writing(self.folder, self.lock):
             index = self.index()
-            if index.finished:
-                self._replace(index, index.model_copy(update={"finished": False}))
+            if index.finished != finished:
+                self._replace(index, index.model_copy(update={"finished": finished}))
 
     def save(
         self,
@@ -270,7 +272,7 @@ class Checkpoints:
 
     def facts(self, which: str) -> dict[str, Any]:
         """Return the manifest of the "last", "best" or "average" checkpoint."""
-        return as_json(self._manifest(self._name(which)))
+        return self._read_current(which, lambda name: as_json(self._manifest(name)))
 
     def load(self, which: str) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
         """Return the folder, the parameters and the manifest of a checkpoint.
@@ -280,8 +282,20 @@ class Checkpoints:
         Raises:
             InputError: If the checkpoint is missing or damaged, or weights are not finite.
         """
-        name = self._name(which)
-        return self.folder / name, self._load(name), as_json(self._manifest(name))
+        return self._read_current(
+            which, lambda name: (self.folder / name, self._load(name), as_json(self._manifest(name)))
+        )
+
+    def _read_current(self, which: str, read: Callable[[str], Content]) -> Content:
+        """Read a checkpoint by name; read again if another process replaces the checkpoint meanwhile."""
+        for _ in range(ATTEMPTS - 1):
+            name = self._name(which)
+            try:
+                return read(name)
+            except InputError:
+                if self._name(which) == name:
+                    raise
+        return read(self._name(which))
 
     def load_model(self, which: str, model: Any = None) -> dict[str, Tensor]:
         """Return the parameters of a checkpoint. Shared parameters of the model occur under each of their names.
@@ -308,7 +322,9 @@ class Checkpoints:
         Raises:
             InputError: If the checkpoint is missing or damaged, or is not a dictionary of plain values.
         """
-        name = self._name(which)
+        return self._read_current(which, self._load_training)
+
+    def _load_training(self, name: str) -> Any:
         path, blob = self.folder / name / TRAINING, self._read(name, TRAINING)
         try:
             return torch.load(io.BytesIO(blob), weights_only=True)

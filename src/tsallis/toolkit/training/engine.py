@@ -111,7 +111,7 @@ class Engine:
         if self.sharded:
             return self._shard()
         ids = [self.world.device.index] if self.world.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(self.objective, device_ids=ids)
+        return nn.parallel.DistributedDataParallel(self.objective, device_ids=ids, broadcast_buffers=False)
 
     def _shard(self) -> nn.Module:
         """Shard the model with FSDP2. Each layer is a group; layers with shared parameters join the root group."""

@@ -108,8 +108,7 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
         1
     """
     folder = Path(folder)
-    if not os.path.lexists(folder / MODEL):
-        raise InputError(f"{folder}: not a run folder (it has no {MODEL})")
+    check_run(folder)
     record, task = _read_records(folder)
     if os.path.lexists(folder / CONFIG):
         check_file(folder / CONFIG)  # raise for a FIFO: reading it would block
@@ -118,6 +117,12 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
     mismatch = f"{checkpoint / PARAMETERS}: the checkpoint does not match {MODEL}"
     model = _model_of(folder / MODEL, record, parameters, mismatch)
     return Run(folder, model, *vocabularies, task.model_dump(), facts)
+
+
+def check_run(folder: Path) -> None:
+    """Raise unless a folder is a run folder."""
+    if not os.path.lexists(folder / MODEL):
+        raise InputError(f"{folder}: not a run folder (it has no {MODEL})")
 
 
 def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:
@@ -259,7 +264,7 @@ def start_run(
     vocabularies = {_symbols_path(folder, name, symbols): symbols for name, symbols in vocabularies_by_side.items()}
     fingerprints = {name: symbols.fingerprint() for name, symbols in vocabularies_by_side.items()}
     record = check_record({**description, "vocabularies": fingerprints}, ModelRecord, "model")
-    names = (MODEL, TASK, START, CONFIG, *(p.name for p in vocabularies))
+    names = (MODEL, TASK, START, CONFIG, LOCK, *(p.name for p in vocabularies))
     with writing(folder, lock):
         resumed = os.path.lexists(path)
         if resumed:

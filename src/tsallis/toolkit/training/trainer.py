@@ -19,6 +19,7 @@ from tsallis.errors import InputError
 from tsallis.search import Result, SearchOptions
 from tsallis.toolkit.config import Settings
 from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.data.image_store import ImageStore
 from tsallis.toolkit.data.io import remove_leftovers
 from tsallis.toolkit.evaluation.provenance import environment
 from tsallis.toolkit.evaluation.search_results import accuracy, search_batches
@@ -148,7 +149,10 @@ class Trainer:
         self.position = Position()
         self.loaded = False  # whether `load` was called
         self.log_position: int | None = None  # size of the log in the loaded checkpoint; None for a new run
-        self.data = f"{train.digest()} {dev.digest()}{f' {teacher.digest}' if teacher else ''}"
+        store = getattr(model, "image_store", None)
+        images = store.digest() if isinstance(store, ImageStore) else None
+        digests = (train.digest(), dev.digest(), teacher.digest if teacher else None, images)
+        self.data = " ".join(digest for digest in digests if digest is not None)
         self.batch_stats: BatchStats | None = None
         # Loss of this process that `_flush` has not yet added to the position.
         self.pending = torch.zeros((), dtype=torch.float64, device=self.world.device)
@@ -171,7 +175,8 @@ class Trainer:
                 self._epoch()
         finally:
             if self.board is not None:
-                self.board.close()
+                with self._writing_board():
+                    self.board.close()
 
     def _is_finished(self) -> bool:
         position, settings = self.position, self.settings
@@ -218,8 +223,7 @@ class Trainer:
                 )
             else:
                 self._rewind(self.log_position)
-                if not self._is_finished():
-                    self.checkpoints.reopen()
+                self.checkpoints.record_finished(self._is_finished())
             if self.settings.tensorboard and not self._is_finished():
                 self.board = open_board(self.folder / BOARD, self.position.step)
 
@@ -323,11 +327,16 @@ class Trainer:
             if self.stopped:
                 return
 
+    def _writing_board(self) -> contextlib.AbstractContextManager[None]:
+        return writing(self.folder / BOARD, self.lock)
+
     def _show(self, progress: Progress) -> None:
         self.watch(progress)
         if self.board is not None and self.position.step % WATCH_EVERY == 1:  # statistics were recorded in this update
             values = {name: getattr(progress, name) for name in ("accuracy", "supported", "num_attended")}
-            write_scalars(self.board, self.position.step, {f"batch_{name}": value for name, value in values.items()})
+            batch_values = {f"batch_{name}": value for name, value in values.items()}
+            with self._writing_board():
+                write_scalars(self.board, self.position.step, batch_values)
 
     @staticmethod
     def _is_due(count: int, every: int | None) -> bool:
@@ -419,8 +428,9 @@ class Trainer:
         def log() -> None:
             self.log.write(event, **where, loss=loss, learning_rate=rate, **(metrics or {}))
             if self.board is not None:
-                write_scalars(self.board, position.step, {"loss": loss, "learning_rate": rate, **(metrics or {})})
-                self.board.flush()
+                with self._writing_board():
+                    write_scalars(self.board, position.step, {"loss": loss, "learning_rate": rate, **(metrics or {})})
+                    self.board.flush()
             self._write_timing(event)
 
         self.world.on_main(log)

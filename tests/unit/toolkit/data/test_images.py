@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+import tsallis.toolkit.data.images as images_module
 from tsallis.errors import InputError
 from tsallis.toolkit.data.image_store import ImageStore
 from tsallis.toolkit.data.images import ArrayPictures, Photos, open_pictures
@@ -269,6 +270,15 @@ def test_invalid_photographs_raise(tmp_path: Path) -> None:
         both.batch(["a"])
 
 
+def test_too_large_photographs_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"a.png": photo(4, 6, (1, 2, 3))}
+    size = len(files["a.png"])
+    monkeypatch.setattr(images_module, "MAX_BYTES", size - 1)
+    for path in (folder_of(tmp_path / "f", files), tar_of(tmp_path / "f.tar", files)):
+        with pytest.raises(InputError, match=rf"a\.png: expected at most {size - 1} bytes, found (more|{size})"):
+            open_pictures(path)
+
+
 def test_photographs_without_pillow_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
     with pytest.raises(InputError, match=r"need Pillow: pip install 'tsallis\[vision\]'"):
@@ -285,3 +295,16 @@ def test_a_store_holds_images_of_one_size() -> None:
     assert result[:, 0, 0, 0].tolist() == [9, 4, 9, 4]
     with pytest.raises(InputError, match="4 x 4 x 3, got 5 x 4 x 3"):
         store.add([(large, "2")])
+
+
+def test_the_digest_of_a_store_covers_pixels_shape_and_order() -> None:
+    def digest(numbers: list[int], shape: tuple[int, ...] = (2, 4, 4, 3), value: int = 5) -> str:
+        array = np.arange(96, dtype=np.uint8).reshape(shape)
+        array.flat[-1] = value
+        store, pictures = ImageStore(), ArrayPictures(array)
+        store.add((pictures, str(number)) for number in numbers)
+        return store.digest()
+
+    assert digest([0, 1]) == digest([0, 1, 0])
+    others = [digest([1, 0]), digest([0]), digest([0, 1], (2, 2, 8, 3)), digest([0, 1], value=6)]
+    assert len({digest([0, 1]), *others}) == 5

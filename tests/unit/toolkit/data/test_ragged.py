@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,19 @@ def test_rows_without_a_manifest_cannot_be_opened(tmp_path: Path) -> None:
             RaggedRows.open(tmp_path / "r")
         writer.finish()
     assert sorted(p.name for p in (tmp_path / "r").iterdir()) == [MANIFEST, OFFSETS, TOKENS]
+
+
+def test_rows_reach_the_disk_before_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []  # of the files that were flushed
+
+    def fsync(handle: int) -> None:
+        sizes.append(os.fstat(handle).st_size)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    written(tmp_path / "rows")
+    manifest, *_ = sizes[2:]
+    files = [tmp_path / "rows" / name for name in (TOKENS, OFFSETS, MANIFEST)]
+    assert [*sizes[:2], manifest] == [file.stat().st_size for file in files]
 
 
 def test_existing_folders_are_not_overwritten(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import lzma
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -280,6 +281,27 @@ def png(pixels: np.ndarray) -> bytes:
 def drawings(server: Server, members: dict[str, bytes], **options: object) -> SourceFile:
     file = folder_of(server, r"i/(\d+)\.png", members, **options)
     return replace(file, name=f"images{len(server.files)}.npy", holds="images")
+
+
+def test_images_need_pillow_before_the_download(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved(server, monkeypatch, "easy-vqa")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(InputError, match="easy-vqa: JPEG and PNG files need Pillow"):
+        get("easy-vqa", tmp_path)
+    assert not server.requests
+
+
+def test_too_little_memory_keeps_the_download(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    file = drawings(server, {"i/0.png": png(np.zeros((4, 6, 3), np.uint8))})
+    monkeypatch.setattr(np, "stack", fail)
+    with pytest.raises(InputError, match=r"images\d+\.npy: its content does not fit into memory"):
+        fetch_text(file, tmp_path / file.name, tmp_path / "packed")
+    assert (tmp_path / "packed" / file.parts[0].archive.name).exists()
 
 
 def test_drawings_are_converted_to_an_array(server: Server, tmp_path: Path) -> None:

@@ -154,6 +154,17 @@ def test_precomputed_features_replace_the_cnn(folder: Path, tmp_path: Path) -> N
     assert decoded.attention.shape == (4, 2, 15)
 
 
+def test_other_images_of_the_same_names_are_rejected(tmp_path: Path) -> None:
+    write(tmp_path, "train", 12)
+    inputs = config(tmp_path, {"test": None, "images": "train.npy"})
+    inputs = inputs.model_copy(update={"training": inputs.training.model_copy(update={"epochs": 1})})
+    train(prepare(inputs), tmp_path / "run")
+    train(prepare(inputs), tmp_path / "run")
+    np.save(tmp_path / "train.npy", np.load(tmp_path / "train.npy") // 2)
+    with pytest.raises(InputError, match="the data has changed since the run was started"):
+        train(prepare(inputs), tmp_path / "run")
+
+
 def test_rare_answers_are_unknown(folder: Path) -> None:
     data = prepare(config(folder, {"answers": 2})).data
     assert data.vocabularies.tgt.symbols == ("no", "yes") or data.vocabularies.tgt.symbols == ("yes", "no")

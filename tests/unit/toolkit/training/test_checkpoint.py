@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,35 @@ def test_average_is_kept_after_saving_a_new_checkpoint(tmp_path: Path) -> None:
     assert checkpoints.load_model("average")["weight"].eq(1.5).all()
     with pytest.raises(InputError, match="checkpoint must be one of last, best, average, got 'worst'"):
         checkpoints.load_model("worst")
+
+
+def test_checkpoints_are_read_again_if_a_training_replaces_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, reader = Checkpoints(tmp_path), Checkpoints(tmp_path)
+    save(training, 1, best=True)
+    reads: list[Callable[[], int]] = [
+        lambda: reader.load("best")[2]["step"],
+        lambda: reader.facts("best")["step"],
+        lambda: reader.load_training("best")["position"],
+    ]
+    find = reader._name
+    for read in reads:
+        steps = [training.index().model_dump()["last"][-1:]]
+
+        def replaced(which: str, steps: list[str] = steps) -> str:
+            name = find(which)
+            if steps:
+                save(training, int(steps.pop()) + 1, best=True)
+            return name
+
+        monkeypatch.setattr(reader, "_name", replaced)
+        expected = int(steps[0]) + 1
+        assert read() == expected
+    monkeypatch.setattr(reader, "_name", find)
+    (tmp_path / "step-00000004" / "manifest.json").unlink()
+    with pytest.raises(InputError, match=r"manifest\.json: can't be read"):
+        reader.load("best")
 
 
 def test_shared_parameters_are_stored_once(tmp_path: Path) -> None:

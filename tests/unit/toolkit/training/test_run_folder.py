@@ -73,6 +73,13 @@ def test_killed_starts_can_be_repeated(
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
+def test_starts_killed_while_processes_compare_the_folder_can_be_repeated(tmp_path: Path) -> None:
+    (tmp_path / "..lock.0a1b2c3d.tmp").touch()
+    assert start(tmp_path) is False
+    names = {"config.yaml", "model.json", "task.json", "src.vocab.json", "tgt.vocab.json", ".lock"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
 @pytest.mark.parametrize("name", ["thesis.txt", "model.json", "src.vocab.json", ".hidden", "notes.tmp"])
 def test_start_rejects_folders_with_foreign_files(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,17 @@ def test_a_killed_run_resumes_with_equal_bytes(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "killed" / "part-00000000.safetensors").stat().st_mtime_ns == before
     write(tmp_path / "killed")
     assert contents(tmp_path / "killed") == whole
+
+
+def test_a_full_disk_is_reported_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(path: Path, blob: bytes) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fill)
+    with pytest.raises(InputError, match=f"/{MANIFEST}: can't be written: No space left on device"):
+        write(tmp_path)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_other_teachers_and_data_are_rejected(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -50,6 +51,18 @@ def test_curves_match_the_log(tmp_path: Path) -> None:
             values = [(e["step"], pytest.approx(e[f"{kind}_cross"][layer - 1][1])) for e in events]
             assert shown[f"{kind}_cross/layer{layer}_head2"] == values
     assert {"train/learning_rate", "train/output_support", "batch/accuracy"} <= set(shown)
+
+
+@pytest.mark.parametrize("call", ["add_scalar", "flush", "close"])
+def test_a_full_disk_is_reported_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(SummaryWriter, call, fail)
+    with pytest.raises(InputError, match=r"/tensorboard: can't be written: No space left on device"):
+        train(tmp_path, changed(ALL, epochs=1))
 
 
 def test_a_missing_package_is_named_before_data_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

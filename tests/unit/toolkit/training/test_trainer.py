@@ -202,6 +202,16 @@ def test_an_extended_run_matches_a_longer_run(tmp_path: Path, more: dict[str, ob
         assert first[name] == second[name], name
 
 
+def test_a_lower_patience_finishes_a_run(tmp_path: Path) -> None:
+    settings = changed(SETTINGS, epochs=9, learning_rate=1e-30, patience=5)  # the weights never change
+    with pytest.raises(Killed):
+        trainer(tmp_path, settings, watch=kill_after(13)).run()
+    assert not Checkpoints(tmp_path / "checkpoints").index().finished
+    resumed = trainer(tmp_path, changed(settings, patience=2))
+    resumed.run()
+    assert resumed.position.step == 12 and Checkpoints(tmp_path / "checkpoints").index().finished
+
+
 def test_runs_are_determined_by_the_seed(tmp_path: Path) -> None:
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):
         trainer(tmp_path / name, changed(SETTINGS, epochs=1, seed=seed)).run()
