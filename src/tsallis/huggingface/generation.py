@@ -18,6 +18,7 @@ from tsallis.functional.rows import alpha_number
 from tsallis.huggingface.attention import STORE
 from tsallis.nn import KeyValueCache, ScreenedKeys
 from tsallis.ops.transforms import traced
+from tsallis.search.options import MIN_TEMPERATURE
 
 # Processors that `generate` runs after the caller's processors, each with the settings that disable it. A temperature
 # needs no such setting, because its effect is undone.
@@ -53,10 +54,10 @@ class EntmaxLogitsProcessor(LogitsProcessor):
 
     Args:
         alpha: Alpha, at least 1; larger values are sparser, 1 is softmax.
-        temperature: Divisor of the scores; below 1, fewer tokens are possible.
+        temperature: Divisor of the scores, at least 1e-300; below 1, fewer tokens are possible.
 
     Raises:
-        ValueError: The alpha is below 1, or the temperature is not a finite number above 0.
+        ValueError: The alpha is below 1, or the temperature is below 1e-300 or not finite.
 
     Example:
         >>> processor = EntmaxLogitsProcessor(alpha=1.5)
@@ -66,7 +67,7 @@ class EntmaxLogitsProcessor(LogitsProcessor):
     """
 
     def __init__(self, alpha: float = 1.5, temperature: float = 1.0) -> None:
-        self.alpha, self.temperature = alpha_number(alpha), check_real("temperature", temperature, inside=True)
+        self.alpha, self.temperature = alpha_number(alpha), check_real("temperature", temperature, MIN_TEMPERATURE)
         self._ids: Tensor | None = None  # ids of the last step
         self._start = 0  # length of the prompts
         self._sizes: list[Tensor] = []

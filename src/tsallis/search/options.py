@@ -26,6 +26,7 @@ MAX_COUNT = 1_000  # the largest beam, list or number of draws
 MAX_EXPANSIONS = 1_000_000
 PENALTY = 10  # the largest length penalty; larger powers of a length could overflow
 LENGTH = 100_000  # the largest length of an output
+MIN_TEMPERATURE = 1e-300  # scores that are divided by a smaller number could overflow
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,10 @@ class SearchOptions:
                     f"{spell('mass')} {self.mass:g} needs {spell('n_best')} above 1 or {spell('mode')} all, got "
                     f"{spell('n_best')} 1 and {spell('mode')} exact"
                 )
+            )
+        if self.temperature is not None and self.temperature < MIN_TEMPERATURE:
+            raise OptionError(
+                lambda spell: f"{spell('temperature')} must be at least {MIN_TEMPERATURE:g}, got {self.temperature:g}"
             )
         if self.pattern is not None:
             try:

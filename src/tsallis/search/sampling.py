@@ -48,7 +48,7 @@ def sample(
         max_length: Maximum length of an output, without its end; None: the prefix's length, plus twice the source's
             length, plus 20.
         seeds: One seed per source, so that draws don't depend on other sources or the device; None: random.
-        temperature: Divisor of the scores, above 0.
+        temperature: Divisor of the scores, at least 1e-300.
 
     Returns:
         `num_samples` outputs per source, in the order of the draws. An output is None if the draw reached a dead end or

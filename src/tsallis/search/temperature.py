@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tsallis.errors import check_real
 from tsallis.models.protocol import Step
 from tsallis.search.ensemble import Ensemble
+from tsallis.search.options import MIN_TEMPERATURE
 from tsallis.search.patterns import RestrictedModel, check_sums
 
 ROUNDING = 1e-6  # largest deviation of log-sums from 0
@@ -32,10 +33,10 @@ def with_temperature(model: Any, temperature: float) -> Any:
 
     Args:
         model: Model with the decoder protocol.
-        temperature: Temperature, above 0.
+        temperature: Temperature, at least 1e-300.
 
     Raises:
-        ValueError: The temperature is not above 0 and finite, or the outputs don't sum to 1.
+        ValueError: The temperature is below 1e-300 or not finite, or the outputs don't sum to 1.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -44,7 +45,7 @@ def with_temperature(model: Any, temperature: float) -> Any:
         >>> [with_temperature(model, t).output.log_probs(scores).exp().tolist() for t in (1.0, 0.25)]
         [[[0.75, 0.25, 0.0]], [[1.0, 0.0, 0.0]]]
     """
-    check_real("temperature", temperature, inside=True)
+    check_real("temperature", temperature, MIN_TEMPERATURE)
     if temperature == 1:
         return model
     if isinstance(model, Ensemble):

@@ -16,6 +16,7 @@ import pytest
 
 from integration.cli.runs import contents, strings
 from process_fork import Ended, command, run_forked
+from tsallis.toolkit.cli.output import print_json
 from tsallis.toolkit.optional_output import OptionalOutput
 from tsallis.toolkit.training.progress import TrainingDisplay
 
@@ -112,6 +113,17 @@ def test_training_continues_without_its_display(unread: Run, tsallis, tmp_path: 
 def test_closed_stdout_ends_a_command_silently(unread: Run, trained: Path) -> None:
     done = unread("translate", trained, stdin=ASKED)
     assert (done.status, done.errors) == (0, "")
+
+
+def test_json_is_valid_on_streams_that_are_not_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PYTHONIOENCODING=ascii, or a locale without UTF-8."""
+    for encoding in ("ascii", "latin-1", "utf-8"):
+        for text in ("😀 wölk\x7f", "\ud800 alone"):
+            stream = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace")
+            monkeypatch.setattr("sys.stdout", stream)
+            print_json({"text": text})
+            stream.flush()
+            assert json.loads(stream.buffer.getvalue().decode(encoding)) == {"text": text}  # type: ignore[attr-defined]
 
 
 def test_closed_stderr_does_not_end_a_command(trained: Path, tmp_path: Path) -> None:

@@ -150,8 +150,8 @@ def test_assisted_generation_counts_every_step_once(drafts: str) -> None:
 
 
 def test_invalid_settings_raise() -> None:
-    for value in (0, -1, math.inf, math.nan):
-        with pytest.raises(ValueError, match=f"temperature must be above 0 and finite, got {value}"):
+    for value in (0, -1, 1e-301, math.inf, math.nan):
+        with pytest.raises(ValueError, match=f"temperature must be at least 1e-300 and finite, got {value}"):
             EntmaxLogitsProcessor(temperature=value)
     with pytest.raises(ValueError, match=r"alpha must be finite and at least 1, got 0\.5"):
         EntmaxLogitsProcessor(0.5)

@@ -88,7 +88,7 @@ def check_refusal(call: Callable[[], object], *words: str) -> None:
         *((name, option, value) for name in CALLS for option in NUMBERS[name] for value in NUMBER),
         *itertools.product(SEARCHES, ["min_length"], [-1, 2.5, True, "2", math.inf]),
         *itertools.product(["exhaustive", "exact_search"], ["time_limit"], [-1, math.nan, math.inf, "1", True]),
-        *itertools.product(DRAWS, ["temperature"], [0, -1.0, math.nan, math.inf, "1", True]),
+        *itertools.product(DRAWS, ["temperature"], [0, -1.0, 1e-301, math.nan, math.inf, "1", True]),
         *itertools.product(DRAWS, ["seeds"], [5, [1], [1, -1], [1, 2.5], [True, 1], ["1", "2"], [1, 2**64], "12"]),
         *itertools.product([*SEARCHES, "sample"], ["prefixes"], [4, "ab", [4, 5], [(4,), (5.5,)], [(4,), "a"], [(4,)]]),
         *itertools.product([*SEARCHES, "sample"], ["prefixes"], [[(4,), (True,)], [(4,), (-4,)], [(4,), (8,)]]),

@@ -60,6 +60,7 @@ def test_search_functions_share_the_option_defaults() -> None:
             ({"mode": "sample", "temperature": value}, f"temperature must be above 0 and finite, got {value}")
             for value in (0, -0.5, math.inf, math.nan)
         ),
+        ({"mode": "sample", "temperature": 1e-301}, "temperature must be at least 1e-300, got 1e-301"),
         ({"end_rule": "no"}, "end_rule must be 'every' or 'competing', got 'no'"),
         ({"end_rule": False}, "end_rule must be 'every' or 'competing', got False"),
         ({"min_risk": "no"}, "min_risk must be True or False, got 'no'"),

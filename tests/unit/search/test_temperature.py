@@ -93,7 +93,7 @@ def test_a_temperature_applies_to_each_model_of_an_ensemble() -> None:
     torch.testing.assert_close(both.output.log_probs(step.scores).exp(), expected, atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("temperature", [5e-324, 1e-30, 1e30, 1.7e308])
+@pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e30, 1.7e308])
 def test_extreme_temperatures_divide_without_overflow(temperature: float) -> None:
     scores = torch.tensor([[30.0, -20.0, 30.0, -torch.inf], [-torch.inf] * 4])
     divided = divide_scores(scores, temperature)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,9 +77,10 @@ def print_json(content: Any) -> None:
     """Print a JSON object on one line. Escape control characters, because a terminal would execute them."""
     from tsallis.toolkit.data.io import json_text
 
-    text = json_text(content)
-    # JSON does not escape these control characters and lone surrogates.
-    print(re.sub("[\x7f-\x9f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text))
+    # A stream that is not UTF-8 would replace other characters by escapes that JSON does not know.
+    utf8 = codecs.lookup(getattr(sys.stdout, "encoding", None) or "utf-8").name == "utf-8"
+    text = json_text(content, ensure_ascii=not utf8)
+    print(re.sub("[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", text))  # JSON does not escape these
 
 
 def score_table(report: dict[str, Any]) -> str:

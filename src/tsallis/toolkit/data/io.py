@@ -66,7 +66,8 @@ def json_text(content: Any, **options: Any) -> str:
     >>> json_text({"loss": math.nan, "probs": (0.5, 1.0)})
     '{"loss": null, "probs": [0.5, 1.0]}'
     """
-    return json.dumps(_replace_nonfinite(content), ensure_ascii=False, allow_nan=False, **options)
+    text = json.dumps(_replace_nonfinite(content), **{"ensure_ascii": False, "allow_nan": False, **options})
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")  # lone surrogates become JSON escapes
 
 
 def _replace_nonfinite(value: Any) -> Any:

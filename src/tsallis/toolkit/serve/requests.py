@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import json
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -151,8 +153,20 @@ def parse_request(body: bytes, schema: type[Schema], limits: Limits) -> Schema:
         if first["type"] == "json_invalid":
             raise Refusal(400, f"the request is not JSON: {first['ctx']['error']}") from None
         raise Refusal(400, explain(error)) from None
+    json.loads(body, object_pairs_hook=_refuse_repeated, parse_int=str)  # pydantic keeps the last of equal keys
     request.check(limits)
     return request
+
+
+def _refuse_repeated(fields: Sequence[tuple[str, object]]) -> None:
+    """Raise if an object has two fields of the same name.
+
+    Raises:
+        Refusal: If a name is repeated.
+    """
+    counts = Counter(name for name, _ in fields)
+    if (repeated := next((name for name, count in counts.items() if count > 1), None)) is not None:
+        raise Refusal(400, f"{repeated} must occur once, got {counts[repeated]} values")
 
 
 def check_line(text: str, what: str, limits: Limits) -> None:

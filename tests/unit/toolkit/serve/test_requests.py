@@ -90,6 +90,13 @@ def test_valid_requests_are_parsed_and_keyed_by_options() -> None:
             {"sources": ["a"], "mode": "all", "time_limit": 60.0},
             "time_limit must be at most 10, got 60",
         ),
+        (SuggestRequest, b'{"source": "a", "source": "b"}', "source must occur once, got 2 values"),
+        (TranslateRequest, b'{"n_best": 2, "sources": ["a"], "n_best": 3}', "n_best must occur once, got 2 values"),
+        (
+            TranslateRequest,
+            {"sources": ["a"], "mode": "sample", "temperature": 1e-301},
+            "temperature must be at least 1e-300, got 1e-301",
+        ),
         (SuggestRequest, {"source": "a", "n_best": 8}, "n_best must be at most 7"),
         (StepsRequest, {"source": "a", "n_best": 8}, "n_best must be at most 7"),
         (SuggestRequest, {"source": ["a"]}, "source: input should be a valid string"),
