@@ -100,8 +100,24 @@ def _try(case: Case, call: Callable[[], object]) -> bool:
     except Exception as error:  # any error: the other cases must still be measured
         case.error = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
         print(f"left out: {case.name} ({case.owner}): {case.error}", file=sys.stderr)
+        exit_if_broken()
         return False
     return True
+
+
+def broken() -> bool:
+    """Return whether the GPU fails in the rest of this process, as it does after an illegal address."""
+    try:
+        torch.cuda.synchronize()
+    except Exception:  # its type depends on PyTorch's version
+        return True
+    return False
+
+
+def exit_if_broken() -> None:
+    """Exit if all later cases of this process would fail."""
+    if broken():
+        raise SystemExit("stopped: after this error, the GPU fails in the rest of this process")
 
 
 def medians(times: dict[str, list[float]]) -> dict[str, float]:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from common import Row, verdict, write
-from gpu import Case, Report, error_of, interleaved, machine, medians, peak, peer, require_gpu
+from gpu import Case, Report, error_of, exit_if_broken, interleaved, machine, medians, peak, peer, require_gpu
 from torch import Tensor
 
 import tsallis
@@ -225,15 +225,15 @@ def settings(groups: Sequence[str], lengths: Sequence[int], quick: bool) -> Iter
         for length in (512,) if quick else (64, 128, 256, 512, 1024):
             for heads in (8,) if quick else (8, 16):
                 yield Setting("short", 32, heads, heads, length, length, 64)
-    if "decode" in groups:
-        for keys in (65536,) if quick else (4096, 8192, 16384, 32768, 65536):
-            for batch, heads, key_heads in ((1, 32, 8),) if quick else ((1, 32, 8), (8, 32, 8), (8, 16, 16)):
-                yield Setting("decode", batch, heads, key_heads, 1, keys, 128)
     if "long" in groups:
         for size in (64,) if quick else (64, 128):
             for length in lengths:
                 for empty in (0.7,) if quick else (0.0, 0.7, 0.85):
                     yield Setting("long", 1, 8, 8, length, length, size, True, empty)
+    if "decode" in groups:
+        for keys in (65536,) if quick else (4096, 8192, 16384, 32768, 65536):
+            for batch, heads, key_heads in ((1, 32, 8),) if quick else ((1, 32, 8), (8, 32, 8), (8, 16, 16)):
+                yield Setting("decode", batch, heads, key_heads, 1, keys, 128)
     if "powers" in groups:
         for length in [n for n in lengths if n <= 16384]:
             yield Setting("powers", 1, 8, 8, length, length, 64, True, 0.7)
@@ -315,6 +315,7 @@ def accuracy(setting: Setting, seed: int, quick: bool = False) -> list[Row]:
                 f"left out: {contender.name()} ({setting.dtype}): {type(error).__name__}: {error}"[:300],
                 file=sys.stderr,
             )
+            exit_if_broken()
             continue
         errors = [
             error_of(x, right) / float(right.abs().max()) for x, right in zip((result, *grads), exact, strict=False)
@@ -395,6 +396,7 @@ def main() -> None:
                 new = measure(setting, 3 if arguments.quick else arguments.rounds, arguments.seed, arguments.quick)
         except Exception as error:  # any error: the other settings must still be measured
             print(f"left out: {setting.label()}: {type(error).__name__}: {error}"[:400], file=sys.stderr)
+            exit_if_broken()
         torch.cuda.empty_cache()
         rows += new
         write(arguments.out, rows)

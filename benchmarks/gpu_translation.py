@@ -9,11 +9,15 @@ time per update. The second training makes as many updates as fit into the remai
 falls to zero at the end. If it takes longer than expected, SIGTERM ends it, and it saves a checkpoint. OUT then
 contains the logs and `run.tar.*`: the run folder with its best checkpoint, without the optimizer's state, in files of
 at most 15 MiB.
+
+`tsallis train` needs the packages of `tsallis[toolkit]`. On a machine without network, put wheels of the missing ones
+into a folder and pass it as `--wheels`. They are installed in a temporary folder, without their dependencies.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import io
 import json
 import lzma
@@ -29,15 +33,43 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))  # the package may not be installed
 RECIPE = ROOT / "recipes/kftt/ja-en-heads.yaml"
 PART = 15 << 20  # maximum size of an output file, in bytes
 PILOT = (20, 60)  # updates of the first training: before the timing starts, and in total
 ATTENTIONS = ("learned", "softmax", "entmax")
+# Packages of `tsallis train`, and those of pydantic, by module.
+NEEDED = {
+    **{
+        name: name
+        for name in ("jinja2", "numpy", "regex", "rich", "sacrebleu", "safetensors", "sentencepiece", "typer")
+    },
+    "yaml": "pyyaml",
+    "pydantic": "pydantic",
+    "pydantic_core": "pydantic-core",
+    "annotated_types": "annotated-types",
+    "typing_inspection": "typing-inspection",
+}
 RESERVED = 25.0  # seconds reserved for the start, the last validation, the last checkpoint and the packing
 TINY = [
     *("model.d_model=16", "model.heads=2", "model.d_ff=32", "model.encoder_layers=1", "model.decoder_layers=1"),
     "training.max_tokens=200",
 ]
+
+
+def require_packages(wheels: Path | None, target: Path) -> None:
+    """Install wheels, if there are any, in the folder `target`; exit if a package of `tsallis train` is missing."""
+    if wheels and (files := sorted(wheels.glob("*.whl"))):
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", f"--target={target}"]
+        subprocess.run([*command, *files], check=True)
+        sys.path.insert(0, str(target))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(target), os.environ.get("PYTHONPATH", "")]))
+    missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise SystemExit(
+            f"tsallis train needs {', '.join(missing)}: install tsallis[toolkit]. On a machine without network, put "
+            "their wheels into a folder and pass it as --wheels"
+        )
 
 
 def unpack_data(source: Path, target: Path) -> None:
@@ -117,6 +149,7 @@ def main() -> None:
     parser.add_argument("--subwords", type=Path, help="sentencepiece model (default: train a new one)")
     parser.add_argument("--out", type=Path, help="output folder")
     parser.add_argument("--rehearse", action="store_true", help="train a tiny model, as a check")
+    parser.add_argument("--wheels", type=Path, help="folder with wheels of missing packages")
     parser.add_argument("--unpack", type=Path, metavar="OUT", help="restore the run folder from OUT, and exit")
     parser.add_argument("--run", type=Path, help="run folder to create with --unpack")
     arguments = parser.parse_args()
@@ -130,10 +163,11 @@ def main() -> None:
         from gpu import require_gpu
 
         require_gpu()
+    work = Path(tempfile.mkdtemp(prefix="tsallis-kftt-"))
+    require_packages(arguments.wheels, work / "packages")
     end = time.monotonic() + arguments.seconds
     out: Path = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix="tsallis-kftt-"))
     unpack_data(arguments.data, work / "data/kftt")  # the folder that the recipe expects
     overrides = [f"data.cache={work / 'cache'}"]
     overrides += [f"model.attention={arguments.attention}", *(TINY if arguments.rehearse else [])]

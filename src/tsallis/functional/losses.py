@@ -19,7 +19,7 @@ from tsallis.functional.rows import (
     result_dtype,
 )
 from tsallis.functional.sparse_rows import SparseRows
-from tsallis.ops.alphas import Alpha
+from tsallis.ops.alphas import Alpha, capturing
 from tsallis.ops.autograd import losses as autograd
 from tsallis.ops.autograd.soft_targets import SoftTarget, add_soft_target, leads_in_place, soft_target
 from tsallis.ops.dtypes import upcast
@@ -161,7 +161,7 @@ def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignor
         )
     target = target.to(device=device, dtype=torch.long).reshape(-1)
     has_loss = target != ignore_index
-    if not (traced() or without_numbers(target)):
+    if not (traced() or without_numbers(target) or capturing(target)):
         out_of_range = has_loss & ((target < 0) | (target >= classes))
         if out_of_range.any():
             raise ValueError(

@@ -26,7 +26,7 @@ def check_alpha(alpha: Alpha, positive: bool = False) -> None:
     if isinstance(alpha, float):
         if not _valid(alpha, positive):
             raise ValueError(f"alpha must be {limits}, got {alpha:g}")
-    elif alpha.numel() and not _capturing(alpha) and not all(_valid(extreme, positive) for extreme in extremes(alpha)):
+    elif alpha.numel() and not capturing(alpha) and not all(_valid(extreme, positive) for extreme in extremes(alpha)):
         invalid = next(value for value in alpha.detach().flatten().tolist() if not _valid(value, positive))
         raise ValueError(f"alpha must be {limits}, got a tensor with {invalid:g}")
 
@@ -35,7 +35,7 @@ def _valid(alpha: float, positive: bool) -> bool:
     return (alpha > 0 if positive else alpha >= 1) and alpha < math.inf
 
 
-def _capturing(alpha: Tensor) -> bool:
+def capturing(alpha: Tensor) -> bool:
     """Return whether a CUDA graph is being captured, so that tensors can't be read."""
     return alpha.is_cuda and torch.cuda.is_current_stream_capturing()
 
@@ -50,7 +50,7 @@ def bounds(alpha: Alpha) -> tuple[float, float] | None:
     """
     if isinstance(alpha, float):
         return alpha, alpha
-    if _capturing(alpha):
+    if capturing(alpha):
         return None
     least, most = extremes(alpha) if alpha.numel() else (1.0, 1.0)
     if not 1 <= least <= most < torch.inf:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tsallis.errors import InputError
-from tsallis.ops.alphas import Alpha, check_alpha, extremes
+from tsallis.ops.alphas import Alpha, capturing, check_alpha, extremes
 from tsallis.ops.protocol import Backend, BeamKernels, RecurrentKernels, ScreeningKernels, TransformerKernels
 from tsallis.ops.registry import BACKENDS, capabilities, load, load_file
 from tsallis.ops.tracing import constant
@@ -129,7 +129,7 @@ def choose(operation: str, alpha: Alpha, *tensors: Tensor, positive: bool = True
     """Return the backend that computes an operation on these tensors, and check the alphas.
 
     The tensors must contain data; :func:`choose_direct` also accepts traced tensors. Only `eager` supports alphas below
-    1, and only with `positive`.
+    1, and only with `positive`. While a CUDA graph is captured, a tensor of alphas is not checked.
 
     Raises:
         ValueError: An alpha is not positive, not finite, or below 1 without `positive`.
@@ -157,6 +157,8 @@ def _suits(backend: Backend, operation: str, alpha: Alpha, tensors: tuple[Tensor
     smallest, largest = can.alphas
     if isinstance(alpha, float):
         return smallest <= alpha <= largest
+    if capturing(alpha):
+        return True
     least, most = extremes(alpha)
     return smallest <= least <= most <= largest
 

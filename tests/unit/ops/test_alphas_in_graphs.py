@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -58,6 +60,23 @@ def test_attention_weights_operator_reads_alphas_once(monkeypatch: pytest.Monkey
         monkeypatch.setattr(module, "extremes", lambda alpha: read.append(alpha) or extremes(alpha))
     torch.ops.tsallis.attention_weights(SCORES, 1.0, torch.tensor([[1.5], [2.0]]))
     assert len(read) == 1
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_cuda_graph_capture_reads_no_alphas(backend: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_unless_usable(backend)
+    with tsallis.backend(backend):
+        expected = outcome(CALLS[name], 2.0)
+        for module in (alphas, choice):
+            monkeypatch.setattr(module, "capturing", lambda alpha: True)
+            monkeypatch.setattr(module, "extremes", lambda alpha: pytest.fail("alphas were read"))
+        torch.testing.assert_close(outcome(CALLS[name], 2.0), expected)
+
+
+def test_only_alphas_on_a_gpu_are_unreadable_during_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert not alphas.capturing(SCORES) and alphas.capturing(cast(Tensor, SimpleNamespace(is_cuda=True)))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
