@@ -163,4 +163,4 @@ $(VENV)/.toolkit $(VENV)/.dev $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: $(VENV)/
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist docs/_build $(KERNEL)/_kernel.so* .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build $(KERNEL)/_kernel.so* $(KERNEL)/_no_kernel.txt runs/demo .mypy_cache .pytest_cache .ruff_cache .hypothesis

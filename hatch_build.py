@@ -20,12 +20,12 @@ NAME = "_kernel.so"
 
 
 class KernelBuildHook(BuildHookInterface[BuilderConfig]):
-    """TSALLIS_KERNEL=0 leaves the kernel out; TSALLIS_KERNEL=1 makes it an error that it cannot be built."""
+    """TSALLIS_KERNEL=0 leaves the kernel out, "pure" also, for a wheel of all platforms; 1 raises if it can't be built."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         wish = os.environ.get("TSALLIS_KERNEL", "")
-        if wish not in ("", "0", "1"):
-            raise ValueError(f"TSALLIS_KERNEL is 0 (no kernel), 1 (an error without it) or unset, not {wish!r}")
+        if wish not in ("", "0", "1", "pure"):
+            raise ValueError(f"TSALLIS_KERNEL is 0 or pure (no kernel), 1 (an error without it) or unset, not {wish!r}")
         if version == "editable":
             kernel = Path(self.root, "src", FOLDER, NAME)
         else:
@@ -55,6 +55,8 @@ class KernelBuildHook(BuildHookInterface[BuilderConfig]):
 
     def _problem(self, builder: ModuleType, kernel: Path, wish: str, reuse: bool) -> str:
         """Build the kernel if need be; show what prevents it, and return that in one line, empty if nothing does."""
+        if wish == "pure":  # not the user's choice, so the library warns that it is slower
+            return "not part of the wheel for all platforms; install tsallis from source with a C++ compiler"
         if wish == "0":
             self.app.display_warning("tsallis: built without its CPU kernel, as TSALLIS_KERNEL=0 asks")
             return f"{builder.LEFT_OUT}, as TSALLIS_KERNEL=0 asked"

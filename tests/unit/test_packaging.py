@@ -165,6 +165,9 @@ def test_the_kernel_can_be_left_out_or_demanded(tree: Path) -> None:
     installed = _installed(wheel, tree / "installed")
     assert installed["reason"] == "left out of this installation, as TSALLIS_KERNEL=0 asked"
     assert not installed["available"] and not installed["warnings"]
+    _build(tree, "wheel", tree / "pure", TSALLIS_KERNEL="pure")
+    installed = _installed(*(tree / "pure").iterdir(), tree / "installed-pure")
+    assert installed["warnings"] == [f"{WARNED}{installed['reason']}. {CONTENT}"]
     said = _build(tree, "wheel", tree / "demanded", fails=True, TSALLIS_KERNEL="1", CXX="/nonexistent")
     assert "cannot be built" in said and "/nonexistent" in said
     assert "unset, not 'yes'" in _build(tree, "wheel", tree / "demanded", fails=True, TSALLIS_KERNEL="yes")
