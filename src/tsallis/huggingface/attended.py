@@ -21,8 +21,8 @@ def calibrate_attended(model: nn.Module, batches: Iterable[Mapping[str, Any]], a
 
     .. math:: p_i = \mathrm{entmax}_\alpha\big(s \cdot \mathrm{scale} \cdot Q_i K^\top + \mathrm{mask}_i\big)
 
-    Bisection finds the factor :math:`s`, which is saved with the model. The mean is over all heads, layers and queries
-    except padding, in evaluation mode.
+    Bisection finds the factor :math:`s`, which is saved with the model; a later :func:`sparsify` discards it. The mean
+    is over all heads, layers and queries except padding, in evaluation mode.
 
     Args:
         model: Model that :func:`sparsify` has changed, with one fixed alpha above 1 in each attention.

@@ -35,7 +35,7 @@ def trainer_loss(
 
     .. math:: L(z, y) = \max_p \big(p^\top z + H_\alpha(p)\big) - z_y
 
-    (Peters et al. 2019, eq. 10). The result is the mean over all labels except -100. For predictions, use
+    (Peters et al. 2019, eq. 11). The result is the mean over all labels except -100. For predictions, use
     :func:`tsallis.entmax` with the same alpha. Trainer removes the labels before it calls the model, so batches of an
     encoder-decoder need `decoder_input_ids`: use `DataCollatorForSeq2Seq(tokenizer, model=model)`. The loss of routers
     (mixtures of experts) is not added; :func:`lm_loss` adds it. Trainer ignores its own `label_smoothing_factor`

@@ -70,10 +70,10 @@ class MultiheadAttention(ConstantBuffers):
     .. math:: \mathrm{head}_h = \mathrm{entmax}_{\alpha_h}\big(Q_h K_h^\top / \sqrt{d}\big) V_h
 
     (Correia et al. 2019, eq. 8). It replaces PyTorch's module: arguments, parameter names, shapes and masks are the
-    same, and state dicts can be loaded unless `alpha` is a tensor or `length_scale` is set. As in PyTorch, True in a
-    boolean mask hides a key. A query without a visible key returns the output's bias, where PyTorch returns NaN.
-    Weights are computed and returned only with `need_weights`; they do not include dropout. The keys that `add_bias_kv`
-    and `add_zero_attn` add are always visible.
+    same, and state dicts can be loaded unless `alpha` is a tensor, or `length_scale` or `num_kv_heads` is set. As in
+    PyTorch, True in a boolean mask hides a key. A query without a visible key returns the output's bias, where PyTorch
+    returns NaN. Weights are computed and returned only with `need_weights`; they do not include dropout. The keys that
+    `add_bias_kv` and `add_zero_attn` add are always visible.
 
     Args:
         embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn: as in `torch.nn.MultiheadAttention`.

@@ -73,8 +73,8 @@ class TransformerEncoderLayer(_Layer):
     .. math:: y = x + \mathrm{MultiHead}_\alpha(x), \qquad \mathrm{out} = y + \mathrm{FFN}(y)
 
     with PyTorch's dropout and layer norms (Correia et al. 2019, sec. 3 learn the alphas). Arguments, parameter names
-    and masks are those of PyTorch, and its state dicts can be loaded. In a `torch.nn.TransformerEncoder` use
-    `enable_nested_tensor=False`; padding is skipped anyway.
+    and masks are those of PyTorch, and its state dicts can be loaded unless `alpha` is a tensor. In a
+    `torch.nn.TransformerEncoder` use `enable_nested_tensor=False`; padding is skipped anyway.
 
     Args:
         d_model, nhead, dim_feedforward, dropout, activation: as in `torch.nn.TransformerEncoderLayer`.
@@ -155,7 +155,7 @@ class TransformerDecoderLayer(_Layer):
               \qquad \mathrm{out} = u + \mathrm{FFN}(u)
 
     with PyTorch's dropout and layer norms (Correia et al. 2019, sec. 3 learn the alphas). Arguments, parameter names
-    and masks are those of PyTorch, and its state dicts can be loaded.
+    and masks are those of PyTorch, and its state dicts can be loaded unless `alpha` is a tensor.
 
     Args:
         d_model, nhead, dim_feedforward, dropout, activation: as in `torch.nn.TransformerDecoderLayer`.
