@@ -175,9 +175,13 @@ def study(arguments: argparse.Namespace) -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     for seed, task, variant in product(arguments.seeds, arguments.tasks, arguments.variants):
         path = arguments.out / f"{task}-{variant}-s{seed}.json"
-        if path.exists():
-            continue
         updates = UPDATES.get(task, MAX_UPDATES) if arguments.updates is None else arguments.updates
+        if path.exists():
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            found = stored["training"]["updates"], [test["length"] for test in stored["tests"]]
+            if found != (updates, [*arguments.lengths]):
+                raise OSError(f"{path}: expected {updates} updates and lengths {arguments.lengths}, found {found}")
+            continue
         result = run(task, variant, seed, updates, arguments.lengths)
         accuracies = " ".join(f"{test['length']}: {test['accuracy']:.3f}" for test in result["tests"])
         print(f"{path.stem}: {result['train_seconds']:.0f} s, {accuracies}", file=sys.stderr, flush=True)

@@ -14,7 +14,8 @@ are the questions of TREC, 5,452 for training and 500 for testing. There are thr
     tsallis data get trec
     python examples/sparse_minilm.py --data data/trec
 
-Each part writes a file minilm-PART.csv, and adds each row as soon as it is measured.
+Each part writes a file minilm-PART.csv, which must not exist, and adds each row as soon as it is measured. The extras
+toolkit and hf, and the package accelerate, are needed.
 docs/pretrained-encoder.md shows the results.
 """
 
@@ -103,7 +104,7 @@ def main() -> None:
     }
     options.out.mkdir(parents=True, exist_ok=True)
     for part in options.parts:
-        with (options.out / f"minilm-{part}.csv").open("w", newline="", encoding="utf-8") as file:
+        with (options.out / f"minilm-{part}.csv").open("x", newline="", encoding="utf-8") as file:
             writer = None
             for row in PARTS[part](setting, options):
                 row |= machine
