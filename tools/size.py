@@ -13,20 +13,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# Parts of the toolkit in old versions, which have no package `toolkit`.
-TOOLKIT = {
-    "config",
-    "tasks",
-    "data",
-    "datasets",
-    "training",
-    "evaluation",
-    "inference",
-    "serve",
-    "cli",
-    "run_analysis",
-    "__main__",
-}
 LONG_FUNCTION = 60  # lines
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -126,9 +112,8 @@ def unseen_names(repository: Path, names: list[str]) -> list[str]:
     return [name for name in names if name not in words]
 
 
-def is_toolkit(module: str, has_toolkit: bool) -> bool:
-    part = module.split(".")[1:2]
-    return part[:1] in (["toolkit"], ["__main__"]) if has_toolkit else bool(part) and part[0] in TOOLKIT
+def is_toolkit(module: str) -> bool:
+    return module.split(".")[1:2] in (["toolkit"], ["__main__"])
 
 
 def measure(repository: Path) -> tuple[list[tuple[str, int]], list[str]]:
@@ -147,8 +132,7 @@ def measure(repository: Path) -> tuple[list[tuple[str, int]], list[str]]:
         f"{module}:{line} imports {other}"
         for module, found in imports.items()
         for line, other in found
-        if not is_toolkit(module, (package / "toolkit").is_dir()) and module != "tsallis"
-        if is_toolkit(other, (package / "toolkit").is_dir())
+        if not is_toolkit(module) and module != "tsallis" and is_toolkit(other)
     ]
     circles = find_circles({module: {other for _, other in found} - {module} for module, found in imports.items()})
     rows = [

@@ -58,8 +58,7 @@ def entmax_loss(
             summed weights of the targets, and probability targets are multiplied by the weights first.
         ignore_index: class targets with this value have loss 0 and no gradient.
         reduction: "mean" over the targets that are not ignored, "sum", or "none" for a loss of shape [...].
-        label_smoothing: share of the target that is spread evenly over the classes with finite scores, from 0 to 1. As
-            in `cross_entropy`, the entropy of a smoothed class is not subtracted, so a learned alpha would grow.
+        label_smoothing: share of the target, from 0 to 1, for all finite scores evenly. It makes a learned alpha grow.
 
     Returns:
         A number, or losses [...] with reduction "none", in the dtype of `scores`. A mean over no target is NaN.
@@ -83,8 +82,7 @@ def entmax_loss(
         return _sparse_loss(scores, target, alpha, reduction)
     plain = weight is None and label_smoothing == 0 and not target.is_floating_point()
     rows = as_rows(scores, alpha, operation="losses" if plain else None, positive=True)
-    z = rows.scores.reshape(-1, scores.shape[-1])  # [rows, classes]
-    z = savable(z) if isinstance(rows.alpha, Tensor) else z
+    z = savable(rows.scores.reshape(-1, scores.shape[-1]))  # [rows, classes]
     weight = None if weight is None else weight.to(device=scores.device, dtype=z.dtype)
     if target.is_floating_point():
         loss, total = _dense_loss(z, scores.shape, target, rows.alpha, weight, label_smoothing)

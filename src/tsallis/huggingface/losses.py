@@ -81,14 +81,14 @@ def trainer_loss(
         target, reduction = _target(labels.to(logits.device), teacher), "mean" if num_items_in_batch is None else "sum"
         with _float32_results(logits):
             value = entmax_loss(logits, target, alpha, reduction=reduction, label_smoothing=label_smoothing)
-        return value if num_items_in_batch is None else value / _on_device(num_items_in_batch, value)
+        return value / _divisor(num_items_in_batch, value)
 
     return compute
 
 
-def _on_device(count: Any, like: Tensor) -> Any:
-    """Move a count to the device of a loss: the parts of a model can be on several devices."""
-    return count.to(like.device) if isinstance(count, Tensor) else count
+def _divisor(count: Any, like: Tensor) -> Any:
+    """Return the divisor of a loss, on its device: a count of labels, or 1 if the loss is a mean."""
+    return count.to(like.device) if isinstance(count, Tensor) else 1 if count is None else count
 
 
 def _float32_results(x: Tensor) -> AbstractContextManager[Any]:
@@ -158,10 +158,9 @@ def lm_loss(
     def loss(hidden: Tensor, routers: Tensor | None) -> Tensor:
         target = _labels_of_positions(labels, hidden.shape[:-1], prompt, shift, type(lm).__name__).to(hidden.device)
         weight, rows = head.weight.to(hidden.dtype), _target(target, teacher)
-        reduction, divisor = ("mean", 1) if num_items_in_batch is None else ("sum", num_items_in_batch)
+        options: Any = {"bias": head.bias, "reduction": "mean" if num_items_in_batch is None else "sum"}
         with _float32_results(hidden):
-            value = linear_entmax_loss(hidden, weight, rows, alpha, bias=head.bias, reduction=reduction)
-        value = value / _on_device(divisor, value)
+            value = linear_entmax_loss(hidden, weight, rows, alpha, **options) / _divisor(num_items_in_batch, hidden)
         return value if routers is None else value + _router_factor(lm) * routers.to(value.device)
 
     return _loss_at_head(outer, lm, head, model_inputs, loss)

@@ -72,9 +72,7 @@ class Pattern:
             )
         transitions = torch.tensor(automaton.next).reshape(states, -1)
         table = _states_after(transitions, torch.arange(states), [y for _, y in texts], automaton.classes)
-        first_states = _states_after(
-            transitions, torch.tensor([automaton.start]), [x for x, _ in texts], automaton.classes
-        )[0]
+        first_states = _states_after(transitions, torch.tensor([0]), [x for x, _ in texts], automaton.classes)[0]
         starts_text = torch.tensor([bool(x or (y and not drops_spaces)) for x, y in texts])
         table = torch.cat(
             [table, torch.where(starts_text, first_states, states)[None], torch.full_like(table[:1], unsure)]
@@ -84,12 +82,12 @@ class Pattern:
             table[:, UNSURE] = unsure
         self.table = table.int()  # [states, columns]: next state
         accepts = torch.tensor(automaton.accepts) != complement
-        self.accepts = torch.cat([accepts, accepts[automaton.start, None], torch.tensor([False])])
+        self.accepts = torch.cat([accepts, accepts[0, None], torch.tensor([False])])
         self.unsure = torch.arange(len(self.table)) == unsure
         self.live = _can_reach(self.table, self.accepts)  # a match can follow
         self.dead = ~_can_reach(self.table, self.accepts | self.unsure)  # no match can follow
         self.full = ~_can_reach(self.table, ~self.accepts)  # only matches can follow
-        self.start = automaton.start if begun else states
+        self.start = 0 if begun else states
 
     def after(self, states: Tensor, d_vocab: int) -> Tensor:
         """Return the states [rows, d_vocab] after each token.

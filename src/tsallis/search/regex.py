@@ -39,11 +39,10 @@ UNSUPPORTED = {
 
 
 class Automaton(NamedTuple):
-    """Deterministic automaton. Characters that it can't distinguish have the same class."""
+    """Deterministic automaton that starts in state 0. Characters that it can't distinguish have the same class."""
 
     next: list[list[int]]  # [states, classes]
     accepts: list[bool]
-    start: int
     classes: dict[str, int]  # class of every character
 
 
@@ -199,7 +198,7 @@ def compile_regex(pattern: str, characters: Iterable[str]) -> Automaton:
                 discovered.append(reached)
             table[-1].append(numbers[reached])
         spend(len(states) * len(signatures))
-    return Automaton(table, [any(accepts(q, before) for q in states) for states, before in discovered], 0, classes)
+    return Automaton(table, [any(accepts(q, before) for q in states) for states, before in discovered], classes)
 
 
 def _next_reads(
@@ -301,4 +300,4 @@ def compile_strings(strings: Sequence[str], characters: Iterable[str]) -> Automa
                     waiting.append(child)
         table[state] = row
     classes = {character: letters.get(character, 0) for character in characters}
-    return Automaton(table, [state == match_state for state in range(len(table))], 0, classes)
+    return Automaton(table, [state == match_state for state in range(len(table))], classes)

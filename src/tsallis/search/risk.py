@@ -87,9 +87,8 @@ def minimum_risk(
         gains = {text: gain for text, gain in gains.items() if gain >= threshold}
     threshold = max(gains.values()) - 1e-12 * total
     best = next(text for text, gain in gains.items() if gain >= threshold)
-    leads = [gains[best] - gain for text, gain in gains.items() if text != best]
-    proved = not missing or (len(sums) > 1 and missing < math.inf and all(lead >= missing for lead in leads))
-    return RiskChoice(index[best], min(gains[best] / total, 1.0), proved)
+    lead = min((gains[best] - gain for text, gain in gains.items() if text != best), default=math.inf)
+    return RiskChoice(index[best], min(gains[best] / total, 1.0), not missing or (len(sums) > 1 and lead >= missing))
 
 
 def _compute_utility(utility: Utility, text: str, reference: str) -> float:

@@ -10,18 +10,11 @@ import pytest
 from tsallis.errors import InputError
 from tsallis.toolkit.old_names import KEYS, TASKS, VALUES, with_new_names
 from tsallis.toolkit.tasks.registry import load_config, task_of
-from tsallis.toolkit.training.schema import ModelRecord, TaskRecord, parse_record
+from tsallis.toolkit.training.schema import TaskRecord, parse_record
 
 FILES = "data: {train: a, dev: b}\n"
 CONFIGURATIONS = {
-    "alpha_rate": FILES + "training: {alpha_rate: 5.0}\n",
-    "context_attention": FILES + "model: {architecture: transformer, context_attention: softmax}\n",
-    "functions": FILES + "model: {density: gaussian, functions: 9}\n",
-    "penalty": "data: {task: classification, train: a}\nmodel: {penalty: 0.5}\n",
     "competing_ends": FILES + "search: {beam_size: 3, competing_ends: true}\n",
-    "tags": "data: {train: a, dev: b, tags: true}\n",
-    "least": "data: {task: language, synthetic: {name: copy, least: 8}}\n",
-    "most": "data: {task: language, synthetic: {name: copy, most: 32}}\n",
     "validation_competing_ends": FILES + "training: {validation_competing_ends: true}\n",
 }
 
@@ -33,7 +26,7 @@ def test_every_old_name_is_tested() -> None:
 @pytest.mark.parametrize("old", KEYS)
 def test_old_names_in_configurations_are_accepted(tmp_path: Path, old: str) -> None:
     text = "version: 1\n" + CONFIGURATIONS[old]
-    present = text.replace(old, KEYS[old]).replace("true", str(VALUES.get(old, {}).get(True, "true")))
+    present = text.replace(old, KEYS[old]).replace("true", VALUES[True])
     configs = []
     for name, content in (("old", text), ("new", present)):
         (tmp_path / name).write_text(content)
@@ -41,23 +34,8 @@ def test_old_names_in_configurations_are_accepted(tmp_path: Path, old: str) -> N
     assert configs[0] == configs[1]
 
 
-@pytest.mark.parametrize("old", KEYS)
-def test_old_names_in_model_files_are_accepted(old: str) -> None:
-    arguments = {"src_vocab": 9, "tgt_vocab": 9, old: 2}
-    record = parse_record(json.dumps({"class": "rnn", "arguments": arguments}).encode(), ModelRecord, "model.json")
-    assert record.arguments == {"src_vocab": 9, "tgt_vocab": 9, KEYS[old]: 2}
-
-
-def test_a_removed_setting_may_only_be_null(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text(f"version: 1\n{FILES}training: {{attended: null, seed: 3}}\n")
-    assert load_config(tmp_path / "run.yaml").training.seed == 3
-    (tmp_path / "run.yaml").write_text(f"version: 1\n{FILES}training: {{attended: 4}}\n")
-    with pytest.raises(InputError, match=r"training.attended: unknown key"):
-        load_config(tmp_path / "run.yaml")
-
-
 def test_old_names_beside_new_names_are_not_replaced() -> None:
-    content = {"model": {"penalty": 0.5, "ridge": 0.1}}
+    content = {"search": {"competing_ends": True, "end_rule": "every"}}
     assert with_new_names(content) == content
 
 

@@ -323,7 +323,6 @@ def long_gradient(
     ALPHAS: tl.constexpr,
     TINY: tl.constexpr,
     NEED_ALPHA: tl.constexpr,
-    IN_PLACE: tl.constexpr,
 ) -> None:
     program = tl.program_id(0)
     slots += program.to(tl.int64) * DEPTH * LANES
@@ -340,7 +339,7 @@ def long_gradient(
         largest = tl.zeros((LANES,), tl.float32)
         count = tl.zeros((LANES,), tl.int32)
         largest, count = collect_candidates(
-            source, 0, tiles, d, 0.0, largest, count, slots, slot_columns, target, LANES, DEPTH, STAGES, not IN_PLACE
+            source, 0, tiles, d, 0.0, largest, count, slots, slot_columns, target, LANES, DEPTH, STAGES, True
         )
         tl.debug_barrier()
         size = ROOM + 1

@@ -194,15 +194,14 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
 
 
 def entmax_gradient(
-    probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, dim: int = -1, out: Tensor | None = None
+    probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, dim: int = -1
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of the scores and of alpha [rows, 1]; `out` may be `probs`."""
+    """Return the gradients of the scores and of alpha [rows, 1]."""
     if dim not in (-1, probs.dim() - 1):
         moved_probs, moved_grad = (x.movedim(dim, -1).contiguous() for x in (probs, grad))
         dz, da = entmax_gradient(moved_probs, moved_grad, alpha, need_alpha)
-        dz = dz.movedim(-1, dim)
-        return dz if out is None else out.copy_(dz), da
-    scores_grad = torch.empty_like(probs) if out is None else out
+        return dz.movedim(-1, dim), da
+    scores_grad = torch.empty_like(probs)
     alpha_arguments = {**alphas(alpha, probs), "NEED_ALPHA": need_alpha}
     d = probs.shape[-1]
     rows = probs.numel() // d
@@ -232,7 +231,6 @@ def entmax_gradient(
             **candidate_buffers(programs, tiles.room, probs),
             WIDTH=tiles.width,
             ROOM=tiles.room,
-            IN_PLACE=out is not None and out.data_ptr() == probs.data_ptr(),
             num_warps=tiles.warps,
         )
     else:

@@ -105,11 +105,6 @@ class ModelRecord(Record):
     arguments: dict[str, Any]
     vocabularies: Fingerprints | None = None
 
-    @field_validator("arguments", mode="before")
-    @classmethod
-    def _rename(cls, arguments: Any) -> Any:
-        return with_new_names(arguments)
-
     @field_validator("arguments")
     @classmethod
     def _check_arguments(cls, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -196,7 +191,6 @@ class TrainingRecord(Record):
     position: Position
     processes: Annotated[int, Field(ge=1, lt=2**31)]
     log: Count  # size of the log in bytes
-    timing: Count | None = None  # present only in checkpoints of earlier versions
     data: str
 
 
