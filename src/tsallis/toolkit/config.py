@@ -217,9 +217,8 @@ class Settings(Section):
                 f"found {self.lowest_learning_rate:g}"
             )
         if self.schedule == "linear" and (self.updates is None or self.warmup >= self.updates):
-            raise ValueError(
-                f"schedule: linear needs updates above warmup, found updates {self.updates} and warmup {self.warmup}"
-            )
+            updates = "no updates" if self.updates is None else f"updates {self.updates}"
+            raise ValueError(f"schedule: linear needs updates above warmup, found {updates} and warmup {self.warmup}")
         if self.teacher is not None and self.label_smoothing:
             raise ValueError(f"label_smoothing must be 0 with a teacher, found {self.label_smoothing:g}")
         if self.output_alpha is not None and self.updates is None:
@@ -453,7 +452,7 @@ def refuse_idle(config: Config, overrides: Sequence[str] = ()) -> None:
             switch, values = next(iter(switches.items()))
             raise InputError(
                 f"{path}: {getattr(section, key)} has no effect with "
-                f"{' and '.join(f'{switch}: {value}' for switch, value in shown.items())}; leave it out, or set "
+                f"{' and '.join(f'{s}: {v}' for s, v in shown.items()).replace('None', 'null')}; leave it out, or set "
                 f"{name}.{switch}{' to ' * bool(values)}{' or '.join(values or ())}"
             )
 
@@ -577,6 +576,9 @@ def _hint(path: Sequence[int | str], detail: ErrorDetails, schema: type[Config])
         return f" (it belongs to {' or '.join(f'architecture: {name}' for name in architectures)})"
     known = _section(schema, sections).model_fields if unknown_key else ()
     close = difflib.get_close_matches(key[:LONGEST_KEY], known, 1)
+    if unknown_key and not sections:
+        inner = [name for name in ("training", "search") if key in _section(schema, [name]).model_fields]
+        close = [f"{name}.{key}" for name in inner] or close
     return f" (did you mean {close[0]}?)" if close else ""
 
 

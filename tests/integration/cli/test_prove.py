@@ -117,3 +117,8 @@ def test_documented_commands_run(tsallis: Any, trained: Path, tmp_path: Path, mo
     for command in commands:
         arguments, *_ = command.partition("  #")
         tsallis(*shlex.split(arguments), status=0)
+
+
+def test_a_wrong_pattern_is_refused_before_the_run_is_read(tsallis: Any, tmp_path: Path) -> None:
+    errors = tsallis("prove", tmp_path / "missing", "--never", "(", status=2).stderr
+    assert "--never: '(' is not a regular expression" in errors

@@ -13,13 +13,14 @@ import torch
 import typer
 
 import tsallis.toolkit.cli as cli
+from integration.cli.runs import strings
 from small_run import change_json, change_state, checkpoint_of, replace
 from tsallis.errors import InputError
 from tsallis.toolkit.data import Vocabulary
 from tsallis.toolkit.tasks.strings import english_verbs
 from tsallis.toolkit.training.lock import locked
 
-from .conftest import write_examples
+from .conftest import Run, write_examples
 
 CONFIG = """\
 version: 1
@@ -332,3 +333,18 @@ def test_demo_rejects_folders_of_other_runs(here: Path, monkeypatch: pytest.Monk
     refused("demo", "--run-dir", RUN, words="another configuration")
     shutil.move("run", "new-softmax")
     refused("demo", "--run-dir", "new", words="another configuration")
+
+
+def test_a_dash_is_not_a_file_to_write(tsallis: Run, trained: Path) -> None:
+    assert "expected the name of a file to write, got -" in tsallis("evaluate", trained, "--out", "-", status=2).stderr
+    assert not Path("-").exists()
+
+
+def test_a_check_without_kernels_fails(tsallis: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TSALLIS_BACKEND", "eager")
+    assert "no kernels to compare" in tsallis("info", "--check", status=2).stderr
+
+
+def test_a_setting_without_its_section_is_suggested(tsallis: Run, tmp_path: Path) -> None:
+    errors = tsallis("train", strings(tmp_path / "data"), "epochs=5", status=2).stderr
+    assert "epochs: unknown key (did you mean training.epochs?)" in errors

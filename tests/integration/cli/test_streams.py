@@ -203,3 +203,15 @@ def test_ctrl_c_exits_with_one_line(
     with pytest.raises(SystemExit) as leave:
         main(app if is_command else interrupt)
     assert leave.value.code == 130 and capsys.readouterr().err == "tsallis: interrupted\n"
+
+
+def test_missing_results_are_not_a_proof(unread: Run, trained: Path) -> None:
+    assert unread("prove", trained, "--never", "0", stdin=ASKED).status == 3
+    assert unread("prove", trained, "--never", ".*", stdin=ASKED).status == 1
+
+
+def test_notes_are_printed_unless_the_command_fails(tsallis: Run, trained: Path) -> None:
+    asked = "prove", trained, "--with", trained, "--never", ".*"
+    assert "this run was given twice" in tsallis(*asked, stdin="walk\tV;PST\n", status=1).stderr
+    failed = tsallis(*asked, "--language", "eo", stdin="walk\tV;PST\n", status=2).stderr
+    assert "given twice" not in failed and len(failed.splitlines()) == 1

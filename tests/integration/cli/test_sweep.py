@@ -130,3 +130,19 @@ def test_every_combination_gets_a_distinct_folder_name() -> None:
         runs = name_runs(values)
         assert [*runs.values()] == values and all(len(name.encode()) < 256 for name in runs)
     assert [*name_runs([{"a": 1}, {"a": 1}])] == ["a=1"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (("--device", "gpu"), "device must be cpu, cuda or auto, got 'gpu'"),
+        (("--seed", "7"), "--seed 7 needs --random; for the seed of the runs, use training.seed=7"),
+        (("run_dir=there",), "use --run-dir for the folder of all runs"),
+    ],
+)
+def test_options_without_effect_are_refused_before_any_run(
+    tmp_path: Path, tsallis: Run, extra: tuple[str, ...], message: str
+) -> None:
+    sweep = "sweep", strings(tmp_path / "data"), "training.seed=[1]", "--run-dir", tmp_path / "out"
+    assert message in tsallis(*sweep, *extra, status=2).stderr
+    assert not (tmp_path / "out").exists()

@@ -42,6 +42,7 @@ from tsallis.toolkit.cli import (
     translate,
 )
 from tsallis.toolkit.cli.options import Command, flag
+from tsallis.toolkit.cli.output import NOTES, print_notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,10 +104,10 @@ def main(command: Callable[[], object] = app) -> None:
     if sys.stderr is None:
         # Without this, the next file to be opened would become standard error.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    with contextlib.redirect_stderr(cast(Any, OptionalOutput(sys.stderr))), _collect_notes() as notes:
+    with contextlib.redirect_stderr(cast(Any, OptionalOutput(sys.stderr))), _collect_notes():
         status = _status(command)
-        for note in () if status else notes:  # after an error, print only the error
-            print(note, file=sys.stderr)
+        if status not in (2, 130):  # after an error, print only the error
+            print_notes()
     distributed = sys.modules.get("tsallis.toolkit.training.distributed")
     if distributed is not None:
         distributed.exit_process(status)
@@ -114,21 +115,21 @@ def main(command: Callable[[], object] = app) -> None:
 
 
 @contextlib.contextmanager
-def _collect_notes() -> Iterator[dict[str, None]]:
-    """Collect warnings about ignored input, each as one line and without repetitions."""
+def _collect_notes() -> Iterator[None]:
+    """Collect warnings about ignored input for :func:`print_notes`."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", IgnoredInputWarning)
-        notes: dict[str, None] = {}
+        NOTES.clear()
         original_showwarning = warnings.showwarning
 
         def show(message: Any, category: type[Warning], *location: Any, **options: Any) -> None:
             if not issubclass(category, IgnoredInputWarning):
                 original_showwarning(message, category, *location, **options)
             elif os.environ.get("RANK", "0") == "0":
-                notes[one_line(f"tsallis: {message}")] = None
+                NOTES[one_line(f"tsallis: {message}")] = None
 
         warnings.showwarning = show
-        yield notes
+        yield
 
 
 def _status(command: Callable[[], object]) -> object:

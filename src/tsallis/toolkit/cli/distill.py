@@ -32,7 +32,7 @@ def distill(
 ) -> None:
     """Store the probabilities of a run, or of an ensemble, for every symbol of its training data.
 
-    training.teacher: FOLDER trains another run on them. The same command resumes an interrupted one.
+    To use them, train a run with training.teacher=FOLDER. The same command resumes an interrupted distillation.
     """
     from tsallis.search import SearchOptions
     from tsallis.toolkit.cli.report_parts import show_progress

@@ -111,7 +111,7 @@ def evaluate(
     file, second = _split_inputs(inputs or [])
     if second is not None and (out or manifest):
         raise InputError(f"--out and --manifest support only one run, got {run} and {second}")
-    check_writable(out, manifest, inputs=[file], runs=[run, *(ensemble_with or ())])
+    check_writable(out, manifest, inputs=[file, images], runs=[run, *(ensemble_with or ())])
     if file is not None:
         _check_options_of_file(file, split, length, manifest)
     with init_distributed(device, "nothing was written") as world, world.share_errors():

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tsallis.errors import InputError
 from tsallis.toolkit.cli.options import Json
 from tsallis.toolkit.cli.output import print_json
 
@@ -48,11 +49,11 @@ def _check(as_json: bool) -> None:
 
     from tsallis.toolkit.cli.self_check import survey
 
-    all_agree = True
+    all_agree, count = True, 0
     if not as_json:
         print(f"{'backend':8}{'device':8}{'dtype':10}{'family':14}{'error':>9}{'limit':>9}{'seconds':>9}  case")
     for row in survey():
-        all_agree = all_agree and row.agrees
+        all_agree, count = all_agree and row.agrees, count + 1
         if as_json:
             print_json({**row._asdict(), "agrees": row.agrees})
         else:
@@ -60,5 +61,7 @@ def _check(as_json: bool) -> None:
             numbers = f"{row.error:9.1e}{row.limit:9.1e}{row.seconds:9.2f}"
             print(f"{row.backend:8}{row.device:8}{row.dtype:10}{row.family:14}{numbers}  {words}")
         sys.stdout.flush()
+    if not count:
+        raise InputError("no kernels to compare: TSALLIS_BACKEND excludes them, or they are not available here")
     if not all_agree:
         raise typer.Exit(1)

@@ -56,7 +56,7 @@ def look(
         raise InputError(f"--heads {heads} needs --weights: the page always shows every head")
     if not weights:
         out = out or Path("look.html")
-        check_writable(out, inputs=[file], runs=[run])
+        check_writable(out, inputs=[file, images], runs=[run])
     opened = open_run(run, checkpoint, device)
     opened.check_command("look")
     if heads is not None:

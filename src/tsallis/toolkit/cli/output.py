@@ -19,6 +19,16 @@ if TYPE_CHECKING:
 NONZERO_ROWS = ("unknown_symbols",)  # rows that are omitted if the number is 0
 
 
+NOTES: dict[str, None] = {}  # warnings about ignored input, each as one line and without repetitions
+
+
+def print_notes() -> None:
+    """Print the collected notes on standard error, once: before a training, or at the end of a command."""
+    for note in NOTES:
+        print(note, file=sys.stderr, flush=True)
+    NOTES.clear()
+
+
 def print_fields(*fields: str) -> None:
     """Print tab-separated fields. Escape control characters, because a terminal would execute them."""
     print("\t".join(map(without_controls, fields)))
@@ -41,6 +51,8 @@ def check_writable(*paths: Path | None, inputs: Iterable[Path | None] = (), runs
     for path in paths:
         if path is None:
             continue
+        if str(path) == "-":
+            raise InputError("expected the name of a file to write, got -")
         if path.is_dir():
             raise InputError(f"{path}: expected a file to write, found a folder")
         # Writing replaces the path, so it must not be a device.

@@ -19,7 +19,7 @@ import typer
 
 from tsallis.errors import InputError, describe
 from tsallis.toolkit.cli.options import Device
-from tsallis.toolkit.cli.output import check_folder, plain_name, print_fields
+from tsallis.toolkit.cli.output import check_folder, plain_name, print_fields, print_notes
 
 POLL = 0.2  # seconds between checks for finished runs
 SEED = "training.seed"
@@ -45,7 +45,7 @@ def sweep(
         int | None,
         typer.Option("--random", min=1, help="Number of random combinations to train (default: all combinations)."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed for --random.")] = 1,
+    seed: Annotated[int | None, typer.Option(min=0, help="Random seed for --random (default: 1).")] = None,
     device: Device = "auto",
 ) -> None:
     """Train a run for each combination of settings, and compare the runs.
@@ -56,12 +56,19 @@ def sweep(
     numbers, the command also writes a page with a chart. The same command resumes an interrupted sweep.
     """
     from tsallis.toolkit.data.io import json_text, write_output
+    from tsallis.toolkit.training.distributed import device_kind
 
+    device_kind(device)
     fixed, swept = split_settings(settings)
+    if seed is not None and draw is None:
+        raise InputError(f"--seed {seed} needs --random; for the seed of the runs, use training.seed={seed}")
+    if any(setting.startswith("run_dir=") for setting in fixed):
+        raise InputError("run_dir is not a setting of a sweep: use --run-dir for the folder of all runs")
     folder = run_dir or Path("runs") / f"{plain_name(config)}-sweep"
-    runs = name_runs(combinations(swept, draw, seed))
+    runs = name_runs(combinations(swept, draw, 1 if seed is None else seed))
     _check(config, fixed, runs, folder)
     folder.mkdir(parents=True, exist_ok=True)
+    print_notes()
     commands = {}
     for name, values in runs.items():
         options = "--run-dir", str(folder / name), "--device", device
@@ -207,9 +214,9 @@ def run_all(commands: Mapping[str, Sequence[str]], folder: Path, workers: int) -
                             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
                         )
                 for name in [name for name, process in running.items() if process.poll() is not None]:
-                    if running.pop(name).returncode:
+                    if status := running.pop(name).returncode:
                         lines = (folder / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
-                        failed[name] = lines[-1] if lines else "no output"
+                        failed[name] = f"killed by signal {-status}" if status < 0 else (lines or ["no output"])[-1]
                     done = len(commands) - len(waiting) - len(running)
                     print(f"{done}/{len(commands)} {name}{': failed' if name in failed else ''}", file=sys.stderr)
                 time.sleep(POLL)

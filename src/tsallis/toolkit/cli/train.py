@@ -13,7 +13,7 @@ import typer
 
 from tsallis.errors import InputError, one_line
 from tsallis.toolkit.cli.options import Device
-from tsallis.toolkit.cli.output import check_folder, plain_name
+from tsallis.toolkit.cli.output import check_folder, plain_name, print_notes
 
 if TYPE_CHECKING:
     from tsallis.toolkit.config import Config, Settings
@@ -154,6 +154,7 @@ def run_training(loaded: Config, folder: Path, world: World, preview: bool = Fal
             teacher=start.teacher,
         )
         trainer.load()
+        print_notes()
         checkpoints = Checkpoints(folder / CHECKPOINTS)
         resumed, first_step = start.resumed, trainer.position.step
         with world.share_errors():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tsallis.errors import InputError, OptionError, real_error
 from tsallis.search.options import PROOF_OPTIONS, SearchOptions
+from tsallis.search.regex import parse
 
 if TYPE_CHECKING:
     from tsallis.models.batch import Batch
@@ -97,6 +98,12 @@ class Rule:
         if unsupported := [name for name in options.given if name not in (*PROOF_OPTIONS, "mode")]:
             raise OptionError(lambda spell: f"{spell(unsupported[0])} can't be used in a proof")
         pattern = never if always is None else always
+        if isinstance(pattern, str):
+            try:
+                parse(pattern)
+            except ValueError as error:
+                fault = str(error)
+                raise OptionError(lambda spell: f"{spell('never' if always is None else 'always')}: {fault}") from None
         return cls(pattern if isinstance(pattern, str) else tuple(pattern or ()), always is not None, at_least, options)
 
     def prove(self, run: Run, batch: Batch, lines: Sequence[int], defaults: SearchOptions) -> list[Proof]:

@@ -144,6 +144,14 @@ def device_kind(device: str) -> str:
     return ("cuda" if cuda else "cpu") if device == "auto" else device
 
 
+def _from_launcher(name: str, default: int) -> int:
+    """Return the value of an environment variable that torchrun sets."""
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise InputError(f"{name} must be a whole number, got {text!r}: torchrun sets it")
+    return int(text)
+
+
 @contextlib.contextmanager
 def init_distributed(
     device: str = "auto", lost: str = "run the same command again to resume from the last checkpoint"
@@ -158,18 +166,21 @@ def init_distributed(
         InputError: If the device is missing, there are fewer GPUs than processes, or another process has ended.
     """
     kind = device_kind(device)
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = _from_launcher("WORLD_SIZE", 1)
     if size == 1:
         yield World(device=torch.device(kind))
         return
-    local = int(os.environ.get("LOCAL_RANK", "0"))
+    local = _from_launcher("LOCAL_RANK", 0)
     if kind == "cuda":
-        processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", size)), torch.cuda.device_count()
+        processes, gpus = _from_launcher("LOCAL_WORLD_SIZE", size), torch.cuda.device_count()
         if processes > gpus:
             raise CommonError(
                 f"{processes} processes on a machine with {gpus} GPUs: start fewer processes, or use --device cpu"
             )
         torch.cuda.set_device(local)
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        advice = "start the command with torchrun, or unset WORLD_SIZE"
+        raise InputError(f"WORLD_SIZE is {size}, but {missing[0]} is not set: {advice}")
     torch_device = torch.device(kind, local) if kind == "cuda" else torch.device("cpu")
     dist.init_process_group(
         "nccl" if kind == "cuda" else "gloo", timeout=PATIENCE, device_id=torch_device if kind == "cuda" else None
