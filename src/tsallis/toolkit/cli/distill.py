@@ -42,6 +42,7 @@ def distill(
     from tsallis.toolkit.tasks.registry import run_config
     from tsallis.toolkit.training.teacher import write_teacher
 
+    check_folder(out)
     digests = [_read_digest(run, checkpoint) for run in teachers]
     opened = open_run(teachers[0], checkpoint, device, teachers[1:])
     for run, digest in zip(teachers, digests, strict=True):
@@ -50,9 +51,10 @@ def distill(
                 f"{run}: its {checkpoint} checkpoint was replaced while it was read: run the same command again when "
                 "its training has ended"
             )
-    check_folder(out)
     if isinstance(opened.task, LabelTask):
         raise InputError(f"{teachers[0]}: runs of the task {opened.task.name} can't be teachers: they predict labels")
+    if not opened.run.model.output.normalized:
+        raise InputError(f"{teachers[0]}: expected a teacher with entmax or softmax, found alpha-ReLU")
     config = run_config(teachers[0])
     if sequence_level and not opened.task.searched:
         raise InputError(f"{teachers[0]}: expected a task with outputs for --sequence-level, found {opened.task.name}")

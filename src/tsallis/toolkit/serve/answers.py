@@ -406,4 +406,4 @@ class ServedRun:
         cells = list(zip(weights.columns.tolist(), weights.values.tolist(), strict=True))
         rows = [cells[first:last] for first, last in itertools.pairwise(weights.offsets.tolist())]
         name, alpha = head_name(layer, head), layer.alphas[head]
-        return {"name": name, "alpha": alpha, "queries": queries, "keys": keys, "rows": rows}
+        return {"name": name, "alpha": alpha, "causal": layer.causal, "queries": queries, "keys": keys, "rows": rows}

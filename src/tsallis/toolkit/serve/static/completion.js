@@ -6,7 +6,7 @@ function completionField(noun, ask_, chosen) {
   let choices = [];
   let active = -1;
   const field = h("input", {
-    id: "typed", type: "text", autocomplete: "off", autocapitalize: "off", spellcheck: "false", role: "combobox",
+    id: "typed", type: "text", autocomplete: "off", autocapitalize: "off", spellcheck: "false", dir: "auto", role: "combobox",
     "aria-autocomplete": "list", "aria-controls": "choices", "aria-expanded": "false",
   });
   const mark = () => {
@@ -26,14 +26,13 @@ function completionField(noun, ask_, chosen) {
     choices = answer.next;
     active = -1;
     field.setAttribute("aria-expanded", String(choices.length > 0));
+    const partly = answer.missing !== 0; // not all continuations were searched
     state.textContent = !answer.possible ? "Impossible: no output of the model starts with this text."
-      : `${whole(answer.support)} ${answer.support === 1 ? "continuation is" : "continuations are"} possible`
+      : !answer.support ? "It is not known which continuations are possible."
+      : `${partly ? "At least " : ""}${whole(answer.support)} ${answer.support === 1 ? "continuation is" : "continuations are"} possible`
         + `${choices.length < answer.support ? `, the ${choices.length} most probable are shown` : ""}.`;
     list.replaceChildren(...choices.map((choice, i) => h("li", {
-      id: `choice-${i}`, role: "option", "aria-selected": "false", onpointerdown: (event) => {
-        event.preventDefault();
-        take(i);
-      },
+      id: `choice-${i}`, role: "option", "aria-selected": "false", onpointerdown: (event) => event.preventDefault(), onclick: () => take(i),
     }, h("span", { class: "words", dir: "auto" }, outputText(choice.text), choice.ends ? h("small", null, " end") : " …"),
     h("span", { class: "prob" }, probability(choice.prob)),
     h("span", { class: "share", "aria-hidden": "true", style: { width: `${100 * Math.min(choice.prob, 1)}%` } }))));
@@ -44,12 +43,25 @@ function completionField(noun, ask_, chosen) {
     const fault = h("div");
     await show(fault, ask_(field.value), draw);
     if (fault.textContent) {
-      list.replaceChildren();
+      reset();
       state.textContent = fault.textContent;
     }
   }
-  field.addEventListener("input", update);
+  function reset() {
+    choices = [];
+    active = -1;
+    field.setAttribute("aria-expanded", "false");
+    state.textContent = "";
+    list.replaceChildren();
+    mark();
+  }
+  field.addEventListener("input", () => {
+    active = -1;
+    mark();
+    update();
+  });
   field.addEventListener("keydown", (event) => {
+    if (event.isComposing || event.keyCode === 229) return; // an input method uses the key
     if (event.key === "ArrowDown" || event.key === "ArrowUp") {
       if (!choices.length) return;
       event.preventDefault();
@@ -68,14 +80,7 @@ function completionField(noun, ask_, chosen) {
   return {
     update,
     clear() { field.value = ""; },
-    reset() {
-      choices = [];
-      active = -1;
-      field.setAttribute("aria-expanded", "false");
-      state.textContent = "";
-      list.replaceChildren();
-      mark();
-    },
+    reset,
     node: h("div", { class: "completion" },
       h("label", { for: "typed" }, `Start of the ${noun}`), field,
       h("p", { class: "hint" }, "Use the arrow keys and Enter to choose a continuation. "

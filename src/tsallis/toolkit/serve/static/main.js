@@ -1,6 +1,7 @@
 // Build the page: a source, and everything that the selected run predicts for it.
 
 const DELAY = 300; // milliseconds after the last key press
+let timer = null; // of the next search
 const MODES = [["beam", "Fast"], ["exact", "Proved best"], ["all", "Everything"], ["sample", "Random"]];
 const MODE_NOTES = {
   beam: "Finds the most probable outputs and shows whether they are proved to be the best.",
@@ -8,14 +9,6 @@ const MODE_NOTES = {
   all: "Lists all outputs with a probability above zero, within the search limits.",
   sample: "Draws random outputs from the model’s distribution.",
 };
-
-function later(work) {
-  let timer = null;
-  return (...values) => {
-    clearTimeout(timer);
-    timer = setTimeout(() => work(...values), DELAY);
-  };
-}
 
 function describeRun(run) {
   const parts = [`${capital(run.task)}, ${run.model} with ${whole(run.parameters)} parameters`,
@@ -117,13 +110,16 @@ function runPage(run, limits) {
     clearOutput();
   }
 
-  const refresh = later(() => {
-    search();
-    if (!missingColumns().length) completion.update();
-  });
+  function refresh(delay) {
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      search();
+      if (!missingColumns().length) completion.update();
+    }, delay);
+  }
   function changed() {
     if (missingColumns().length) clear();
-    else refresh();
+    else refresh(DELAY);
   }
   function setMode(mode) {
     state.mode = mode;
@@ -151,16 +147,14 @@ function runPage(run, limits) {
     h("p", { class: "lead" }, describeRun(run)),
     h("form", { class: "source", onsubmit: (event) => {
       event.preventDefault();
-      search();
-      if (!missingColumns().length) completion.update();
+      refresh(0);
     } },
     h("div", { class: "fields" }, fields, h("button", { type: "submit", class: "main" }, "Search")),
     run.examples.length ? h("p", { class: "examples-row" }, h("span", null, "Try "), run.examples.map((line) => h("button", {
       type: "button", class: "example-line", onclick: () => {
         line.split("\t").forEach((text, i) => { if (fields[i]) fields[i].querySelector("input").value = text; });
         completion.clear();
-        search();
-        completion.update();
+        refresh(0);
       } }, line.replace(/\t/g, " · ")))) : null,
     h("div", { class: "controls" }, segments("Search", MODES.map(([mode, name]) => [mode, [name, h("small", null, ` ${mode}`)]]), "beam", setMode),
       numberField("Outputs", state.count, limits.outputs, (input) => {
@@ -179,6 +173,8 @@ function runPage(run, limits) {
 async function start() {
   const view = document.getElementById("view");
   const open = (run, limits) => {
+    clearTimeout(timer);
+    cancel(...pending.keys());
     document.title = `${run.name} – tsallis`;
     view.replaceChildren(...runPage(run, limits).filter(Boolean));
     const empty = h("p", { class: "hint" }, `Type ${run.columns.join(" and ")} above`, run.examples.length ? ", or click an example." : ".",

@@ -1,12 +1,15 @@
 // Show the outputs for a source (certificate, list and tree), and the steps and attention of the selected output.
 
+const STOPS = { budget: "reached its limit of prefixes", time: "reached the time limit", mass: "reached the requested mass",
+  length: "reached the length limit" };
+
 function certificateOf(answer) {
   const { certificate, bound, mass, hypotheses } = answer;
   const all = probability(mass, hypotheses[0].log_prob);
   return h("div", { class: `proof ${certificate}` },
-    h("p", null, certificateText(certificate, bound)),
+    h("p", null, certificateText(certificate, bound, answer.limits)),
     h("p", { class: "hint" }, hypotheses.length > 1 ? `Probability of all ${whole(hypotheses.length)} together: ${all}.` : null,
-      answer.stopped_by ? ` The search ended early (${answer.stopped_by}), after ${whole(answer.expanded)} prefixes.` : null));
+      answer.stopped_by ? ` The search ended early: after ${whole(answer.expanded)} prefixes it ${STOPS[answer.stopped_by]}.` : null));
 }
 
 // List outputs and select the first one. Log-probabilities distinguish outputs whose probabilities underflow to 0.
@@ -36,6 +39,12 @@ function drawsOf(draws) {
 }
 
 function searchResult(answer, choose) {
+  const { unknown } = answer;
+  return [unknown ? h("p", { class: "hint" }, `${whole(unknown)} ${unknown === 1 ? "symbol of the source is" : "symbols of the source are"} `
+    + "not in the vocabulary.") : null, foundOutputs(answer, choose)];
+}
+
+function foundOutputs(answer, choose) {
   if (answer.draws) {
     const outputs = drawsOf(answer.draws);
     if (!outputs.length) return h("p", { class: "hint" }, "No sample was completed: each reached a dead end or the length limit.");
@@ -46,9 +55,10 @@ function searchResult(answer, choose) {
   if (!answer.hypotheses.length) return h("p", { class: "hint" }, "The search found no output.");
   choose(answer.hypotheses[0]);
   const edges = answer.tree ? answer.tree.edges.map((e) => [e.parent, e.node, e.symbol, e.log_prob, e.total, e.end]) : [];
-  say(`${answer.hypotheses.length} outputs. ${CERTIFICATES[answer.certificate].join(" ")}`);
+  const proof = certificateOf(answer);
+  say(`${answer.hypotheses.length} outputs. ${proof.firstChild.textContent}`);
   return [
-    certificateOf(answer),
+    proof,
     outputList(answer.hypotheses, "Outputs", choose),
     edges.length ? figure("Tree of outputs", treeDrawing(edges), { scroll: true, note: "probability of each branch" }) : null,
   ];
@@ -76,7 +86,8 @@ function stepsOf(answer) {
 
 function attentionOf(answer) {
   const head = { ...answer.heads[0], queries: answer.heads[0].queries.map(symbolName) };
-  const weights = { rows: head.rows, keys: head.keys.length, queries: head.queries.length };
+  const weights = { rows: head.rows, keys: head.keys.length, queries: head.queries.length, causal: head.causal };
+  const pairs = head.queries.reduce((sum, _, query) => sum + visibleKeys(weights, query), 0);
   const cells = head.rows.reduce((sum, row) => sum + row.length, 0);
   const row = h("p", { class: "rowtext", "aria-live": "polite" },
     "Point at a symbol to read its weights, or select a figure and use the arrow keys.");
@@ -92,7 +103,7 @@ function attentionOf(answer) {
   };
   for (const [, , drawing] of drawings) chooseRows(drawing, head.queries.length, () => chosen, choose);
   return [
-    h("p", { class: "hint" }, `Alpha ${plain(head.alpha)}; ${whole(cells)} of ${whole(weights.queries * weights.keys)} weights `
+    h("p", { class: "hint" }, `Alpha ${plain(head.alpha)}; ${whole(cells)} of ${whole(pairs)} weights `
       + "are above zero."),
     row,
     h("div", { class: "figures" }, drawings.map(([form, note, drawing]) => figure(`${form} of ${head.name}`, drawing,
