@@ -152,10 +152,9 @@ class Engine:
             The number of symbols of all processes, and the summed loss of this process, as a tensor on the device. For
             a classifier, only labels count as symbols, because the end symbol after a label is certain.
         """
-        known = [has_loss(batch.tgt_out) for batch in batches[:num_rank_batches]]
-        counted = [counted_symbols(self.model, batch.tgt_out) for batch in batches[:num_rank_batches]]
-        reported_counts = [int((a & b).sum()) for a, b in zip(known, counted, strict=True)]
-        symbols, reported, stops = self.world.sum(sum(int(mask.sum()) for mask in known), sum(reported_counts), stop)
+        targets = [batch.tgt_out for batch in batches[:num_rank_batches]]
+        counts = [int((has_loss(target) & counted_symbols(self.model, target)).sum()) for target in targets]
+        symbols, stops = self.world.sum(sum(counts), stop)
         self.stop = stops > 0
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["factor"]
@@ -172,7 +171,7 @@ class Engine:
             total += loss.detach() if contributes else 0
         nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         self.optimizer.step()
-        return int(reported), total
+        return int(symbols), total
 
     def _loss(self, batch: Batch, soft: SparseRows | None) -> Tensor:
         device = self.world.device
