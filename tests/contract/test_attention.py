@@ -404,13 +404,16 @@ def test_keys_beyond_key_lengths_are_ignored(filler: float, case: Case, way: Way
 
 
 @pytest.mark.parametrize("queries", [1, 3, 9])
-def test_key_norms_do_not_change_the_output(queries: int) -> None:
+def test_results_with_key_norms_match_formula(queries: int) -> None:
     inputs = Case("", queries, 600, HEAD_ALPHAS, slopes=SLOPES, key_heads=2).tensors()
     norms = inputs["key"].norm(dim=-1).amax(-1)
     options: dict[str, Any] = {"query_offset": 600 - queries, "enable_gqa": True}
-    for dtype, near in ((torch.float64, 1e-12), (torch.float32, 2e-6)):
-        result = entmax_attention(**to(inputs, dtype), **options, key_norms=norms)
-        assert_near({"output": result}, {"output": exact(**inputs, **options)[0]}, near, 0)
+    of = torch.randn(BATCH, HEADS, queries, VALUE_SIZE, dtype=torch.float64)
+    expected = derivatives(exact, inputs, of, **options)
+    result = derivatives(lambda **x: entmax_attention(**x, key_norms=norms), inputs, of, **options)
+    assert_near(result, expected, 1e-12, 1e-10)
+    single = entmax_attention(**to(inputs, torch.float32), **options, key_norms=norms)
+    assert_near({"output": single}, expected, 2e-6, 0)
 
 
 @pytest.mark.parametrize("offset", [0, 500])
@@ -597,14 +600,22 @@ def test_dropout_passes_gradcheck_and_gradgradcheck() -> None:
 
 
 @pytest.mark.usefixtures("tiled")
-def test_vmap_dropout_drops_the_given_share() -> None:
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_vmap_dropout_rescales_and_draws_as_asked(randomness: str) -> None:
     query, key = torch.randn(50, HEADS, 7, SIZE), torch.randn(50, HEADS, 9, SIZE)
 
     def dropped(query: Tensor, key: Tensor) -> Any:
         return entmax_attention(query, key, torch.eye(9).expand(HEADS, -1, -1), 1.0, dropout_p=0.5)
 
-    share = (torch.vmap(dropped, randomness="different")(query, key) != 0).float().mean().item()
-    assert abs(share - 0.5) < 0.02
+    result = torch.vmap(dropped, randomness=randomness)(query, key)
+    weights = (query.double() @ key.double().mT / math.sqrt(SIZE)).softmax(-1)
+    stays = result != 0
+    torch.testing.assert_close(result.double()[stays], 2 * weights[stays], atol=0, rtol=1e-5)
+    if randomness == "same":
+        assert (stays == stays[0]).all() and 0 < stays[0].double().mean() < 1
+    else:  # 12,600 draws: five standard deviations
+        assert abs(stays.double().mean() - 0.5) < 0.0225
+        assert abs((stays == stays.roll(1, 0)).double().mean() - 0.5) < 0.0225
 
 
 @pytest.mark.parametrize(

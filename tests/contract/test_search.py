@@ -439,13 +439,21 @@ def test_keep_attention_returns_attention_weights() -> None:
                 assert (y.attention > 0).sum(-1).tolist() == list(y.num_attended)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
 @pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS[:-1])
-def test_samples_follow_the_distribution(transform: str, alpha: float) -> None:
+def test_samples_follow_the_distribution(transform: str, alpha: float, temperature: float) -> None:
     """Apply Pearson's chi-square test, with and without a prefix; truncated draws have a separate cell."""
     src, lengths = table_sources(0, 1)
-    table = random_table(transform, alpha, 5, sharpness=1.0)
-    prefixes = [[max((4, 5, 6), key=table.row(0, ()).__getitem__)], []]
-    draws = sample(table, src, lengths, 3000, max_length=3, prefixes=prefixes, seeds=[0, 1])
+    given = random_table(transform, alpha, 5, sharpness=1.0)
+    prefixes = [[max((4, 5, 6), key=given.row(0, ()).__getitem__)], []]
+    options: dict[str, Any] = {"prefixes": prefixes, "seeds": [0, 1], "temperature": temperature}
+    draws = sample(given, src, lengths, 3000, max_length=3, **options)
+
+    def tempered(source: int, prefix: tuple[int, ...]) -> dict[int, float]:
+        powers = {token: p ** (1 / temperature) for token, p in given.row(source, prefix).items()}
+        return {token: p / math.fsum(powers.values()) for token, p in powers.items()}
+
+    table = TableModel(tempered)
     for source, (drawn, prefix) in enumerate(zip(draws, prefixes, strict=True)):
         truth = table.enumerate(source, 3)
         of_prefix = table.row(source, ())[prefix[0]] if prefix else 1.0

@@ -8,7 +8,7 @@ from collections import defaultdict
 
 import pytest
 
-from contract.tables import EOS, SYMBOLS, A, C, TableModel, random_table
+from contract.tables import EOS, SYMBOLS, A, B, C, TableModel, random_table
 from contract.tables import sources as table_sources
 from tsallis.models.spellings import Spellings, ambiguous_text
 from tsallis.search import Certificate, Hypothesis, Result, beam_search, exact_search, exhaustive
@@ -167,13 +167,17 @@ def test_text_bounds_are_at_most_probability_1() -> None:
     assert merge_texts(listed, TEXT, normalized=True).certificate == Certificate("bounded", 0.0)
 
 
-def test_unnormalized_text_certificates_are_none_or_complete() -> None:
-    table = finite_table("alpha_relu", 1.5, 0)
-    unnormalized = TableModel(table.row, normalized=False)
-    for result in (*beam_search(unnormalized, *table_sources(0), beam_size=1, text=TEXT, max_length=2),):
-        assert result.certificate.kind in ("none", "complete")
-    (scored,) = score_texts(unnormalized, *table_sources(0), ["abab"], Spellings(VOCABULARY), budget=1)
-    assert scored.missing in (0.0, math.inf)
+def test_cut_scores_of_unnormalized_texts_may_miss_anything() -> None:
+    def row(_: int, prefix: tuple[int, ...]) -> dict[int, float]:
+        return {EOS: 1.0} if len(prefix) == LONGEST else {A: 0.5, B: 0.5, C: 0.25, EOS: 0.25}
+
+    model = TableModel(row, normalized=False)
+    (cut,) = score_texts(model, *table_sources(0), ["abab"], Spellings(VOCABULARY), budget=1)
+    assert cut.possible and not cut.exact and cut.missing == math.inf
+    (whole,) = score_texts(model, *table_sources(0), ["abab"], Spellings(VOCABULARY))
+    assert whole.exact and whole.missing == 0 and math.exp(whole.log_prob) == pytest.approx(0.109375)
+    (found,) = beam_search(model, *table_sources(0), beam_size=1, text=TEXT, max_length=2)
+    assert found.certificate.kind == "none"
 
 
 @pytest.mark.parametrize("penalty", [0.0, 2.0])

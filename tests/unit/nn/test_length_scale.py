@@ -124,8 +124,8 @@ def test_layers_scale_only_self_attention(layer: type[nn.Module]) -> None:
     assert cross is None or (cross.length_scale is None and cross.positions == "none")
 
 
-@pytest.mark.parametrize("kind", ["input", "head", "ssmax"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_float16_supports_key_counts_above_its_maximum(kind: str) -> None:
-    scale, x, visible = LengthScale(8, 2, kind), torch.randn(2, 3, 8), torch.tensor(70_000)
+    scale, x, visible = random_scale(kind), torch.randn(2, 3, EMBED), torch.tensor(70_000)
     expected, half = scale(x, visible), scale.half()(x.half(), visible)
     torch.testing.assert_close(half.float(), expected, rtol=0.02, atol=0.02)

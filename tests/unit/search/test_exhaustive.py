@@ -29,8 +29,7 @@ def test_no_more_prefixes_than_the_budget_are_expanded(budget: int) -> None:
     assert sum(model.rows_a_step) == result.expanded == budget
     assert result.stopped_by == "budget"
     assert result.certificate.kind in ("optimal", "bounded")
-    missing = sorted(set(model.enumerate(0, LONG).items()) - {(h.tokens, h.log_prob) for h in result.hypotheses})
-    assert missing
+    assert model.enumerate(0, LONG).keys() - {h.tokens for h in result.hypotheses}
 
 
 def test_stopped_by_is_budget_if_prefixes_stay_in_the_queue() -> None:

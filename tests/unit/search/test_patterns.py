@@ -7,7 +7,6 @@ import random
 import re
 import string
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -200,12 +199,12 @@ def test_wrapped_restricted_models_stay_restricted() -> None:
             refused()
 
 
-def test_500_words_compile_in_less_than_a_second() -> None:
+def test_500_words_need_at_most_one_state_per_prefix() -> None:
     rng = random.Random(0)
     words = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(4, 12))) for _ in range(500)]
-    vocabulary, began = Vocabulary(string.ascii_letters + " "), time.process_time()
+    vocabulary = Vocabulary(string.ascii_letters + " ")
     pattern = Pattern(words, vocabulary)
-    assert time.process_time() - began < 1
+    assert len(pattern.live) <= 3 + len({word[:length] for word in words for length in range(len(word))})
     assert pattern.matches(vocabulary.encode(f"the {words[77]}s")) and not pattern.matches(vocabulary.encode("the s"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from pathlib import Path
 from typing import Any
@@ -120,27 +121,31 @@ class _Untrained:
 
 
 @pytest.mark.parametrize(
-    ("data", "model", "message"),
+    ("stage", "data", "model", "message"),
     [
-        ({"images": {"train": "train.npy"}}, {}, "data.images.test is not set"),
-        ({"images": None}, {}, "data.images"),
-        ({"test": None}, {}, "data.test is not set"),
-        ({"images": "nowhere.npy"}, {}, "nowhere.npy"),
-        ({"size": [8, 8]}, {}, "size must be 16 x 16, got 8 x 8"),
-        ({"held_out": 0.001}, {}, "too few images"),
-        ({"task": "classification"}, {}, "unknown key"),
-        ({}, {"density": 2.0, "attention": "discrete"}, "density: 2.0 applies only to attention: continuous"),
-        ({}, {"stages": 5}, "model.stages must be at most 4 for the size of the images, 16 x 16, got 5"),
-        ({}, {"num_basis": 17}, "num_basis must be a square number, got 17"),
-        ({}, {"transform": "hardmax"}, "model.transform"),
+        ("read", {"images": {"train": "train.npy"}}, {}, "data.images.test is not set"),
+        ("config", {"images": None}, {}, "data.images"),
+        ("read", {"test": None}, {}, "data.test is not set"),
+        ("read", {"images": "nowhere.npy"}, {}, "nowhere.npy"),
+        ("read", {"size": [8, 8]}, {}, "size must be 16 x 16, got 8 x 8"),
+        ("prepare", {"held_out": 0.001}, {}, "too few images"),
+        ("config", {"task": "classification"}, {}, "unknown key"),
+        ("config", {}, {"density": 2.0, "attention": "discrete"}, "density: 2.0 applies only to attention: continuous"),
+        ("prepare", {}, {"stages": 5}, "model.stages must be at most 4 for the size of the images, 16 x 16, got 5"),
+        ("build", {}, {"num_basis": 17}, "num_basis must be a square number, got 17"),
+        ("config", {}, {"transform": "hardmax"}, "model.transform"),
     ],
     ids=str,
 )
-def test_invalid_settings_raise(folder: Path, data: dict[str, Any], model: dict[str, Any], message: str) -> None:
-    with pytest.raises((InputError, ValueError), match=message):
-        inputs = config(folder, data, **model)
-        read_split(inputs.data, "test")
-        prepare(inputs).build()
+def test_invalid_settings_raise(folder: Path, stage: str, data: dict[str, Any], model: dict[str, Any], message) -> None:
+    call: Any = functools.partial(config, folder, data, **model)
+    if stage == "read":
+        call = functools.partial(read_split, call().data, "test")
+    elif stage != "config":
+        inputs = call()
+        call = prepare(inputs).build if stage == "build" else functools.partial(prepare, inputs)
+    with pytest.raises(InputError, match=message):
+        call()
 
 
 def test_precomputed_features_replace_the_cnn(folder: Path, tmp_path: Path) -> None:

@@ -130,12 +130,12 @@ def test_learned_alphas_have_a_separate_learning_rate() -> None:
 
 
 @pytest.mark.parametrize("kind", ["rnn", "transformer"])
-def test_half_precision_trains_close_to_full(kind: str) -> None:
+def test_bfloat16_gradients_are_near_those_of_float32(kind: str) -> None:
     half, full = (engine(model(kind), changed(SETTINGS, precision=p)) for p in ("bfloat16", "float32"))
-    curves = [[each.update([batch()], 1, 1, 0.03)[1].item() for _ in range(15)] for each in (half, full)]
-    assert all(map(torch.isfinite, map(torch.tensor, curves[0])))
-    assert curves[0][0] == pytest.approx(curves[1][0], rel=0.02) and curves[0][0] != curves[1][0]
-    assert curves[0][-1] < 0.8 * curves[0][0] and curves[0][-1] == pytest.approx(curves[1][-1], rel=0.15)
+    losses = [each.update([batch()], 1, 1, 0.03)[1].item() for each in (half, full)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    ours, exact = (torch.cat([x.flatten() for x in gradients(each.model).values()]) for each in (half, full))
+    assert 0 < (ours - exact).norm() < 0.02 * exact.norm()
     assert all(p.dtype == torch.float32 for p in half.model.parameters())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 import time
@@ -21,7 +22,7 @@ from tsallis.search import Result, SearchOptions, beam_search
 from tsallis.toolkit.config import AnnealedAlpha
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.evaluation.search_results import search_corpus
-from tsallis.toolkit.evaluation.teacher_forcing import teacher_forced_scores
+from tsallis.toolkit.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_scores
 from tsallis.toolkit.run_analysis import value_history
 from tsallis.toolkit.training import Checkpoints, Progress, Settings, Trainer
 
@@ -71,7 +72,7 @@ def leaves(value: object) -> object:
         {"schedule": "constant"},
         {"schedule": "halve-on-worse"},
         {"schedule": "inverse-square-root"},
-        {"schedule": "plateau", "plateau_patience": 1, "select": "loss", "validate_updates": 1, "learning_rate": 0.5},
+        {"schedule": "plateau", "plateau_patience": 1, "select": "loss", "validate_updates": 1, "learning_rate": 1e-30},
         {"optimizer": "adamw", "weight_decay": 0.5, "select": "symbol_accuracy"},
         {"weight_decay": 0.01, "sort_by": "target", "bucket": 3},
         {"output_alpha": AnnealedAlpha(until=0.7), "updates": 9},
@@ -219,11 +220,10 @@ def test_runs_are_determined_by_the_seed(tmp_path: Path) -> None:
     assert a == b and a["log"] != c["log"]
 
 
-def test_training_lowers_the_logged_loss(tmp_path: Path) -> None:
+def test_epochs_and_validations_are_logged(tmp_path: Path) -> None:
     trainer(tmp_path, changed(SETTINGS, epochs=6, validate_every=4)).run()
     events = logged(tmp_path)
     assert [e["epoch"] for e in events] == [1, 2, 3, 4, 5, 6] and [e["step"] for e in events] == [4, 8, 12, 16, 20, 24]
-    assert events[-1]["loss"] < events[0]["loss"]
     # Validations follow every fourth epoch and the last one.
     assert ["dev_loss" in e for e in events] == [False, False, False, True, False, True]
     assert all(0 <= e["dev_accuracy"] <= 1 for e in events if "dev_loss" in e)
@@ -332,12 +332,12 @@ def test_validation_searches_first_rows_with_a_custom_measure(tmp_path: Path) ->
 
 
 def test_validation_search_uses_the_configured_end_rule(tmp_path: Path) -> None:
-    """With softmax, short outputs are often more probable than the greedy one, so the end rule matters."""
+    """The weights never change; with these, some short outputs are more probable than the greedy one."""
     searches: list[list[Result]] = []
     for end_rule in ("every", "competing"):
         torch.manual_seed(3)
         net = RNNSeq2Seq(len(SRC), len(TGT), d_model=8, layers=1, output="softmax")
-        settings = changed(SETTINGS, epochs=1, validation_end_rule=end_rule)
+        settings = changed(SETTINGS, epochs=1, learning_rate=1e-30, validation_end_rule=end_rule)
         Trainer(net, TRAIN, DEV, tmp_path / end_rule, settings, measure=collect(searches)).run()
         batch = DEV.batch(range(len(DEV)))
         expected = beam_search(net, batch.src, batch.src_lengths, beam_size=1, end_rule=end_rule)
@@ -441,14 +441,12 @@ def test_select_chooses_the_best_checkpoint(tmp_path: Path, select: str | None, 
     assert {event["select"] for event in logged(tmp_path)} == {select or "down"}
 
 
-def test_select_loss_keeps_the_lowest_loss_and_stops_early(tmp_path: Path) -> None:
-    run = trainer(tmp_path, changed(SETTINGS, epochs=9, select="loss", patience=1, learning_rate=0.3))
-    run.run()
-    losses = [float(str(event["dev_loss"])) for event in logged(tmp_path)]
-    rises = [i for i in range(1, len(losses)) if losses[i] >= min(losses[:i])]
-    assert rises == [len(losses) - 1]
-    facts = Checkpoints(tmp_path / "checkpoints").facts("best")
-    assert facts["metrics"]["dev_loss"] == min(losses) and run.position.epoch < 9
+def test_select_loss_keeps_the_lowest_loss_and_stops_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses, of = iter([3.0, 1.0, 2.0, 0.5]), TeacherForcedScores.of
+    monkeypatch.setattr(TeacherForcedScores, "of", lambda sums: dataclasses.replace(of(sums), loss=next(losses)))
+    trainer(tmp_path, changed(SETTINGS, epochs=9, select="loss", patience=1)).run()
+    assert [event["dev_loss"] for event in logged(tmp_path)] == [3, 1, 2]
+    assert Checkpoints(tmp_path / "checkpoints").facts("best")["metrics"]["dev_loss"] == 1
 
 
 def test_validation_search_uses_the_current_weights(tmp_path: Path) -> None:
