@@ -210,7 +210,9 @@ class _RegressionSignal(Signal):
         if self._cached_coefficients is not None:  # the compiler doesn't support `cached_property`
             return self._cached_coefficients
         coefficients = product(self.solver.mT, self.observations).to(self.dtype)
-        if torch.is_grad_enabled() or not (self.solver.requires_grad or self.observations.requires_grad):
+        with_gradients = self.solver.requires_grad or self.observations.requires_grad
+        reusable = torch.compiler.is_compiling() or not coefficients.is_inference() or self.observations.is_inference()
+        if reusable and (torch.is_grad_enabled() or not with_gradients):
             self._cached_coefficients = coefficients
         return coefficients
 

@@ -24,7 +24,7 @@ from tsallis.nn import (
     TransformerEncoderLayer,
 )
 from tsallis.ops.arguments import DecoderResult, OutputWeights
-from tsallis.ops.fused_steps import fused_steps
+from tsallis.ops.fused_optimizers import fused_optimizer_steps
 from tsallis.ops.transforms import traced
 
 
@@ -152,7 +152,7 @@ class _ModelSnapshot:
             [(m.training, not m._forward_hooks, not m._forward_pre_hooks) for m in modules],
             [getattr(m, name) for m in modules for name in SETTINGS.get(type(m), ())],
             [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in tensors],
-            fused_steps(),
+            fused_optimizer_steps(),
         )
 
     def matches(self, model: nn.Module) -> bool:

@@ -21,7 +21,7 @@ from tsallis.ops.choice import choose, choose_screening
 from tsallis.ops.constants import ConstantBuffers
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager.log_probs import alpha_relu_log_probs
-from tsallis.ops.fused_steps import fused_steps
+from tsallis.ops.fused_optimizers import fused_optimizer_steps
 from tsallis.ops.transforms import traced, tracing_active
 
 ROWS = 64  # number of states whose supports are computed together
@@ -41,7 +41,8 @@ def transform_alpha(transform: str, alpha: float) -> float:
 
 def is_linear(module: nn.Module) -> bool:
     """Return whether a module computes exactly `linear(x, module.weight, module.bias)`: no hooks, no other code."""
-    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    hooks = hooks or module._backward_hooks or module._backward_pre_hooks
     return getattr(type(module), "forward", None) is nn.Linear.forward and not hooks and "forward" not in vars(module)
 
 
@@ -247,7 +248,7 @@ class OutputLayer(ConstantBuffers):
             return None
         if weight.is_inference():  # such a tensor does not count its changes
             return None
-        old, version = self._screened, (weight.data_ptr(), weight._version, fused_steps())
+        old, version = self._screened, (weight.data_ptr(), weight._version, fused_optimizer_steps())
         if old is None or old[0] != version:
             # An alias keeps the memory, so that no other weight gets its address.
             self._screened = version, weight.detach(), kernels.ScreenedRows()
@@ -329,10 +330,22 @@ class OutputLayer(ConstantBuffers):
             return self._loss(_without_ignored(hidden, counted), target, ignore_index, reduction)
         check_integers(target, "class targets")
         hidden = _without_ignored(hidden, target != ignore_index)
+        if label_smoothing and not is_linear(self.projection):  # e.g. with dropout: both parts need the same scores
+            return self._smoothed(self.scores(hidden), target, ignore_index, reduction, label_smoothing)
         unsmoothed = self._loss(hidden, target, ignore_index, reduction)
         if label_smoothing == 0:
             return unsmoothed
         return unsmoothed + label_smoothing * self._lead(hidden, target, ignore_index, reduction)
+
+    def _smoothed(
+        self, scores: Tensor, target: Tensor, ignore_index: int, reduction: str, label_smoothing: float
+    ) -> Tensor:
+        """Compute the smoothed loss from scores."""
+        active = target != ignore_index
+        losses = self.loss_of_scores(scores, target, ignore_index, "none")
+        index, finite = torch.where(active, target, 0).long().unsqueeze(-1), upcast(scores).masked_fill(self.never, 0)
+        lead = finite.gather(-1, index).squeeze(-1) - finite.sum(-1) / (~self.never).sum()
+        return reduce(losses + torch.where(active, label_smoothing * lead, 0), active.sum(), reduction)
 
     def _lead(self, hidden: Tensor, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
         """Compute the difference between the target's score and the mean score.
@@ -342,11 +355,6 @@ class OutputLayer(ConstantBuffers):
         active = target != ignore_index
         allowed = ~self.never
         index = torch.where(active, target, 0).long()
-        if not is_linear(self.projection):
-            scores = self.projection(hidden)
-            mean = (scores * allowed).sum(-1) / allowed.sum()
-            lead = scores.gather(-1, index.unsqueeze(-1)).squeeze(-1) - mean
-            return reduce(torch.where(active, lead, 0), active.sum(), reduction)
         weight = self.weight
         mean = (weight * allowed.unsqueeze(-1)).sum(0) / allowed.sum()  # [d_model]
         lead = (hidden * (embedding(index, weight) - mean)).sum(-1)  # [...]

@@ -43,12 +43,16 @@ class ConstantBuffers(nn.Module):
         self.register_buffer(name, value if value is None or device is None else value.to(device), persistent=False)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
         if isinstance(value, Tensor) and name in self.__dict__.get("_constants", ()):
-            self._constants[name] = value
+            old = self._buffers.get(name)
+            if old is not None and old.is_meta and not value.is_meta:  # a loader gives new memory, without numbers
+                value = self._constants[name].to(value.device, value.dtype)
+            elif not without_numbers(value):
+                self._constants[name] = value
+        super().__setattr__(name, value)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ConstantBuffers:
-        old_buffers = {name: self._buffers[name] for name in self._constants}
+        old_buffers = {name: self._buffers[name] for name in self._constants if name in self._buffers}
         super()._apply(fn, recurse)
         for name, old in old_buffers.items():
             new, constant = self._buffers[name], self._constants[name]

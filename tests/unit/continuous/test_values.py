@@ -391,3 +391,12 @@ def test_looking_at_a_signal_keeps_its_gradients() -> None:
         signal(torch.linspace(0, 1, 5))
     (gradient,) = torch.autograd.grad(signal.expect(density).sum(), values)
     assert gradient.abs().sum() > 0
+
+
+def test_coefficients_of_inference_mode_are_not_kept() -> None:
+    signal = ValueFunction(gaussian_grid(4, 0.2))(torch.randn(6, 3))
+    with torch.inference_mode():
+        assert signal.coefficients.is_inference()
+    mean = torch.tensor(0.5, requires_grad=True)
+    signal.expect(TruncatedParabola(mean, torch.tensor(0.01))).sum().backward()
+    assert mean.grad is not None

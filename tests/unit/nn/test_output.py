@@ -271,3 +271,22 @@ def test_large_batches_use_the_code_of_the_projection(change: str, smoothing: fl
     torch.testing.assert_close(small, tsallis.entmax_loss(scores, target, 1.5, **options), rtol=1e-4, atol=1e-4)
     rows = output.support(hidden[:3].detach())
     torch.testing.assert_close(rows.dense(3000), output.probs(scores[:3]).detach())
+
+
+def test_a_loader_that_gives_memory_keeps_the_constants() -> None:
+    with torch.device("meta"):
+        output = OutputLayer(8, 50, forbidden=(0, 7))
+    for name in ("never", "_forbidden"):
+        setattr(output, name, torch.full_like(getattr(output, name), 1, device="cpu"))
+    assert output.never.nonzero().flatten().tolist() == output._forbidden.tolist() == [0, 7]
+
+
+def test_a_projection_with_dropout_is_drawn_once() -> None:
+    output = OutputLayer(4, 30)
+    output.projection.register_forward_hook(lambda module, arguments, result: nn.functional.dropout(result))
+    hidden, target = torch.randn(6, 4), torch.randint(30, (6,))
+    torch.manual_seed(0)
+    loss = output.loss(hidden, target, label_smoothing=0.1)
+    torch.manual_seed(0)
+    expected = tsallis.entmax_loss(output.scores(hidden), target, 1.5, label_smoothing=0.1)
+    torch.testing.assert_close(loss, expected)

@@ -80,7 +80,7 @@ class ImageStore:
             InputError: If an image can't be read.
         """
         digest = hashlib.sha256()
-        for number in range(len(self)):  # one at a time, because all images may not fit into memory
+        for number in range(len(self)):  # one at a time, because an array file may not fit into memory
             image = self(torch.tensor([number])).numpy()
             digest.update(f"{image.shape} {image.dtype}".encode() + image.tobytes())
         return digest.hexdigest()

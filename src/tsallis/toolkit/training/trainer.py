@@ -149,10 +149,7 @@ class Trainer:
         self.position = Position()
         self.loaded = False  # whether `load` was called
         self.log_position: int | None = None  # size of the log in the loaded checkpoint; None for a new run
-        store = getattr(model, "image_store", None)
-        images = store.digest() if isinstance(store, ImageStore) else None
-        digests = (train.digest(), dev.digest(), teacher.digest if teacher else None, images)
-        self.data = " ".join(digest for digest in digests if digest is not None)
+        self.data = f"{train.digest()} {dev.digest()}{f' {teacher.digest}' if teacher else ''}"
         self.batch_stats: BatchStats | None = None
         # Loss of this process that `_flush` has not yet added to the position.
         self.pending = torch.zeros((), dtype=torch.float64, device=self.world.device)
@@ -195,6 +192,10 @@ class Trainer:
         self.loaded = True
         self.world.on_main(self._check_folder)
         self.world.check_folder(self.folder)
+        store = getattr(self.model, "image_store", None)
+        if isinstance(store, ImageStore):
+            with self.world.share_errors():
+                self.data += f" {store.digest()}"
         if self.world.broadcast(self.checkpoints.index().last if self.world.main else None) is not None:
             with self.world.share_errors():
                 state, parameters = self._load_checkpoint()

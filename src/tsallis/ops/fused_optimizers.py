@@ -18,6 +18,6 @@ def _counter() -> list[int]:
     return count
 
 
-def fused_steps() -> int:
+def fused_optimizer_steps() -> int:
     """Return the number of steps since the first call. Copies of parameters are stale if the number has changed."""
     return _counter()[0]
