@@ -38,8 +38,7 @@ def minimum_risk(
 
     (Kumar and Byrne 2004, eq. 1; Eikema and Aziz 2020 with samples.) If the list of texts is complete, the sum is
     over all outputs. If outputs with the total probability `missing` are absent, the choice is proved to be the best
-    *of the listed texts* if it leads by at least `missing`, because utilities are between 0 and 1; a single text proves
-    nothing.
+    *of several listed texts* if it leads by at least `missing`, because utilities are between 0 and 1.
 
     References are processed in the order of their weights, and candidates that can't win any more are dropped. This
     does not change the choice.

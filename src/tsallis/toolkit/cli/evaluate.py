@@ -118,8 +118,6 @@ def evaluate(
         opened = open_run(run, checkpoint, device, ensemble_with or ())
         if not opened.task.searched and (flags := typed_flags(context, (*SEARCH_OPTIONS, "exact", "out"))):
             raise InputError(f"{run}: the task {opened.task.name} uses no search: leave out {', '.join(flags)}")
-        if second is not None and not opened.task.searched:
-            raise InputError(f"two runs of the task {opened.task.name} can't be compared, because they have no outputs")
         data = _Data.choose(file, split, run_config(opened.run.folder), language=language, images=images, length=length)
         typed, search = search, search.with_defaults(data.config.search.options)
         other = None if second is None else data.evaluate_other(second, opened, typed, checkpoint, device, world)
@@ -196,6 +194,8 @@ class _Data(NamedTuple):
         """Evaluate the run to compare with the first one, with its own search settings."""
         from tsallis.toolkit.tasks.registry import run_config
 
+        if not first.task.searched:
+            raise InputError(f"two runs of the task {first.task.name} can't be compared, because they have no outputs")
         opened = open_run(folder, checkpoint, device)
         if opened.task.name != first.task.name:
             raise InputError(f"{folder}: expected a run of the task {first.task.name}, found {opened.task.name}")

@@ -62,8 +62,6 @@ def sweep(
     fixed, swept = split_settings(settings)
     if seed is not None and draw is None:
         raise InputError(f"--seed {seed} needs --random; for the seed of the runs, use training.seed={seed}")
-    if any(setting.startswith("run_dir=") for setting in fixed):
-        raise InputError("run_dir is not a setting of a sweep: use --run-dir for the folder of all runs")
     folder = run_dir or Path("runs") / f"{plain_name(config)}-sweep"
     runs = name_runs(combinations(swept, draw, 1 if seed is None else seed))
     _check(config, fixed, runs, folder)
@@ -172,6 +170,8 @@ def _check(config: Path, fixed: Sequence[str], runs: Mapping[str, Mapping[str, A
     from tsallis.toolkit.training.file_names import CONFIG
     from tsallis.toolkit.training.run_folder import check_config
 
+    if any(setting.startswith("run_dir=") for setting in fixed):
+        raise InputError("run_dir is not a setting of a sweep: use --run-dir for the folder of all runs")
     if any("run_dir" in values for values in runs.values()):
         raise InputError("run_dir can't have several values: each run has a folder of its own, in --run-dir")
     load = config_of_file if is_data_file(config) else load_config
