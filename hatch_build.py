@@ -20,7 +20,7 @@ NAME = "_kernel.so"
 
 
 class KernelBuildHook(BuildHookInterface[BuilderConfig]):
-    """TSALLIS_KERNEL=0 leaves the kernel out, "pure" also, for a wheel of all platforms; 1 raises if it can't be built."""
+    """TSALLIS_KERNEL=0 or "pure" (a wheel for all platforms) leaves the kernel out; 1 raises if it can't be built."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         wish = os.environ.get("TSALLIS_KERNEL", "")
