@@ -60,6 +60,7 @@ class BeamTree(Record):
         mass: Total probability of the hypotheses.
         certificate: Kind of the certificate.
         bound: Bound of the certificate; None if no prefix was dropped.
+        outputs: Number of hypotheses, whose texts can have several paths in the tree; None if unknown.
 
     Example:
         >>> likely, unlikely = math.log(0.75), math.log(0.25)
@@ -72,6 +73,7 @@ class BeamTree(Record):
     mass: float
     certificate: Kind
     bound: float | None
+    outputs: int | None = None
 
     def children(self, node: int) -> list[Edge]:
         """Return the edges that start at a node, most probable first."""
@@ -140,9 +142,9 @@ def beam_tree(model: Decoder, src: Tensor, result: Result, tgt_vocab: Symbols) -
             tokens = torch.tensor([prefix[-1] if prefix else BOS for prefix in level.prefixes], device=src.device)
             log_probs, _, state = advance(model, state, tokens, [0] * len(tokens))
             level, outputs = _grow(level, outputs, log_probs, edges, tgt_vocab)
-    bound = result.certificate.bound
-    certificate = result.certificate.kind
-    return BeamTree(tuple(edges), result.mass, certificate, None if bound == -float("inf") else bound)
+    certificate = result.certificate
+    bound = None if certificate.bound == -float("inf") else certificate.bound
+    return BeamTree(tuple(edges), result.mass, certificate.kind, bound, len(result.hypotheses))
 
 
 def _grow(

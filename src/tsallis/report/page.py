@@ -94,7 +94,7 @@ def build_page(
 
     Raises:
         InputError: If Jinja2 is missing.
-        ValueError: If there is nothing to show.
+        ValueError: If there is nothing to show, or the runs have different sentences.
 
     Example:
         >>> import torch
@@ -106,6 +106,12 @@ def build_page(
     """
     if not (runs or sweep or densities or signals):
         raise ValueError("a report needs at least one of runs, sweep, densities and signals, got none")
+    numbers = [[sentence.text.index for sentence in run.sentences] for run in runs]
+    for run, own in zip(runs, numbers, strict=True):
+        if own != numbers[0]:
+            raise ValueError(
+                f"all runs must have the same sentences, but those of {run.name} and {runs[0].name} differ"
+            )
     count = sentences_that_fit(runs)
     parts = {
         "runs": [_run(replace(run, sentences=run.sentences[:count])) for run in runs],
@@ -285,4 +291,5 @@ def _sentence(sentence: SentenceSummary) -> dict[str, Any]:
 
 def _tree(tree: BeamTree) -> dict[str, Any]:
     edges = [[e.parent, e.node, e.symbol, e.log_prob, e.total, e.end] for e in tree.edges]
-    return {"mass": tree.mass, "certificate": tree.certificate, "bound": tree.bound, "edges": edges}
+    outputs = tree.outputs or sum(edge.end for edge in tree.edges)
+    return {**vars(tree), "edges": edges, "outputs": outputs}

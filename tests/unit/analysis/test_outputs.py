@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -200,6 +201,13 @@ def test_a_tree_has_the_certificate_of_its_search() -> None:
     chain, forks = tree.chain(*tree.children(0))
     assert [edge.symbol for edge in (*chain, *forks)] == ["▁x", "▁y", "z"]
     assert tree.certificate == "complete" and tree.mass == pytest.approx(1, abs=1e-6)
+
+
+def test_segmentations_of_a_text_are_one_output() -> None:
+    first, second = (Hypothesis((4, token), -1.0, (1, 1), (1, 1)) for token in (5, 6))
+    result = Result((replace(first, segmentations=(first, second)),), Certificate("optimal", -2.0))
+    tree = beam_tree(trie(GRAMMAR), torch.tensor([[4]]), result, TGT)
+    assert tree.outputs == 1 and sum(edge.end for edge in tree.edges) == 2
 
 
 def test_impossible_hypotheses_raise() -> None:

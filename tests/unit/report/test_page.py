@@ -112,6 +112,13 @@ def test_a_page_without_runs_raises() -> None:
         build_page([])
 
 
+def test_runs_with_different_sentences_raise(summaries: Any) -> None:
+    one, other = summaries[0]
+    for sentences in (other.sentences[:-1], other.sentences[::-1]):
+        with pytest.raises(ValueError, match="the same sentences, but those of other and one differ"):
+            build_page([one, replace(other, sentences=sentences)])
+
+
 def test_a_notebook_output_contains_the_page_once(summaries: Any) -> None:
     page = build_page(*summaries)
     assert len(page) > 10_000 and len(repr(page)) < 40 and str(page) == page

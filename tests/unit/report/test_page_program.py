@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import xml.etree.ElementTree
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from analysis_samples import SRC, TGT, labels_of, transformer
 from tsallis.analysis import draw_density, read_model, summarize_attention, summarize_weights
 from tsallis.analysis.contrasts import ModelContrast, WordContrast
 from tsallis.analysis.histories import HeadHistory, ValueHistory
-from tsallis.analysis.summary_records import ComparisonSummary, DensityExample, SearchedAnswer
+from tsallis.analysis.summary_records import ComparisonSummary, ContrastSummary, DensityExample, SearchedAnswer
 from tsallis.analysis.tree import BeamTree, Edge
 from tsallis.continuous import Gaussian
 from tsallis.models import TransformerSeq2Seq
@@ -125,6 +126,8 @@ def test_the_tree_shows_underflowing_probabilities(calculate: Calculate) -> None
         ("\ufeff", "U+FEFF"),
         ("\n", "⏎"),
         ("\u202e", "U+202E"),
+        ("\u200d", "U+200D"),
+        ("\u00ad", "U+00AD"),
         ("a\u0001b", "aU+0001b"),
         ("می\u200cخواهم", "می\u200cخواهم"),
         ("<tag:V.PTCP>", "V.PTCP"),
@@ -133,6 +136,56 @@ def test_the_tree_shows_underflowing_probabilities(calculate: Calculate) -> None
 )
 def test_every_symbol_has_a_visible_name(calculate: Calculate, piece: str, text: str) -> None:
     assert calculate("spell(it)", piece) == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "bound", "limits", "text"),
+    [
+        ("bounded", 0.1234, {}, "The probability of each missing output is at most .124."),
+        ("bounded", 1e-9, {}, "The probability of each missing output is at most .001."),
+        ("bounded", 0.5, {"length_penalty": 0.6}, " a better output may be missing."),
+        (
+            "optimal",
+            0.5,
+            {"length_penalty": 0.6},
+            "has a better score (log-probability / length^0.6) than the best one.",
+        ),
+        (
+            "optimal",
+            0.5,
+            {"min_length": 2},
+            " no other output of at least 2 symbols is more probable than the best one.",
+        ),
+        (
+            "complete",
+            0.5,
+            {"min_length": 1},
+            "of at least 1 symbol. Every other one has a probability of exactly zero.",
+        ),
+    ],
+)
+def test_certificates_hold_within_the_limits_of_the_search(
+    calculate: Calculate, kind: str, bound: float, limits: dict[str, Any], text: str
+) -> None:
+    assert calculate("certificateText(...it)[1]", [kind, math.log(bound), limits]).endswith(text)
+
+
+def test_symbols_that_are_not_listed_are_counted(calculate: Calculate) -> None:
+    words = [["a", 0.5], ["b", 0.25], ["c", 0.125]]
+    assert calculate("shares(it, 'a', 5).querySelector('.words').lastChild.textContent", words) == "and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (100_000, 102_000, ["100k", "100.5k", "101k", "101.5k", "102k"]),
+        (0, 2e9, ["0", "500M", "1G", "1.5G", "2G"]),
+        (1000, 1002, ["1000", "1000.5", "1001", "1001.5", "1002"]),
+        (0.1, 0.3, ["0.1", "0.15", "0.2", "0.25", "0.3"]),
+    ],
+)
+def test_ticks_have_different_labels(calculate: Calculate, low: float, high: float, labels: list[str]) -> None:
+    assert calculate("ticks(it[0], it[1], 4).map(label)", [low, high]) == labels
 
 
 def test_percentages_do_not_round_to_0_or_100(calculate: Calculate) -> None:
@@ -250,6 +303,27 @@ def test_a_failing_view_shows_its_error(browser: Any, summaries: Any, tmp_path: 
     tab.close()
 
 
+def test_weights_that_cannot_be_read_show_an_error(browser: Any, summaries: Any, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    head = next(head for head in summaries[0][0].heads if head.examples)
+    contrast = ContrastSummary(head.kind, head.layer, head.head, head.alpha, *[head.examples[0]] * 2)
+    # Without an example, the overview draws attention.
+    runs = [replace(run, example=-1, contrasts=(contrast,)) for run in summaries[0]]
+    text = re.sub(r'(id="weights-\d+-\d+">|"weights":")[^"<]+', r"\1?", build_page(runs, summaries[1]))
+    path.write_text(text, encoding="utf-8")
+    tab = browser.new_page()
+    for view, place in (
+        ("overview", ".examples"),
+        ("contrasts", ".pairs"),
+        ("sentence", ".panel .body"),
+        ("sentence", ".thumbs"),
+        (f"head/0/{head.kind}/{head.layer}/{head.head}", ".examples"),
+    ):
+        tab.goto(f"{path.as_uri()}#{view}")
+        tab.wait_for_selector(f"{place} [role=alert]")
+    tab.close()
+
+
 def test_invalid_addresses_open_a_view(open_page: Open, summaries: Any) -> None:
     tab = open_page(build_page(*summaries))
     addresses = {"head/%": "Head not found", "sentence/length": "Attention", "outputs/constructor": "Outputs"}
@@ -299,12 +373,23 @@ def test_hovering_shows_the_weight_under_the_pointer(sentences: Any) -> None:
     assert matrix.locator(".row.on").get_attribute("data-query") == "0"
 
 
+def test_hovering_highlights_only_figures_of_the_same_words(sentences: Any) -> None:
+    choice = sentences.locator(".panel >> nth=1 >> select >> nth=1")
+    shown = choice.evaluate("node => node.value")
+    other = "encoder" if "/cross/" in shown else "cross"
+    choice.select_option(choice.locator(f'option[value*="/{other}/"]').first.get_attribute("value"))
+    sentences.wait_for_timeout(100)
+    sentences.locator(".panel:first-child svg.matrix .row .word >> nth=0").hover()
+    counts = [sentences.locator(f".panel:nth-child({number}) .row.on").count() for number in (1, 2)]
+    assert counts == [2, 0]  # the lines and the matrix of the first panel
+
+
 def test_sentences_beyond_a_budget_of_weights_are_left_out(
     open_page: Open, summaries: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tsallis.report import page
 
-    runs = summaries[0]
+    runs = [replace(run, heads=tuple(replace(head, examples=()) for head in run.heads)) for run in summaries[0]]
     sizes = [sum(len(w.values) for run in runs for w in run.sentences[i].weights) for i in range(5)]
     for most, count in ((10**6, 5), (sum(sizes[:3]), 3), (sum(sizes[:3]) - 1, 2), (0, 1)):
         monkeypatch.setattr(page, "NON_ZEROS", most)
@@ -465,15 +550,45 @@ def test_the_overview_leads_with_a_tree_and_its_proof(open_page: Open, summaries
         ("complete", ("the search found all 2 possible outputs", "Proved complete: these are all possible outputs")),
         ("optimal", ("no other output is more probable than the best", "Proved optimal:")),
         ("bounded", ("a limit for the probability of all others", "missing output is at most .125.")),
-        ("none", ("proved nothing about the others", "Nothing proved:")),
+        ("none", ("found 1 output, and proved nothing about the others", "Nothing proved:")),
     ):
-        tree = BeamTree(tuple(edges), 1.0, kind, math.log(0.125))
+        outputs = 1 if kind == "none" else None  # two segmentations of one text
+        tree = BeamTree(tuple(edges), 1.0, kind, math.log(0.125), outputs)
         sentences = (replace(run.sentences[0], tree=tree), *run.sentences[1:])
         example = run.sentences[0].text.index
         tab = open_page(build_page([replace(run, sentences=sentences, example=example)]))
         text = tab.inner_text("main")
         assert all(part in text for part in words) and text.index(words[0]) < text.index("In numbers")
         assert tab.locator("svg.tree .word").all_text_contents() == ["a", "b"]
+
+
+def test_rounding_hides_no_zero(open_page: Open, summaries: Any) -> None:
+    run = summaries[0][0]
+    rare = replace(run.outputs, support=run.outputs.symbols - 0.001)
+    text = open_page(build_page([replace(run, outputs=rare)])).inner_text("p.lead")
+    assert "all others have a probability of exactly zero" in text
+    heads = tuple(replace(head, density=0.9999) for head in run.heads)
+    text = open_page(build_page([replace(run, outputs=None, heads=heads)])).inner_text("p.lead")
+    assert "a head attends to >99 % of the positions; all other weights are zero" in text
+
+
+def test_unknown_alphas_are_not_counted(open_page: Open, summaries: Any) -> None:
+    run = summaries[0][0]
+    heads = [replace(head, alpha=math.nan if i % 2 else 1.5 + i / 100) for i, head in enumerate(run.heads)]
+    tab = open_page(build_page([replace(run, heads=tuple(heads), step=None)]), "training")
+    bars = tab.locator("section >> nth=0").locator("rect title").all_text_contents()
+    assert sum(int(bar.split(": ")[1]) for bar in bars) == len(heads[::2])
+
+
+@pytest.mark.parametrize(("setting", "hint"), [("model.attention_alpha", 0), ("model.output_alpha", 1)])
+def test_sweeps_show_scores_that_the_first_run_lacks(open_page: Open, setting: str, hint: int) -> None:
+    runs = []
+    for alpha in (1.0, 1.5, 2.0):
+        values = {"dev_loss": (alpha,), **({"output_support": (10 * alpha,)} if alpha > 1 else {})}
+        runs.append(SweepRun(f"{alpha}", {setting: alpha}, ValueHistory((1,), values)))
+    tab = open_page(build_page([], sweep=sweep(runs)), "sweep")
+    assert "Possible symbols per step" in tab.locator("thead th").all_text_contents()
+    assert tab.locator("text=Each alpha has its own loss function").count() == hint
 
 
 def test_views_and_plots_of_single_values_are_omitted(open_page: Open, summaries: Any) -> None:

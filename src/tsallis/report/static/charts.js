@@ -12,8 +12,9 @@ function ticks(low, high, count) {
 }
 
 function label(value) {
-  if (Math.abs(value) >= 10000) return `${+(value / 1000).toPrecision(3)}k`;
-  return String(+value.toPrecision(4));
+  const size = Math.abs(value);
+  const [unit, letter] = size >= 1e9 ? [1e9, "G"] : size >= 1e6 ? [1e6, "M"] : size >= 1e4 ? [1e3, "k"] : [1, ""];
+  return `${+(value / unit).toPrecision(6)}${letter}`;
 }
 
 // Draw the axes of a chart; x and y are [low, high]. Return the drawing, and functions from values to coordinates.
@@ -78,11 +79,10 @@ function barChart(edges, counts, options) {
   counts.forEach((count, i) => {
     if (!count) return;
     const [from, to] = [chart.toX(edges[i]), chart.toX(edges[i + 1])];
-    const range = `${label(edges[i])} to ${label(edges[i + 1])}`;
     chart.svg.append(s("rect", {
       x: from + 0.5, y: chart.toY(count), width: Math.max(to - from - 1, 0.5), height: chart.toY(0) - chart.toY(count),
       style: { fill: options.colour || "var(--accent)" },
-    }, s("title", null, `${options.inBin ? options.inBin(i) : range}: ${whole(count)}`)));
+    }, s("title", null, `${label(edges[i])} to ${label(edges[i + 1])}: ${whole(count)}`)));
   });
   return chart.svg;
 }

@@ -55,7 +55,7 @@ function keyList(keys) {
 function pairsPart(run) {
   if (!run.contrasts.length) return null;
   const place = h("div", { class: "pairs" });
-  showPairs(run, place);
+  showPairs(run, place).catch(faultIn(place));
   return h("section", null, h("h2", null, titleOf(run, "one head, two examples")),
     h("p", { class: "hint" }, "The same head on two examples of equal length. The head is sparsest on the left "
       + "example, and densest on the right one."), place);

@@ -29,6 +29,16 @@ function say(text) {
   document.getElementById("say").textContent = text;
 }
 
+function faultText(error) {
+  console.error(error);
+  return h("p", { class: "hint", role: "alert" }, String(error));
+}
+
+// Return a function that shows an error in a place, which would otherwise stay empty.
+function faultIn(place) {
+  return (error) => place.replaceChildren(faultText(error));
+}
+
 function clamp(value, low, high) {
   return Math.min(Math.max(value, low), high);
 }
@@ -82,14 +92,17 @@ function spell(piece) {
   const text = piece.startsWith("▁") ? piece.slice(1) : piece.replace(TAG, "$1");
   if (text === "") return "▁";
   if (/^[\t\n\r]+$/.test(text)) return text.replace(/./gs, (letter) => ({ "\t": "⇥", "\n": "⏎", "\r": "␍" })[letter]);
-  const name = visible(text);
+  const name = /^\p{Default_Ignorable_Code_Point}+$/u.test(text) ? text.replace(/./gsu, codePoint) : visible(text);
   return name.trim() === "" ? "␣" : name;
+}
+
+function codePoint(letter) {
+  return `U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
 }
 
 // Show control characters and zero-width marks, such as those for writing direction, by their code points.
 function visible(text) {
-  return text.replace(/[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]/gu,
-    (letter) => `U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`);
+  return text.replace(/[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]/gu, codePoint);
 }
 
 function sentenceText(pieces) {

@@ -91,7 +91,7 @@ function viewHead(id) {
   const near = (offset, text) => (heads[place + offset]
     ? h("a", { href: `#head/${heads[place + offset].id}` }, text) : null);
   const examples = h("div", { class: "examples" });
-  showExamples(head, examples);
+  showExamples(head, examples).catch(faultIn(examples));
   return [
     h("p", { class: "crumbs" }, heads.length > 1 ? h("a", { href: "#heads" }, "All heads") : null,
       RUNS.length > 1 ? ` ${head.run.name}` : ""),

@@ -42,9 +42,7 @@ function show(focus) {
   try {
     parts = viewParts(view, rest);
   } catch (error) { // replace the previous view, which could be mistaken for this one
-    console.error(error);
-    parts = [h("h1", { tabindex: "-1" }, "This view can’t be drawn"),
-      h("p", { class: "hint", role: "alert" }, String(error))];
+    parts = [h("h1", { tabindex: "-1" }, "This view can’t be drawn"), faultText(error)];
   }
   main.dataset.view = view;
   main.replaceChildren(...parts.filter(Boolean));

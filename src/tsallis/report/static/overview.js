@@ -19,13 +19,13 @@ function leadText() {
   const name = RUNS.length > 1 ? run.name + (mapOf(run) ? ` (${mapOf(run)})` : "") : "the model";
   if (!run.outputs) return attentionText(run);
   const { support, symbols } = run.outputs;
-  const first = symbols - support < 0.005
+  const first = support === symbols
     ? `At every step of an output, ${name} gives each of the ${whole(symbols)} symbols a probability above zero.`
     : `At each step of an output, ${name} leaves ${plain(support, 1)} of ${whole(symbols)} symbols possible on average; `
       + "all others have a probability of exactly zero.";
   const sentence = exampleOf(run);
   if (!sentence) return first;
-  const count = sentence.tree.edges.filter(([,,,,, end]) => end).length;
+  const count = sentence.tree.outputs;
   const text = `For “${titleText(sentence, 60)}”`;
   const second = {
     complete: count === 1 ? "the search proved that only one output is possible."
@@ -40,8 +40,9 @@ function leadText() {
 function attentionText(run) {
   const density = mean(run.heads.map((head) => head.density));
   const [heads, texts] = [run.heads.length, run.corpus.sentences];
+  const dense = run.heads.every((head) => head.density === 1);
   return `Measured: ${heads === 1 ? "one attention head" : `${whole(heads)} attention heads`} on ${
-    texts === 1 ? "one text" : `${whole(texts)} texts`}. ${density > 0.9995 ? "Every head attends to every position: no weight is zero."
+    texts === 1 ? "one text" : `${whole(texts)} texts`}. ${dense ? "Every head attends to every position: no weight is zero."
     : `On average a head attends to ${percent(density)} of the positions; all other weights are zero.`}`;
 }
 
@@ -164,12 +165,13 @@ function viewOverview() {
 // Draw the attention of some heads on one text, for runs without searched outputs.
 function firstFigures() {
   const place = h("div", { class: "examples" });
-  firstHeads().forEach(async (head) => {
+  const draw = async (head) => {
     const text = head.run.sentences[FIRST_SHOWN];
     const [queries, keys] = sides(head.kind, text);
     place.append(figure(titleOf(head.run, head.name), linesOrMatrix(await weightsOf(head, FIRST_SHOWN), queries, keys),
       { scroll: true, note: short(sentenceText(keys), 50) }));
-  });
+  };
+  for (const head of firstHeads()) draw(head).catch(faultIn(place));
   return place;
 }
 

@@ -3,7 +3,7 @@
 let shownSentence = FIRST_SHOWN;
 let shownHeads = null;
 let shownForm = "both";
-let shownQuery = null;
+let shownQuery = null; // chosen query as [words of its figure, number], or null
 const PANELS = 6;
 const contents = new WeakMap(); // last chosen head per place; weights of earlier choices are ignored
 
@@ -118,7 +118,7 @@ function panel(place, row, remove) {
     const alpha = head.alpha === null ? "" : `alpha ${plain(head.alpha)}, `;
     hint.replaceChildren(capital(`${alpha}density ${percent(head.density)}, ${roleOf(head)}. `),
       h("a", { href: `#head/${head.id}` }, "More about this head"), ...(button ? [" ", button] : []));
-    drawPanel(head, body, row);
+    drawPanel(head, body, row).catch(faultIn(body));
   };
   const change = (head) => { shownHeads[place] = head; draw(); };
   let heads = headChoice(shownHeads[place], change);
@@ -146,20 +146,23 @@ async function drawPanel(head, body, row) {
   const drawings = [];
   const names = DATA.sides[head.kind].map(sideName);
   const matrixOnly = isLong(weights);
+  const words = queries.join(" ");
+  const chosen = () => (shownQuery && shownQuery[0] === words ? shownQuery[1] : null);
   if (shownForm !== "matrix" && !matrixOnly) {
-    drawings.push(["Lines", names.join(" to "), lines(weights, queries, keys, shownQuery)]);
+    drawings.push(["Lines", names.join(" to "), lines(weights, queries, keys, chosen())]);
   }
   if (shownForm !== "lines" || matrixOnly) {
     drawings.push(["Matrix", `blank is exactly zero${matrixOnly ? "; too long for lines" : ""}`,
-      matrix(weights, queries, keys, shownQuery)]);
+      matrix(weights, queries, keys, chosen())]);
   }
   const choose = (query) => {
-    shownQuery = query;
-    for (const other of document.querySelectorAll(".panels svg")) select(other, query);
+    shownQuery = query === null ? null : [words, query];
+    for (const other of document.querySelectorAll(".panels svg")) select(other, other.words === words ? query : null);
     row.textContent = query === null ? "" : describeRow(weights, queries, keys, query);
   };
   for (const [form, note, drawing] of drawings) {
-    chooseRows(drawing, queries.length, () => shownQuery, choose);
+    drawing.words = words;
+    chooseRows(drawing, queries.length, chosen, choose);
     figures.push(figure(`${form} of ${name}`, drawing, { note, short: form, class: "attention" }));
   }
   body.replaceChildren(h("div", { class: "figures" }, figures), weightTable(name, weights, queries, keys));
@@ -182,7 +185,7 @@ function allHeads(show) {
     const run = RUNS[Number(thumbRun)];
     const kind = kindOfThumbs(run);
     hint.textContent = `${titleOf(run, `${KIND_NAMES[kind]}, ${kindNote(run, kind)}`)}. Click a head to show it above.`;
-    drawThumbs(run, kind, grid, show);
+    drawThumbs(run, kind, grid, show).catch(faultIn(grid));
   };
   const kindChoice = () => {
     const run = RUNS[Number(thumbRun)];

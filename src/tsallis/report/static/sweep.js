@@ -9,7 +9,7 @@ function settingName(setting) {
 function viewSweep() {
   const { sweep } = DATA;
   const runs = sweep.points.reduce((sum, point) => sum + point.runs.length, 0);
-  const names = Object.keys(sweep.points[0].scores).filter((name) => name !== "tau"
+  const names = [...new Set(sweep.points.flatMap((point) => Object.keys(point.scores)))].filter((name) => name !== "tau"
     && sweep.points.some((point) => point.spread[name] && point.spread[name].mean !== null));
   const order = [sweep.score, "dev_loss", ...names].filter((name, i, all) => names.includes(name) && all.indexOf(name) === i);
   return [
@@ -17,7 +17,7 @@ function viewSweep() {
     h("p", { class: "lead" }, `${whole(runs)} runs that differ in one setting, the ${settingName(sweep.setting)}. Each run `
       + `is shown at its best validation, by ${scoreTitle(sweep.score)} on the development set. A dot is a run, the line joins the `
       + "means, and a bar is one standard deviation over seeds."),
-    /alpha/.test(sweep.setting)
+    /output_alpha/.test(sweep.setting)
       ? h("p", { class: "hint" }, "Each alpha has its own loss function: do not compare the losses.") : null,
     h("div", { class: "columns" }, order.filter((name) => varies(sweep, name)).map((name) => sweepFigure(sweep, name))),
     h("section", null, h("h2", null, "During training"),

@@ -107,12 +107,13 @@ function countIn(values, low, high, bins) {
 }
 
 function histograms(run) {
-  if (run.heads.every((head) => head.alpha === run.heads[0].alpha)) return null;
-  const high = Math.max(2, ...run.heads.map((head) => head.alpha));
+  const known = run.heads.filter((head) => head.alpha !== null);
+  if (known.every((head) => head.alpha === known[0].alpha)) return null;
+  const high = Math.max(2, ...known.map((head) => head.alpha));
   const edges = Array.from({ length: 21 }, (_, i) => 1 + (i / 20) * (high - 1));
   return h("section", null, h("h3", null, "Alphas of the analysed model"),
-    h("div", { class: "columns" }, kindsOf(run).map((kind) => {
-      const alphas = run.heads.filter((head) => head.kind === kind).map((head) => head.alpha);
+    h("div", { class: "columns" }, kindsOf(run).filter((kind) => known.some((head) => head.kind === kind)).map((kind) => {
+      const alphas = known.filter((head) => head.kind === kind).map((head) => head.alpha);
       return figure(titleOf(run, `alphas, ${kind}`), barChart(edges, countIn(alphas, 1, high, 20), { xName: "alpha",
         yName: "heads", colour: `var(--${kind})`, height: 160 }), { note: `mean ${plain(mean(alphas))}` });
     })));

@@ -1,15 +1,18 @@
 // Draw the outputs of a search as a tree, and list the possible symbols of a step.
 
-const CERTIFICATES = {
-  complete: ["Proved complete:", "these are all possible outputs. Every other output has a probability of exactly zero."],
-  optimal: ["Proved optimal:", "no other output is more probable than the best one."],
-  bounded: ["Bounded:", "a better output may be missing. The probability of each missing output is at most"],
-  none: ["Nothing proved:", "a better output may be missing."],
-};
-
-function certificateText(kind, bound) {
-  const [name, meaning] = CERTIFICATES[kind];
-  return [h("strong", null, name), ` ${meaning}${kind === "bounded" ? ` ${probability(Math.exp(bound), bound)}.` : ""}`];
+// Describe a certificate within the limits of its search. With a length penalty, it compares scores.
+function certificateText(kind, bound, { length_penalty: penalty, min_length: least } = {}) {
+  const long = least ? ` of at least ${least} ${least === 1 ? "symbol" : "symbols"}` : "";
+  const better = penalty ? `has a better score (log-probability / length^${penalty})` : "is more probable";
+  const limit = clamp(Math.ceil(1000 * Math.exp(bound) - 1e-9) / 1000, 0.001, 1); // rounded up
+  const [name, meaning] = {
+    complete: ["Proved complete:", `these are all possible outputs${long}. Every other one has a probability of exactly zero.`],
+    optimal: ["Proved optimal:", `no other output${long} ${better} than the best one.`],
+    bounded: ["Bounded:", `a better output${long} may be missing.${
+      penalty ? "" : ` The probability of each missing output is at most ${probability(limit)}.`}`],
+    none: ["Nothing proved:", `a better output${long} may be missing.`],
+  }[kind];
+  return [h("strong", null, name), ` ${meaning}`];
 }
 
 // Return the displayed name of an output's symbol; the last symbol marks the end.
@@ -19,12 +22,13 @@ function symbolName(symbol) {
 
 function shares(words, gold, support) {
   const total = Math.max(1, words.reduce((sum, [, prob]) => sum + prob, 0));
+  const listed = words.slice(0, 6);
   return h("div", { class: "shares" },
     h("div", { class: "stack", "aria-hidden": "true" }, words.map(([word, prob]) => h("span", {
       class: word === gold ? "gold" : null, style: { width: `${(100 * prob) / total}%` } }))),
-    h("div", { class: "words" }, words.slice(0, 6).map(([word, prob, log]) => h("span",
-      { class: word === gold ? "gold" : null }, `${spell(word)} `, h("small", null, probability(prob, log)))), support > 6 ? h("small", null, `and ${whole(support - 6)} more`)
-      : null));
+    h("div", { class: "words" }, listed.map(([word, prob, log]) => h("span",
+      { class: word === gold ? "gold" : null }, `${spell(word)} `, h("small", null, probability(prob, log)))),
+    support > listed.length ? h("small", null, `and ${whole(support - listed.length)} more`) : null));
 }
 
 // Draw a tree. Consecutive symbols without a branch share one label. Branches are sorted, the most probable on top.

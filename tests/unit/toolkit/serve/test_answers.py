@@ -187,7 +187,7 @@ def test_attention_rows_match_nonzero_recorded_weights(served: ServedRun) -> Non
     corpus = Corpus([source], [served.task.spell("scaned", run)])
     (sentence,) = record(read_model(run.model, run.src_vocab, run.tgt_vocab), corpus.batches(1))
     dense = sentence.weights[0].dense()[0]
-    assert head["name"] == "cross.1.1" and head["keys"] == sentence.text.source
+    assert head["name"] == "cross.1.1" and head["causal"] is False and head["keys"] == sentence.text.source
     assert head["queries"] == (*"scaned", "</s>") and len(head["rows"]) == 7
     for row, weights in zip(head["rows"], dense, strict=True):
         assert dict(row) == {key: weight for key, weight in enumerate(weights.tolist()) if weight > 0}

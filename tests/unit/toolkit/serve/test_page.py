@@ -16,17 +16,17 @@ FAULT = ".pair section .fault"
 
 @pytest.fixture
 def visit(browser: Any, serve: Serve) -> Iterator[Visit]:
-    """Yield a function that opens the page of a server with given limits; `facts` replace facts of the run."""
+    """Yield a function that opens the page of a server with given limits; `facts` replace facts of its run."""
     tabs = []
 
-    def start(facts: dict[str, Any] | None = None, **limits: Any) -> Any:
+    def start(facts: dict[str, Any] | None = None, copies: int = 1, **limits: Any) -> Any:
         tab = browser.new_page()
         tabs.append(tab)
         url = f"http://127.0.0.1:{serve(**limits).port}/"
 
         def change(route: Any) -> None:
             content = route.fetch().json()
-            content["runs"] = [{**run, **(facts or {})} for run in content["runs"]]
+            content["runs"] = [{**run, **(facts or {})} for run in content["runs"] * copies]
             route.fulfill(json=content)
 
         tab.route("**/api/runs", change)
@@ -146,3 +146,108 @@ def test_tiny_probabilities_are_not_shown_as_zero(visit: Visit) -> None:
     assert tab.locator(".outputs .words").all_inner_texts() == ["one", "␣␣"]
     widths = tab.locator(".outputs .share").evaluate_all("all => all.map(one => parseFloat(one.style.width))")
     assert widths == pytest.approx([100, 4.98], abs=0.01)
+
+
+def test_the_certificate_names_the_limits_of_the_search(visit: Visit) -> None:
+    tab = visit()
+    output = {"text": "a", "prob": 0.5, "log_prob": -0.69, "support": [2], "num_attended": [1], "tokens": [4]}
+    content = {"certificate": "optimal", "bound": -1.0, "mass": 0.5, "hypotheses": [output], "tree": None}
+    limits = {"length_penalty": 0.6, "min_length": 2}
+    effort = {"stopped_by": "length", "expanded": 7, "unknown": 2}
+    answer(tab, json={"run": "verbs", "mode": "all", "answers": [{**content, **effort, "limits": limits}]})
+    ask(tab)
+    text = tab.inner_text("section[aria-labelledby=outputs]")
+    assert "no other output of at least 2 symbols has a better score (log-probability / length^0.6)" in text
+    assert "The search ended early: after 7 prefixes it reached the length limit." in text
+    assert "2 symbols of the source are not in the vocabulary." in text
+    assert "no other output of at least 2 symbols" in tab.locator("#say").text_content()
+
+
+def test_weights_of_causal_heads_are_counted_up_to_the_query(visit: Visit) -> None:
+    tab = visit()
+    rows = [[[0, 1.0]], [[0, 0.5], [1, 0.5]], [[2, 1.0]]]
+    head = {"name": "decoder.1.1", "alpha": 1.5, "queries": list("abc"), "keys": list("abc"), "rows": rows}
+    content = {"run": "verbs", "output": "abc", "tokens": [4, 5], "heads": [{**head, "causal": True}]}
+    tab.route("**/api/attention", lambda route: route.fulfill(json=content))
+    ask(tab)
+    tab.wait_for_selector("text=Alpha 1.50; 4 of 6 weights are above zero.")
+
+
+def complete(tab: Any, **changes: Any) -> None:
+    """Answer completions in the browser."""
+    choices = [{"text": text, "symbols": [text], "prob": 0.5, "ends": False} for text in ("sa", "sb")]
+    content = {"possible": True, "support": 2, "missing": 0.0, "next": choices, **changes}
+    tab.route("**/api/suggest", lambda route: route.fulfill(json=content))
+
+
+def test_typed_text_is_not_replaced_by_earlier_choices(visit: Visit) -> None:
+    tab = visit()
+    complete(tab)
+    ask(tab)
+    tab.wait_for_selector("#choices li")
+    tab.press("#typed", "ArrowDown")
+    tab.route("**/api/suggest", lambda route: None)  # no answer
+    tab.type("#typed", "x")
+    with tab.expect_request("**/api/steps") as steps:
+        tab.press("#typed", "Enter")
+    assert steps.value.post_data_json["output"] == "x" and tab.input_value("#typed") == "x"
+
+
+def test_a_failed_completion_leaves_no_choices(visit: Visit) -> None:
+    tab = visit()
+    faults: list[Any] = []
+    tab.on("pageerror", lambda error: faults.append(error))
+    complete(tab)
+    ask(tab)
+    tab.wait_for_selector("#choices li")
+    tab.route("**/api/suggest", lambda route: route.fulfill(status=500, json={"error": "It failed"}))
+    tab.type("#typed", "x")
+    tab.wait_for_selector("text=It failed.")
+    tab.press("#typed", "ArrowDown")
+    assert faults == [] and tab.get_attribute("#typed", "aria-expanded") == "false"
+
+
+def test_keys_of_input_methods_and_touches_choose_nothing(visit: Visit) -> None:
+    tab = visit()
+    complete(tab)
+    ask(tab)
+    tab.wait_for_selector("#choices li")
+    assert tab.get_attribute("#typed", "dir") == "auto"
+    event = "new KeyboardEvent('keydown', { key: 'ArrowDown', isComposing: true, cancelable: true })"
+    assert tab.locator("#typed").evaluate(f"node => node.dispatchEvent({event})")  # not prevented
+    tab.locator("#choices li >> nth=1").dispatch_event("pointerdown")
+    assert tab.input_value("#typed") == ""
+    tab.click("#choices li >> nth=1")
+    assert tab.input_value("#typed") == "sb"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "2 continuations are possible."),
+        ({"missing": 0.25}, "At least 2 continuations are possible."),
+        ({"missing": None}, "At least 2 continuations are possible."),
+        ({"missing": 0.25, "support": 0, "next": []}, "It is not known which continuations are possible."),
+    ],
+)
+def test_numbers_of_continuations_are_exact_or_lower_bounds(visit: Visit, changes: dict[str, Any], text: str) -> None:
+    tab = visit()
+    complete(tab, **changes)
+    ask(tab)
+    tab.wait_for_selector(f"text='{text}'")
+
+
+def test_enter_and_another_run_replace_the_delayed_search(visit: Visit) -> None:
+    tab = visit(copies=2)
+    requests: list[str] = []
+    tab.on("request", lambda request: requests.append(request.url) if "translate" in request.url else None)
+    ask(tab)
+    requests.clear()
+    tab.fill('input[name="column-0"]', "trap")
+    tab.press('input[name="column-0"]', "Enter")
+    tab.wait_for_timeout(400)
+    assert len(requests) == 1
+    tab.fill('input[name="column-0"]', "scan")
+    tab.select_option("#runs select", "1")
+    tab.wait_for_timeout(400)
+    assert len(requests) == 1
