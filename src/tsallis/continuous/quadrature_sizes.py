@@ -165,13 +165,14 @@ class Sines(Error):
 
 @dataclass(frozen=True)
 class Halves(Error):
-    """Gauss-Legendre rule on each side of a peak, where the density is linear."""
+    """Gauss-Legendre rule on each side of a peak, where the density is a polynomial of degree `weight`."""
 
     span: float
+    weight: int = 1
 
     def log_error(self, points: int, sharpness: float) -> float:
         sizes = [math.log(2) + _log_size(sharpness, self.span / 2 * math.sinh(eta)) for eta in ETAS]
-        return _smallest_bound(sizes, 2 * points - 1)
+        return _smallest_bound(sizes, 2 * points - self.weight)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def test_invalid_training_settings_are_rejected(
         ([f"training.init_from={inflector}", "model.output=alpha_relu"], "model.tau: auto can't use"),
         (
             ["training.init_checkpoint=last"],
-            "init_checkpoint: last has no effect with init_from: None; .* set training",
+            "init_checkpoint: last has no effect with init_from: null; .* set training",
         ),
         (["training.alpha_lr_scale=5"], "training.alpha_lr_scale: 5 has no effect, because no alpha is learned"),
         (["training.warmup=50"], "training.warmup: 50 has no effect with schedule: halve-on-worse"),

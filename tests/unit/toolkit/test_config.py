@@ -267,7 +267,7 @@ def test_errors_name_the_file_or_override(tmp_path: Path) -> None:
         config(tmp_path, BASE, "training.schedule=linear", "search.beam_size=3")
     assert str(caught.value) == (
         f"{tmp_path}/config.yaml with override 'training.schedule=linear': training: schedule: linear needs updates "
-        "above warmup, found updates None and warmup 4000"
+        "above warmup, found no updates and warmup 4000"
     )
 
 

@@ -4,7 +4,7 @@
 function certificateText(kind, bound, { length_penalty: penalty, min_length: least } = {}) {
   const long = least ? ` of at least ${least} ${least === 1 ? "symbol" : "symbols"}` : "";
   const better = penalty ? `has a better score (log-probability / length^${penalty})` : "is more probable";
-  const limit = clamp(Math.ceil(1000 * Math.exp(bound) - 1e-9) / 1000, 0.001, 1); // rounded up
+  const limit = clamp(Math.ceil(1000 * Math.exp(bound) - 1e-6) / 1000, 0.001, 1); // rounded up
   const [name, meaning] = {
     complete: ["Proved complete:", `these are all possible outputs${long}. Every other one has a probability of exactly zero.`],
     optimal: ["Proved optimal:", `no other output${long} ${better} than the best one.`],

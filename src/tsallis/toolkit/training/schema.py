@@ -191,6 +191,7 @@ class TrainingRecord(Record):
     position: Position
     processes: Annotated[int, Field(ge=1, lt=2**31)]
     log: Count  # size of the log in bytes
+    timing: Count | None = None  # present only in checkpoints of earlier versions
     data: str
 
 
