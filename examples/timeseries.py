@@ -357,8 +357,8 @@ def arguments() -> argparse.Namespace:
     if options.page is not None and options.model != "continuous":
         parser.error("--page draws densities, which --model discrete has none of")
     for path in (options.out, options.page):
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            parser.error(f"expected a file in an existing folder, got {path}")
+        if path is not None and path.is_dir():
+            parser.error(f"expected a file to write, got the folder {path}")
     return options
 
 

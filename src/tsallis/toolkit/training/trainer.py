@@ -193,12 +193,13 @@ class Trainer:
         self.world.on_main(self._check_folder)
         self.world.check_folder(self.folder)
         store = getattr(self.model, "image_store", None)
+        texts = self.data  # all that a run of an earlier version has recorded
         if isinstance(store, ImageStore):
             with self.world.share_errors():
                 self.data += f" {store.digest()}"
         if self.world.broadcast(self.checkpoints.index().last if self.world.main else None) is not None:
             with self.world.share_errors():
-                state, parameters = self._load_checkpoint()
+                state, parameters = self._load_checkpoint({self.data, texts})
             self.engine.load(parameters, dict(state.optimizer))
             self.schedule.restore(dict(state.schedule))
             self.position = state.position.model_copy()
@@ -255,11 +256,11 @@ class Trainer:
         last = next(reversed(self.timing.events()), {"event": "epoch"})
         self.elapsed = 0.0 if last["event"] == "epoch" else float(last.get("seconds", 0.0))
 
-    def _load_checkpoint(self) -> tuple[TrainingRecord, dict[str, Tensor]]:
-        """Load the last checkpoint and check that it belongs to this run."""
+    def _load_checkpoint(self, data: set[str]) -> tuple[TrainingRecord, dict[str, Tensor]]:
+        """Load the last checkpoint and check that it belongs to this run and to one of these digests of the data."""
         path = f"{self.checkpoints.folder / str(self.checkpoints.index().last)}/{TRAINING}"
         state = check_record(self.checkpoints.load_training("last"), TrainingRecord, path)
-        if state.data != self.data:
+        if state.data not in data:
             raise InputError(
                 f"{self.checkpoints.folder}: the data has changed since the run was started; restore the data or "
                 "choose another folder"
