@@ -1,7 +1,8 @@
 """Draw the picture of README: attention and proved answers of a sparse model, and answers of a softmax model.
 
-tsallis demo
-python docs/figures/proof.py runs/demo docs/figures/proof.svg
+tsallis train recipes/tiny/strings.yaml --run-dir runs/verbs
+tsallis train recipes/tiny/strings.yaml model.output=softmax model.attention=softmax --run-dir runs/verbs-softmax
+python docs/figures/proof.py runs/verbs docs/figures/proof.svg
 """
 
 from __future__ import annotations
