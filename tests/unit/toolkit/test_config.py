@@ -215,7 +215,7 @@ def test_overrides_accept_yaml_symbols_as_separators(tmp_path: Path, text: str) 
         ),
         ("attention: sparsemax, monotonic: 1, input_feeding: false, attention_alpha: 2", "attention: sparsemax; "),
         ("attention_alpha: 2", ""),
-        ("num_basis: 33", "density: None; leave it out, or set model.density$"),
+        ("num_basis: 33", "density: null; leave it out, or set model.density$"),
         ("num_basis: 33, density: gaussian", ""),
         (
             "architecture: transformer, attention: learned, cross_attention: softmax, attention_alpha: 2",
