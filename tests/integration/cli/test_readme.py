@@ -65,7 +65,7 @@ SMALLER = {
     "tsallis train recipes/multi30k": MINUTE,
     "tsallis train recipes/tatoeba": MINUTE,
     "tsallis train recipes/kftt": MINUTE,
-    "tsallis train recipes/tiny/strings.yaml training.epochs": " training.updates=20 model.d_model=16",
+    "tsallis train recipes/tiny/strings.yaml training.epochs": " training.updates=160 model.d_model=16",
     "tsallis train recipes/tiny/strings": " training.epochs=1 model.d_model=16",
     "tsallis train words.tsv": " training.updates=20 model.d_model=16",
     "tsallis train data/sigmorphon2021": " training.updates=20 model.d_model=16",
