@@ -10,6 +10,7 @@ from torch import Tensor
 from tsallis.functional.attention import KeyStore
 from tsallis.functional.rows import check_floating
 from tsallis.ops.dtypes import upcast
+from tsallis.ops.transforms import writable
 
 
 class Cache(Protocol):
@@ -134,10 +135,7 @@ class KeyValueCache:
         length, total = self._length, self._length + new.shape[2]
         if torch.is_grad_enabled():  # backward may need the old tensor unchanged
             return torch.cat([memory[:, :, :length], new], 2)
-        # PyTorch forbids writing to inference tensors outside inference mode.
-        compiling = torch.compiler.is_compiling()  # a graph can't ask
-        forbidden = not compiling and memory.is_inference() and not torch.is_inference_mode_enabled()
-        if memory.shape[2] < total or self._saved or forbidden:
+        if memory.shape[2] < total or self._saved or not writable(memory):
             larger = memory.new_empty(*memory.shape[:2], max(total, 2 * length), memory.shape[3])
             larger[:, :, :length] = memory[:, :, :length]
             memory = larger

@@ -116,6 +116,12 @@ def savable(x: Tensor) -> Tensor:
     return x.clone() if copied else x
 
 
+def writable(x: Tensor) -> bool:
+    """Return whether PyTorch allows writing to a tensor: an inference tensor can change only in inference mode."""
+    compiling = torch.compiler.is_compiling()  # a graph can't ask
+    return compiling or not x.is_inference() or torch.is_inference_mode_enabled()
+
+
 def physical(x: Tensor) -> Tensor:
     """Return the detached tensor inside the wrappers of torch.func; the batch dimension of `vmap` comes first."""
     wrappers = torch._C._functorch

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tsallis.functional.attention import KeyStore
 from tsallis.ops.dtypes import autocast_enabled
+from tsallis.ops.transforms import writable
 
 ROOM = 8  # smallest number of tokens by which buffers grow
 
@@ -54,9 +55,7 @@ class KVBuffers:
     def reserve(self, steps: int) -> KVBuffers:
         """Reserve room for one token after `steps` tokens; return these buffers, or a copy if the room is taken."""
         first = self.buffers[0]
-        compiling = torch.compiler.is_compiling()
-        forbidden = not compiling and first.is_inference() and not torch.is_inference_mode_enabled()
-        if self.used == steps < first.shape[2] and not forbidden:
+        if self.used == steps < first.shape[2] and writable(first):
             self.used += 1
             return self
         buffers = []
