@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tsallis.errors import check_real
 from tsallis.huggingface.alphas import ALPHA, FixedAlpha, ScaledAlpha, alpha_modules, unwrap
 from tsallis.huggingface.density import DensityMeter
+from tsallis.huggingface.offloading import input_device
 from tsallis.huggingface.settings import write_settings
 from tsallis.models.modes import eval_mode
 from tsallis.nn.attended import calibrate
@@ -58,7 +59,7 @@ def calibrate_attended(model: nn.Module, batches: Iterable[Mapping[str, Any]], a
         modules[name] = ScaledAlpha(alpha.value, alpha.value.device)
         if isinstance(alpha, ScaledAlpha):
             modules[name].scale.copy_(alpha.scale)
-    device = next(model.parameters()).device
+    device = input_device(model)
 
     def scale(factor: float) -> None:
         for name, module in modules.items():

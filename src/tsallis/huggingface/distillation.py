@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import default_data_collator
 
 from tsallis.distillation import part_columns, read_distributions, write_distributions
@@ -19,6 +21,7 @@ from tsallis.functional import SparseRows, entmax
 from tsallis.functional.rows import alpha_number, integer
 from tsallis.huggingface.alphas import unwrap
 from tsallis.huggingface.losses import FIRST_LABEL, shifts
+from tsallis.huggingface.offloading import input_device, loaded
 from tsallis.huggingface.text_batches import add_decoder_inputs
 from tsallis.models.modes import eval_mode
 from tsallis.symbols import IGNORE_INDEX
@@ -95,7 +98,8 @@ def distill(
 
 def _probabilities(model: Any, batch: Any, alpha: float, shift: bool) -> tuple[Tensor, Tensor]:
     """Return the labels of a batch except -100, and their probabilities; no logits predict the first label of a row."""
-    batch = {name: x.to(model.device) if isinstance(x, Tensor) else x for name, x in batch.items()}
+    device = input_device(model)
+    batch = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.items()}
     labels = batch.pop("labels")
     add_decoder_inputs(unwrap(model), batch, labels)
     if "use_cache" in inspect.signature(unwrap(model).forward).parameters:
@@ -116,8 +120,19 @@ def _digest(model: Any, alpha: float, shift: bool) -> str:
     """Return the digest of what determines a model's distributions."""
     weights = hashlib.sha256(f"{alpha} {shift}".encode())
     for name, x in model.state_dict().items():
-        weights.update(f"{name} {x.dtype}".encode())
-        weights.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        if isinstance(x, Tensor) and x.is_meta:
+            owner, _, attribute = name.rpartition(".")
+            module = model.get_submodule(owner)
+            with loaded(module):
+                x = getattr(module, attribute)
+        x = x.detach().cpu() if isinstance(x, Tensor) else x
+        if not isinstance(x, Tensor) or x.is_quantized or is_traceable_wrapper_subclass(x):
+            file = io.BytesIO()
+            torch.save((name, x), file)
+            weights.update(file.getbuffer())
+        else:
+            weights.update(f"{name} {x.dtype}".encode())
+            weights.update(x.contiguous().flatten().view(torch.uint8).numpy().data)
     return weights.hexdigest()
 
 

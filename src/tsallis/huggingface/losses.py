@@ -17,6 +17,7 @@ from tsallis.functional import SparseRows, entmax_loss, linear_entmax_loss
 from tsallis.functional.losses import check_smoothing
 from tsallis.functional.rows import alpha_number
 from tsallis.huggingface.alphas import COMPILED
+from tsallis.huggingface.offloading import loaded
 from tsallis.huggingface.text_batches import add_decoder_inputs
 from tsallis.ops.tracing import untraced
 
@@ -156,9 +157,12 @@ def lm_loss(
     prompt = getattr(getattr(outer, "active_peft_config", None), "num_virtual_tokens", None) or 0
 
     def loss(hidden: Tensor, routers: Tensor | None) -> Tensor:
+        with loaded(head):
+            weight, bias = head.weight.to(hidden.dtype), head.bias
+        hidden = hidden.to(weight.device)
         target = _labels_of_positions(labels, hidden.shape[:-1], prompt, shift, type(lm).__name__).to(hidden.device)
-        weight, rows = head.weight.to(hidden.dtype), _target(target, teacher)
-        options: Any = {"bias": head.bias, "reduction": "mean" if num_items_in_batch is None else "sum"}
+        rows = _target(target, teacher)
+        options: Any = {"bias": bias, "reduction": "mean" if num_items_in_batch is None else "sum"}
         with _float32_results(hidden):
             value = linear_entmax_loss(hidden, weight, rows, alpha, **options) / _divisor(num_items_in_batch, hidden)
         return value if routers is None else value + _router_factor(lm) * routers.to(value.device)

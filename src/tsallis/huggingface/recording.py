@@ -15,6 +15,7 @@ from tsallis.analysis.head_roles import EXAMPLES
 from tsallis.errors import InputError
 from tsallis.huggingface.alphas import alpha_modules
 from tsallis.huggingface.modules import attention_kind, count_heads, layer_number
+from tsallis.huggingface.offloading import input_device
 from tsallis.huggingface.spelling import Spelling
 from tsallis.huggingface.text_batches import text_batches
 from tsallis.models.modes import eval_mode
@@ -137,7 +138,7 @@ class TransformersReader:
     @torch.no_grad()
     def run(self, batch: Mapping[str, Any], receive: Callable[[int, Tensor], None]) -> None:
         """Run a batch, and pass the weights of each attention to `receive` when they are computed."""
-        device = next(self.model.parameters()).device
+        device = input_device(self.model)
         inputs = {name: x.to(device) for name, x in batch.items() if name != "index"}
         try:
             for number, module in enumerate(self._modules.values()):

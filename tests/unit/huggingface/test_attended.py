@@ -79,6 +79,14 @@ def test_scales_stay_in_float32_in_half_precision() -> None:
     assert model(**batch)[0].dtype == torch.bfloat16
 
 
+def test_offloaded_models_are_calibrated() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    models = [sparsify(build("bert"), 1.5) for _ in range(2)]
+    accelerate.cpu_offload(models[1], execution_device="cpu")
+    first, second = (calibrate_attended(model, [BATCH], 2) for model in models)
+    assert first == second
+
+
 def test_impossible_settings_are_rejected() -> None:
     for wrong in (0, -1, 0.5, float("nan")):
         with pytest.raises(ValueError, match=f"attended must be at least 1 and finite, got {wrong}"):

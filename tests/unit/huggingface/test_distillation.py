@@ -254,6 +254,40 @@ def test_damaged_and_missing_parts_raise_until_rebuilt(tmp_path: Path) -> None:
     DistilledDataset(ROWS, tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["cpu", "disk", "one layer"])
+def test_offloaded_teachers_store_the_same_files(kind: str, tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = build("llama")
+    store(model, tmp_path / "loaded")
+    if kind == "cpu":
+        accelerate.cpu_offload(model, execution_device="cpu")
+    else:
+        part = model.model.layers[0] if kind == "one layer" else model
+        accelerate.disk_offload(part, tmp_path / "weights", execution_device="cpu")
+    store(model, tmp_path / "offloaded")
+    first, second = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("loaded", "offloaded")
+    )
+    assert first == second
+
+
+def test_quantized_teachers_resume(tmp_path: Path) -> None:
+    def teacher() -> Any:
+        return torch.ao.quantization.quantize_dynamic(build("llama"), {torch.nn.Linear})
+
+    store(teacher(), tmp_path)
+    part = tmp_path / "part-00000000.safetensors"
+    content = part.read_bytes()
+    part.unlink()
+    store(teacher(), tmp_path)
+    assert part.read_bytes() == content
+    other = build("llama")
+    with torch.no_grad():
+        other.lm_head.weight.mul_(2)
+    with pytest.raises(InputError, match="other"):
+        store(torch.ao.quantization.quantize_dynamic(other, {torch.nn.Linear}), tmp_path)
+
+
 def test_negative_indices_count_from_the_end(tmp_path: Path) -> None:
     store(build("llama"), tmp_path)
     data = DistilledDataset(ROWS, tmp_path, collator=collate)

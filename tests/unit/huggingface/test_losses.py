@@ -218,6 +218,16 @@ def test_lm_loss_of_compiled_models_matches() -> None:
     assert torch.equal(step(), reference) and torch.equal(step(), reference)
 
 
+def test_lm_loss_of_offloaded_model_matches_loss_of_model() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model, batch = build("llama"), inputs(BY_NAME["llama"])
+    accelerate.cpu_offload(model, execution_device="cpu")
+    items = {**batch, "labels": batch["input_ids"]}
+    with torch.no_grad():
+        torch.testing.assert_close(lm_loss(model, items, 1.0), model(**items).loss, rtol=1e-5, atol=1e-5)
+    assert model.lm_head.weight.is_meta
+
+
 def test_failed_lm_loss_leaves_no_hooks() -> None:
     batch, model = inputs(BY_NAME["llama"]), build("llama")
     logits = model(**batch).logits

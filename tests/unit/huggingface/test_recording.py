@@ -116,6 +116,14 @@ def test_summarize_texts_matches_recording() -> None:
     assert '"outputs":null' in page and "<title>BertForMaskedLM</title>" in page
 
 
+def test_offloaded_models_are_recorded() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    models = [sparsify(build("bert"), 1.5) for _ in range(2)]
+    accelerate.cpu_offload(models[1], execution_device="cpu")
+    first, second = (density(record(TransformersReader(x, WordPieces()), [inputs(BY_NAME["bert"])])) for x in models)
+    assert first == second
+
+
 @pytest.mark.parametrize("name", ["llama", "marian", "t5"])
 def test_summaries_do_not_depend_on_padding(name: str) -> None:
     """Check that padding does not change the weights of a pair."""
