@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.parametrize import is_parametrized
 
 from tsallis.functional.rows import alpha_number
@@ -21,6 +22,8 @@ Module = TypeVar("Module", bound=nn.Module)
 HOOKS = tuple(
     name for name in vars(nn.Module()) if name.endswith("_hooks") or "_hooks_" in name or name.endswith("_hook")
 )
+# Hooks of a module's calls; PyTorch's attention never calls `out_proj`.
+CALL_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 Attention = nn.MultiheadAttention | MultiheadAttention
 NewAttention = TypeVar("NewAttention", nn.MultiheadAttention, MultiheadAttention)
 LAYERS = (TransformerEncoderLayer, TransformerDecoderLayer)
@@ -41,10 +44,10 @@ def sparsify_module(
     replaces softmax (Correia et al. 2019, eq. 8). Each `torch.nn.MultiheadAttention` becomes a
     :class:`MultiheadAttention` with the same parameters, so an existing optimizer keeps working. The layers around it
     stay the same, but PyTorch's fast path for encoders is switched off, because it computes softmax. At alpha 1 the
-    outputs are the same, with two exceptions: PyTorch returns NaN for queries without a key, and its fast path returns
-    zeros for padding. Hooks and added attributes move to the new attention. An attention that is sparse already gets
-    the new alpha; a second "learned" creates new parameters, so create the optimizer afterwards.
-    :func:`densify_module` undoes the replacement.
+    outputs are the same, with three exceptions. PyTorch returns NaN for queries without a key. Its fast path returns
+    zeros for padding. It ignores adapters and hooks of `out_proj`, but the sparse attention runs them. Hooks and added
+    attributes move to the new attention. An attention that is sparse already gets the new alpha; a second "learned"
+    creates new parameters, so create the optimizer afterwards. :func:`densify_module` undoes the replacement.
 
     Args:
         module: module to change in place, or an attention to replace.
@@ -102,7 +105,8 @@ def densify_module(module: Module, *, names: str | Iterable[str] | None = None) 
 
     Raises:
         ValueError: no attention to replace.
-        TypeError: an attention with positions, a length scale or shared key heads, which PyTorch does not support.
+        TypeError: an attention with positions, a length scale or shared key heads, which PyTorch does not support; an
+            `out_proj` with an adapter or hooks, which PyTorch ignores.
 
     Example:
         >>> import torch
@@ -191,7 +195,7 @@ def _new_alpha(alpha: float | str, initial: float | None, attention: Attention) 
     """Return the alpha of a new attention: a number or a module with an alpha per head."""
     if not isinstance(alpha, str):
         return alpha_number(alpha)
-    device = attention.out_proj.weight.device
+    device = next(attention.parameters()).device  # a quantized `out_proj` has no parameters
     return PerHeadAlpha(attention.num_heads, initial=initial, device=device, dtype=torch.float32)
 
 
@@ -210,6 +214,18 @@ def _to_dense(old: MultiheadAttention, name: str) -> nn.MultiheadAttention:
     for setting, is_set in settings.items():
         if is_set:
             raise TypeError(f"{name or 'module'} has {setting}, which torch.nn.MultiheadAttention does not support")
+    layer = old.out_proj
+    changes = [hooks for hooks in CALL_HOOKS if getattr(layer, hooks)]
+    if getattr(layer.forward, "__func__", None) is not nn.Linear.forward:
+        changes.append("another forward")
+    if changes:
+        raise TypeError(
+            f"{name or 'module'}.out_proj must be a torch.nn.Linear without hooks, because torch.nn.MultiheadAttention "
+            f"reads only its weight and bias, got {type(layer).__module__}.{type(layer).__name__} with "
+            f"{' and '.join(changes)}: merge adapters and remove hooks first"
+        )
+    if type(layer) is nn.Linear:  # quantize_dynamic would remove the weight that PyTorch's attention reads
+        layer.__class__ = NonDynamicallyQuantizableLinear
     return _move_parts(nn.MultiheadAttention(**_arguments(old)), old, name)
 
 

@@ -191,6 +191,52 @@ def test_densify_rejects_options_unsupported_by_pytorch(options: dict[str, Any],
     assert type(module["own"]) is MultiheadAttention
 
 
+class Adapter(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def replace_forward(attention: nn.MultiheadAttention) -> None:
+    attention.out_proj.forward = lambda x: x
+
+
+OUTPUT_CHANGES: dict[str, Any] = {
+    "_forward_pre_hooks": lambda a: a.out_proj.register_forward_pre_hook(lambda *_: None),
+    "_forward_hooks": lambda a: a.out_proj.register_forward_hook(lambda *_: None),
+    "_backward_pre_hooks": lambda a: a.out_proj.register_full_backward_pre_hook(lambda *_: None),
+    "_backward_hooks": lambda a: a.out_proj.register_full_backward_hook(lambda *_: None),
+    "linear.Linear with another forward": replace_forward,
+    "Adapter with another forward": lambda a: setattr(a, "out_proj", Adapter(16, 16)),
+    "container.Sequential with": lambda a: setattr(a, "out_proj", nn.Sequential(a.out_proj)),
+    "quantized.dynamic.modules.linear.Linear with": lambda a: torch.ao.quantization.quantize_dynamic(a, inplace=True),
+}
+
+
+@pytest.mark.parametrize("change", OUTPUT_CHANGES)
+def test_densify_rejects_output_layers_that_pytorch_ignores(change: str) -> None:
+    model = nn.ModuleDict({"own": MultiheadAttention(16, 4, alpha=1.0)}).eval()
+    OUTPUT_CHANGES[change](model["own"])
+    with pytest.raises(TypeError, match=rf"own\.out_proj must be a torch\.nn\.Linear without hooks, .*{change}"):
+        densify_module(model)
+    x = torch.randn(5, 3, 16)
+    assert sparsify_module(model, "learned")["own"](x, x, x)[0].shape == x.shape
+
+
+def test_densify_keeps_a_parametrized_output_layer() -> None:
+    sparse = MultiheadAttention(16, 4, alpha=1.0)
+    parametrizations.weight_norm(sparse.out_proj)
+    x = torch.randn(5, 3, 16)
+    expected = sparse(x, x, x)[0]
+    torch.testing.assert_close(densify_module(sparse)(x, x, x)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_dynamic_quantization_keeps_the_output_layer_of_a_densified_attention() -> None:
+    dense = densify_module(nn.Sequential(MultiheadAttention(16, 4))).eval()
+    x = torch.randn(5, 3, 16)
+    expected = dense[0](x, x, x)[0]
+    assert torch.equal(torch.ao.quantization.quantize_dynamic(dense)[0](x, x, x)[0], expected)
+
+
 def test_densify_without_replaceable_attention_raises() -> None:
     with pytest.raises(ValueError, match=r"ModuleList has no replaceable tsallis.nn.MultiheadAttention"):
         densify_module(nn.ModuleList([TransformerDecoderLayer(16, 4)]))
