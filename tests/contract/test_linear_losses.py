@@ -181,6 +181,23 @@ def test_compiled_loss_rejects_out_of_range_classes(wrong: int) -> None:
         compiled(hidden, weight, torch.tensor([0, wrong, 1]))
 
 
+@pytest.mark.parametrize("alpha", [1.5, "tensor", "alpha-ReLU"])
+def test_compiled_gradients_of_transposed_inputs(alpha: float | str) -> None:
+    def loss(flat: Tensor, weight: Tensor, alphas: Tensor) -> Tensor:
+        hidden, target = flat.view(9, 4).t(), torch.tensor([0, 1, -100, 2])
+        if alpha == "alpha-ReLU":
+            return tsallis.linear_alpha_relu_loss(hidden, weight.t(), target)
+        return tsallis.linear_entmax_loss(hidden, weight.t(), target, alphas.t() if alpha == "tensor" else alpha)
+
+    inputs = [torch.randn(36), torch.randn(9, 6), torch.rand(1, 4) + 1]
+    results = []
+    for function in (loss, torch.compile(loss, backend="aot_eager", fullgraph=True)):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        function(*leaves).backward()
+        results.append([x.grad for x in leaves])
+    torch.testing.assert_close(*results)
+
+
 def test_score_matrix_is_not_saved_for_backward() -> None:
     hidden = torch.randn(600, 8, requires_grad=True)
     weight = torch.randn(20_000, 8, requires_grad=True)

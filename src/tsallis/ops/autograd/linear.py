@@ -161,9 +161,10 @@ def _compute_backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Te
 
 def _fake_backward(grad: Tensor, *arguments: Any) -> Any:
     hidden, weight, _, _, _, alphas, *_, entropy = arguments
-    da = grad.new_empty(0, 1) if alphas is None else torch.empty_like(alphas)
-    entropy_grad = grad.new_empty(0) if entropy is None else torch.empty_like(entropy)
-    return torch.empty_like(hidden), torch.empty_like(weight), weight.new_empty(weight.shape[0]), da, entropy_grad
+    da = grad.new_empty(0, 1) if alphas is None else alphas.new_empty(alphas.shape)
+    entropy_grad = grad.new_empty(0) if entropy is None else entropy.new_empty(entropy.shape)
+    dh, dw = (x.new_empty(x.shape) for x in (hidden, weight))  # contiguous also if the inputs are transposed
+    return dh, dw, weight.new_empty(weight.shape[0]), da, entropy_grad
 
 
 _backward_operator = operator(
