@@ -192,8 +192,10 @@ def test_segmentations_do_not_change_certificates_of_shortened_complete_lists(tr
             texts = [TEXT(h.tokens) for h in result.hypotheses]
             scored = score_texts(table, *table_sources(*[source] * len(texts)), texts, Spellings(VOCABULARY))
             completed = complete_texts(result, scored).certificate
-            assert completed.kind == result.certificate.kind
-            assert completed.bound == pytest.approx(result.certificate.bound)
+            assert completed == result.certificate
+    tiny = tuple(Hypothesis((A,) * n, -1000.0 - n, (1,), (1,)) for n in (1, 2))
+    shortened = Result(tiny, Certificate("complete", -math.inf)).truncated(1)
+    assert complete_texts(shortened, []).certificate == Certificate("optimal", -1002.0)
 
 
 @pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)

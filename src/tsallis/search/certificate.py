@@ -186,6 +186,24 @@ def total_mass(probs: Iterable[float], normalized: bool) -> float:
     return min(total, 1.0) if normalized else total
 
 
+def log_sum(log_probs: Iterable[float]) -> float:
+    """Return the logarithm of the sum of probabilities, which may be too small for a float; -inf if there are none.
+
+    >>> log_sum([-1000.0, -1000.0])
+    -999.3068528194401
+    """
+    terms = list(log_probs)
+    largest = max(terms, default=-math.inf)
+    if math.isinf(largest):
+        return largest
+    return largest + math.log(math.fsum(math.exp(term - largest) for term in terms))
+
+
+def exp_above_zero(log_prob: float) -> float:
+    """Return the exponential, which is zero only for -inf: tiny results become the smallest float."""
+    return math.exp(log_prob) or (math.ulp(0.0) if log_prob > -math.inf else 0.0)
+
+
 def certify(
     hypotheses: Sequence[Hypothesis],
     bound: float,

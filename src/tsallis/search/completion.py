@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from tsallis.models.modes import eval_mode
-from tsallis.models.protocol import Decoder, join
+from tsallis.models.protocol import Decoder, join, unclear_rows
 from tsallis.models.spellings import START, Place, Spellings
-from tsallis.search.certificate import LARGEST_LOG, total_mass
+from tsallis.search.certificate import exp_above_zero, log_sum, total_mass
 from tsallis.search.checks import check_at_least_one, check_sources
 from tsallis.search.patterns import check_sums, check_unrestricted
 from tsallis.search.spelling import spell_beginning
-from tsallis.search.step import advance
+from tsallis.search.step import checked_log_probs
 from tsallis.search.texts import Text
 from tsallis.symbols import BOS, EOS, PAD, UNK
 
@@ -53,7 +53,7 @@ class NextCharacters:
         probs: Probability of each possible character, given the typed text, most probable first. The empty string is
             the end of the output.
         missing: Upper bound on the probability that is missing from each of them, and from other characters; 0 if
-            everything was followed.
+            everything was followed, 1 if the scores are too large to be distinguished.
 
     Example:
         >>> NextCharacters({"a": 0.75, "": 0.25}, 0.0).probs["a"]
@@ -69,14 +69,14 @@ class Completions:
     """Possible continuations of a partly typed output.
 
     Args:
-        log_prob: Log-probability of the typed text; -inf if the model excludes it.
+        log_prob: Log-probability of the typed text, a lower bound if `missing` is not 0; -inf if no spelling was found.
         certain: Tokens that spell the typed text, and tokens that must follow it, without the end; empty if nothing is
             certain.
         choices: Continuations after the certain tokens, most probable first. A choice without tokens is the end.
         support: Number of all choices.
-        mass: Probability of all choices, listed or not; 1 for a normalised model.
+        mass: Probability of all choices, listed or not; 1 for a normalised model if nothing is missing.
         missing: Upper bound on the probability of choices that were not searched; 0 unless the typed text has too many
-            spellings to follow.
+            spellings to follow; 1 if the scores are too large to be distinguished.
         characters: Result of :func:`next_characters`; None if every symbol is a single character, or if the
             probabilities don't sum to 1.
 
@@ -96,8 +96,8 @@ class Completions:
 
     @property
     def possible(self) -> bool:
-        """Return whether any output starts with the typed text."""
-        return bool(self.choices)
+        """Return whether any output starts with the typed text; True if this is unknown."""
+        return bool(self.choices or self.missing)
 
 
 class _Node(NamedTuple):
@@ -178,6 +178,7 @@ def complete(
             characters = steps.characters(nodes, missing, typed, spellings, place, longest)
         certain = () if missing else steps.run_ahead(nodes, longest)
         choices, support = steps.rank(nodes, certain, text, n_best, longest)
+    missing = max(missing, float(steps.unclear))
     mass = total_mass((math.exp(-node.cost) for node in nodes), model.output.normalized)
     return Completions(log_prob, certain, choices, support, mass, missing, characters)
 
@@ -195,28 +196,28 @@ class _Steps:
             raise ValueError(f"src must have exactly one source, got {len(src)}")
         self.model, self.source, self.device = model, (src, src_lengths), src.device
         self.numbers = itertools.count(1)
+        self.unclear = False  # whether scores were too large to be distinguished
 
     def read(self, state: Any, last: Sequence[int]) -> tuple[Tensor, Any]:
         """Return log-probabilities [rows, d_vocab] after the last tokens, and the new state."""
         rows = torch.arange(len(last), device=self.device)
-        tokens = torch.tensor(last, device=self.device)
-        log_probs, _, state = advance(self.model, state.select(rows), tokens, [0] * len(last))
-        return log_probs, state
+        step = self.model.step(state.select(rows), torch.tensor(last, device=self.device))
+        self.unclear |= bool(unclear_rows(step).any())
+        return checked_log_probs(self.model, step.scores, [0] * len(last)), step.state
 
     def open(self, typed: str, spellings: Spellings, place: Place) -> tuple[float, list[_Node], float]:
         """Return the log-probability of the typed text, the nodes that follow its spellings, and the missing share."""
-        beginnings, missing = spell_beginning(self.model, *self.source, typed, spellings, place=place)
-        if not beginnings:
-            return -math.inf, [], missing
-        max_log_prob = max(beginning.prefix.log_prob for beginning in beginnings)
-        log_prob = max_log_prob + math.log(math.fsum(math.exp(b.prefix.log_prob - max_log_prob) for b in beginnings))
+        beginnings, log_missing = spell_beginning(self.model, *self.source, typed, spellings, place=place)
+        log_prob = log_sum(beginning.prefix.log_prob for beginning in beginnings)
+        # For a model that is not normalized, nothing bounds the missing values.
+        total = log_prob if math.isinf(log_missing) else log_sum((log_prob, log_missing))
         nodes: list[_Node] = []
         for prefix, state, row, exact in beginnings:
             tokens = tuple(node.token for node in prefix.chain())
             state = state.select(torch.tensor([row], device=self.device))
-            node = _Node(log_prob - prefix.log_prob, next(self.numbers), tokens, state, prefix.token)
+            node = _Node(total - prefix.log_prob, next(self.numbers), tokens, state, prefix.token)
             nodes += self.choices(node) if exact else [node]
-        return log_prob, nodes, missing * math.exp(min(-log_prob, LARGEST_LOG))
+        return log_prob, nodes, exp_above_zero(log_missing if math.isinf(log_missing) else log_missing - total)
 
     def choices(self, node: _Node) -> list[_Node]:
         """Return the possible extensions of a prefix by one token."""
@@ -248,12 +249,13 @@ class _Steps:
         joint = {character: math.fsum(parts) for character, parts in terms.items()}
         total = math.fsum([*joint.values(), unknown_mass]) or 1.0
         ranked = sorted(joint.items(), key=lambda pair: (-pair[1], pair[0]))
-        return NextCharacters({character: prob / total for character, prob in ranked}, min(1.0, unknown_mass / total))
+        missing = 1.0 if self.unclear else min(1.0, unknown_mass / total)
+        return NextCharacters({character: prob / total for character, prob in ranked}, missing)
 
     def run_ahead(self, nodes: list[_Node], longest: int) -> tuple[int, ...]:
         """While there is only one node, replace it by its extensions in place; return the certain tokens."""
         certain = tuple[int, ...]()
-        while len(nodes) == 1 and not nodes[0].ends and len(certain) < longest:
+        while len(nodes) == 1 and not (nodes[0].ends or self.unclear) and len(certain) < longest:
             certain += nodes[0].tokens
             nodes[:] = self.choices(nodes[0]._replace(tokens=(), cost=0.0))
         return certain
@@ -286,7 +288,7 @@ class _Steps:
         while active:
             log_probs, state = self.read(state, [tokens[i][-1] for i in active])
             possible = log_probs > -torch.inf  # [rows, d_vocab]
-            single = (possible.sum(-1) == 1).tolist()
+            single = [count == 1 and not self.unclear for count in possible.sum(-1).tolist()]
             only_token = possible.int().argmax(-1).tolist()
             rows = []
             for row, i in enumerate(active):

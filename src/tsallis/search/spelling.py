@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from tsallis.models.modes import eval_mode
-from tsallis.models.protocol import Decoder
+from tsallis.models.protocol import Decoder, unclear_rows
 from tsallis.models.spellings import START, Place, Spellings
 from tsallis.search.best_first import join_rows
-from tsallis.search.certificate import LARGEST_LOG, Hypothesis
+from tsallis.search.certificate import Hypothesis, log_sum
 from tsallis.search.checks import check_at_least_one
-from tsallis.search.step import Expansion, Prefix, advance
+from tsallis.search.step import Expansion, Prefix, checked_log_probs
 from tsallis.search.texts import ROUNDING, TextProbability, join_segmentations
 from tsallis.symbols import EOS
 
@@ -60,7 +60,7 @@ class _Lattice:
     source: int
     text: bytes
     spellings: Spellings
-    complete: bool  # whether `spellings` contains every spelling of the text
+    complete: bool  # whether `spellings` contains every spelling of the text, and all scores can be distinguished
     budget: int
     beginnings: list[Beginning] | None = None  # found sequences; None if outputs must end after the text
     waiting: dict[int, list[_Item]] = field(default_factory=dict)  # prefixes by position
@@ -90,7 +90,7 @@ class _Lattice:
             *(h.log_prob for h in self.found),
             *(beginning.prefix.log_prob for beginning in self.beginnings or ()),
         ]
-        matters = self.dropped_probability() > ROUNDING * _sum_probs(log_probs)
+        matters = self.log_dropped() > math.log(ROUNDING) + log_sum(log_probs)
         if not matters or self.budget <= 0 or self.passes == len(LOG_SHARES):
             return False
         self.passes += 1
@@ -119,22 +119,18 @@ class _Lattice:
     def is_spelled(self, item: _Item) -> bool:
         return item.place.position == len(self.text)
 
-    def dropped_probability(self) -> float:
-        return _sum_probs([item.prefix.log_prob for item in self.dropped])
+    def log_dropped(self) -> float:
+        return log_sum(item.prefix.log_prob for item in self.dropped)
 
-    def missing(self, normalized: bool) -> float:
-        """Return an upper bound on the probability of sequences that were not followed."""
+    def log_missing(self, normalized: bool) -> float:
+        """Return the logarithm of an upper bound on the probability of sequences that were not followed."""
         if not normalized:
-            return math.inf if self.dropped or not self.complete else 0.0
-        return self.dropped_probability() if self.complete else 1.0
+            return math.inf if self.dropped or not self.complete else -math.inf
+        return self.log_dropped() if self.complete else 0.0
 
     def result(self, normalized: bool) -> TextProbability:
         ranked = join_segmentations(self.found).segmentations if self.found else ()
-        return TextProbability(ranked, self.missing(normalized))
-
-
-def _sum_probs(log_probs: Sequence[float]) -> float:
-    return math.fsum(math.exp(min(log_prob, LARGEST_LOG / 2)) for log_prob in log_probs)
+        return TextProbability(ranked, self.log_missing(normalized))
 
 
 @torch.no_grad()
@@ -215,13 +211,13 @@ def spell_beginning(
     output, or after a prompt.
 
     Returns:
-        The sequences, and an upper bound on the probability of sequences that were not followed.
+        The sequences, and the logarithm of an upper bound on the probability of sequences that were not followed.
     """
     state = model.start(model.encode(src, src_lengths))
     lattice = _Lattice(0, text.encode(), spellings, spellings.are_all_of(text), SPELLED, [])
     lattice.push(_Item(Prefix(), place, state, 0))
     _follow(model, [lattice], src.device)
-    return lattice.beginnings or [], lattice.missing(model.output.normalized)
+    return lattice.beginnings or [], lattice.log_missing(model.output.normalized)
 
 
 def _follow(model: Decoder, lattices: Sequence[_Lattice], device: torch.device) -> None:
@@ -230,8 +226,11 @@ def _follow(model: Decoder, lattices: Sequence[_Lattice], device: torch.device) 
         rows.sort(key=lambda pair: id(pair[1].state))
         joined = join_rows([item for _, item in rows], device)
         tokens = torch.tensor([item.prefix.token for _, item in rows], device=device)
-        log_probs, attention, state = advance(model, joined, tokens, [lattice.source for lattice, _ in rows])
-        expansion = Expansion(attention, log_probs, keep=False)
+        step = model.step(joined, tokens)
+        log_probs, state = checked_log_probs(model, step.scores, [lattice.source for lattice, _ in rows]), step.state
+        for (lattice, _), unclear in zip(rows, unclear_rows(step).tolist(), strict=True):
+            lattice.complete &= not unclear
+        expansion = Expansion(step.attention, log_probs, keep=False)
         children = [(row, *child) for row, (lattice, item) in enumerate(rows) for child in lattice.follow(item)]
         numbers = torch.tensor([(row, token) for row, token, _ in children], device=device, dtype=torch.long)
         values = log_probs[numbers[:, 0], numbers[:, 1]].tolist() if children else []

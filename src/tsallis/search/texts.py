@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tsallis.search.certificate import Certificate, Hypothesis, Result
+from tsallis.search.certificate import Certificate, Hypothesis, Result, exp_above_zero, log_sum
 
 Text = Callable[[Sequence[int]], str]
 ROUNDING = 1e-6  # rounding error of a sum of probabilities in float32
@@ -102,9 +102,9 @@ def complete_texts(result: Result, text_probabilities: Sequence[TextProbability]
     order = sorted(range(len(texts)), key=lambda i: (-texts[i].score(penalty), texts[i].tokens))
     texts, missing = [texts[i] for i in order], [missing[i] for i in order]
     certificate = result.certificate
-    if certificate.kind in ("optimal", "bounded") and result.normalized and not penalty:
-        # The bound and the missing probability are valid for all other texts. Other certificates are about scores of
-        # complete lists that were shortened, and stay valid.
+    if certificate.kind in ("optimal", "bounded") and result.missing:
+        # The bound and the missing probability are valid for all other texts. The certificate of a complete list that
+        # was shortened stays valid.
         certificate = _certify_texts(texts, missing, math.exp(certificate.bound))
     return replace(result, hypotheses=tuple(texts), certificate=certificate)
 
@@ -115,16 +115,22 @@ class TextProbability:
 
     Args:
         segmentations: Possible sequences that spell the text, the most probable first.
-        missing: Upper bound on the probability of sequences that were not followed; 0 if all sequences were followed.
+        log_missing: Logarithm of an upper bound on the probability of sequences that were not followed; -inf if all
+            sequences were followed.
 
     Example:
         >>> both = [Hypothesis((number,), math.log(prob), (2, 1), (1, 1)) for number, prob in ((5, 0.5), (6, 0.25))]
-        >>> round(math.exp(TextProbability(tuple(both), 0.0).log_prob), 6)
+        >>> round(math.exp(TextProbability(tuple(both)).log_prob), 6)
         0.75
     """
 
-    segmentations: tuple[Hypothesis, ...]
-    missing: float
+    segmentations: tuple[Hypothesis, ...] = ()
+    log_missing: float = -math.inf
+
+    @property
+    def missing(self) -> float:
+        """Return the upper bound on the missing probability; 0 only if all sequences were followed."""
+        return exp_above_zero(self.log_missing)
 
     @property
     def log_prob(self) -> float:
@@ -134,12 +140,12 @@ class TextProbability:
     @property
     def exact(self) -> bool:
         """Return whether the log-probability is exact up to rounding."""
-        return self.missing <= ROUNDING * math.exp(min(self.log_prob, 0.0))
+        return self.log_missing <= math.log(ROUNDING) + min(self.log_prob, 0.0)
 
     @property
     def possible(self) -> bool | None:
         """Return whether the text is possible; None if an incomplete search found no sequence."""
-        return True if self.segmentations else None if self.missing else False
+        return True if self.segmentations else None if self.log_missing > -math.inf else False
 
     def including(self, sequence: Hypothesis) -> TextProbability:
         """Return a copy that includes another possible sequence."""
@@ -157,8 +163,4 @@ def missing_probability(mass: float) -> float:
 def join_segmentations(sequences: Iterable[Hypothesis]) -> Hypothesis:
     """Merge sequences that spell one text: return the most probable sequence, with the sum of all probabilities."""
     ranked = tuple(sorted(sequences, key=lambda h: (-h.log_prob, h.tokens)))
-    best = ranked[0]
-    total = best.log_prob
-    if len(ranked) > 1 and total > -math.inf:
-        total += math.log(math.fsum(math.exp(h.log_prob - best.log_prob) for h in ranked))
-    return replace(best, log_prob=total, segmentations=ranked)
+    return replace(ranked[0], log_prob=log_sum(h.log_prob for h in ranked), segmentations=ranked)

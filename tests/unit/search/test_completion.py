@@ -11,8 +11,9 @@ import torch
 
 from contract.tables import EOS, A, B, C, TableModel, random_table, sources, trie
 from tsallis.models.spellings import Spellings
-from tsallis.search import Ensemble
+from tsallis.search import Ensemble, next_characters
 from tsallis.search import complete as complete_text
+from tsallis.search.spelling import score_texts
 
 NAMES = ["a", "b", "c"]
 # b is certain after the start, then a or c; after c only a and the end are possible.
@@ -139,3 +140,27 @@ def test_typed_text_may_have_an_underflowing_probability() -> None:
     result = complete(trie({**rows, (A,) * 50: {EOS: 0.25, B: 0.75}}), *sources(0), "a" * 50)
     assert result.log_prob == pytest.approx(50 * math.log(1e-30))
     assert sorted(choice.prob for choice in result.choices) == pytest.approx([0.25, 0.75])
+
+
+def test_improbable_spellings_that_were_dropped_leave_nothing_certain() -> None:
+    """With "ab", the beginning of the text is more probable; with single letters, the whole text is."""
+    tiny = math.exp(-400)
+    rows = {
+        (): {B: 1 - 2 * tiny, A: tiny, C: tiny},
+        (B,): {EOS: 1.0},
+        (A,): {C: 1.0, B: math.exp(-401)},
+        (A, B): {A: 1.0},
+        (A, B, A): {EOS: 1.0},
+        (C,): {B: 1.0, A: math.exp(-700)},
+        (C, A): {EOS: 1.0},
+    }
+    result = complete(trie(rows), *sources(0), "aba", ["a", "b", "ab"])
+    assert result.possible and result.certain == ()
+    assert result.missing > 0.999 and result.mass < 0.001
+    spellings = Spellings(Names(["a", "b", "ab"]))
+    assert next_characters(trie(rows), *sources(0), "aba", spellings).missing > 0.999
+    (scored,) = score_texts(trie(rows), *sources(0), ["aba"], spellings)
+    assert not scored.exact and scored.missing > 0 and scored.log_missing == pytest.approx(-801)
+    dead_end = trie({**rows, (C, A): {}})
+    assert complete(dead_end, *sources(0), "aba", ["a", "b", "ab"]).possible
+    assert score_texts(dead_end, *sources(0), ["aba"], spellings)[0].possible is None

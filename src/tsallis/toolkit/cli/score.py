@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,7 +69,7 @@ def _total(text_score: TextScore) -> list[str]:
     if text_score.scores is None:  # a blank line
         return [""]
     if text_score.possible is None and text_score.text is not None:  # no segmentation was found, but others may exist
-        return [f"{math.log(text_score.text.missing):.6f}", "upper bound"]
+        return [f"{text_score.text.log_missing:.6f}", "upper bound"]
     total = f"{text_score.log_prob:.6f}" if text_score.possible else "-inf"
     return [total] if text_score.exact else [total, "lower bound"]
 

@@ -43,7 +43,7 @@ def score_outputs(
             known_texts[row] = reference
         elif UNK not in target:
             known_texts[row] = vocabulary.decode(target)
-    probabilities = dict.fromkeys(range(len(targets)), TextProbability((), 0.0))
+    probabilities = dict.fromkeys(range(len(targets)), TextProbability())
     rows = torch.tensor([*known_texts], dtype=torch.long, device=batch.src.device)
     if known_texts:
         sources = batch.src[rows], batch.src_lengths[rows]
@@ -115,7 +115,7 @@ def join_draws(
         for draw in row:
             if draw is not None:
                 text = vocabulary.decode(draw.tokens)
-                merged[text] = merged.get(text, row_probs.get(text, TextProbability((), 0.0))).including(draw)
+                merged[text] = merged.get(text, row_probs.get(text, TextProbability())).including(draw)
         totals = {text: join_segmentations(probability.segmentations) for text, probability in merged.items()}
         joined.append([draw and _with_text_probability(draw, totals[vocabulary.decode(draw.tokens)]) for draw in row])
     return joined

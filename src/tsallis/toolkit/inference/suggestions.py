@@ -52,9 +52,10 @@ class Suggestions:
         typed: Typed text as given.
         text: Typed text, followed by the certain symbols. A symbol is certain if no other continuation is possible.
         certain: Strings of the certain symbols.
-        log_prob: Natural logarithm of the probability of the typed text; -inf if impossible.
+        log_prob: Natural logarithm of the probability of the typed text, a lower bound if `missing` is not 0; -inf if
+            no spelling was found.
         support: Number of possible continuations, listed or not.
-        mass: Probability of all continuations; 1 if the model's probabilities sum to 1.
+        mass: Probability of all continuations; 1 if the model's probabilities sum to 1 and nothing is missing.
         missing: Upper bound on the probability of continuations that were not searched.
         next: Listed continuations, the most probable first.
         characters: Next characters, summed over all spellings. None if every symbol is a single character, if the

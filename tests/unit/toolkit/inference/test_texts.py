@@ -262,5 +262,5 @@ def test_printed_scores_are_labelled_if_they_are_bounds(
 
     sequences = tuple(Hypothesis((7 + i,), log_prob, (1, 1), (1, 1)) for i, log_prob in enumerate(log_probs))
     scores = TokenScores((7, 2), (-1.0, 0.0), (1, 1), None)
-    score = TextScore(1, ("a", "</s>"), scores, TextProbability(sequences, missing))
+    score = TextScore(1, ("a", "</s>"), scores, TextProbability(sequences, math.log(missing) if missing else -math.inf))
     assert _total(score) == fields
