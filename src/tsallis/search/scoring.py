@@ -21,7 +21,8 @@ from tsallis.symbols import IGNORE_INDEX
 def score(model: Decoder, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
     """Compute the log-probabilities of given outputs.
 
-    For an output that a search found, the result equals the log-probability that the search returned.
+    For an output that a search found, the result equals the log-probability that the search returned, up to rounding of
+    the model's scores. Near the threshold of a sparse output, this rounding has the largest effect.
 
     Args:
         model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
@@ -177,10 +178,12 @@ def _gap(model: Any, scores: Tensor, token: int) -> float | None:
     output = model.output
     if not hasattr(output, "thresholds") or isinstance(output, MixtureOutput):
         return None
+    if scores[token] == -torch.inf:
+        return math.inf
     if output.normalized:  # subtract the largest score, because a threshold of large scores has few digits
         scores = scores.double() - scores.amax()
     threshold = output.thresholds(scores, output.log_probs(scores).exp())
-    if scores[token] == -torch.inf or threshold is None:
+    if threshold is None:
         return math.inf
     # The gap is zero if a score equals the threshold up to rounding.
     return max(float(threshold) / (output.alpha - 1) - float(scores[token]), 0.0)

@@ -168,7 +168,7 @@ def advance(model: Decoder, state: Any, token: Tensor, sources: Sequence[int]) -
     """Run one step; return float64 log-probabilities [rows, d_vocab], attention [rows, src], and the new state.
 
     Raises:
-        ValueError: Probabilities are NaN.
+        ValueError: Probabilities are NaN or infinite.
     """
     step = model.step(state, token)
     return checked_log_probs(model, step.scores, sources), step.attention, step.state
@@ -178,21 +178,21 @@ def checked_log_probs(model: Decoder, scores: Tensor, sources: Sequence[int]) ->
     """Return the log-probabilities of a step's scores [rows, d_vocab] in float64.
 
     Raises:
-        ValueError: Probabilities are NaN, or the model did not return one row per token. Treating NaN as zero would
-            make the proof wrong.
+        ValueError: Probabilities are NaN or infinite, or the model did not return one row per token. Treating NaN as
+            zero would make the proof wrong.
     """
     log_probs = model.output.log_probs(scores).double()
     if len(log_probs) != len(sources):
         refuse_rows(len(log_probs), len(sources))
-    has_nan = log_probs.isnan().any(-1)
-    if has_nan.any():
-        refuse_nan(min(source for source, nan in zip(sources, has_nan.tolist(), strict=True) if nan))
+    is_finite = log_probs.amax(-1) < torch.inf  # False for NaN
+    if not is_finite.all():
+        refuse_nan(min(source for source, finite in zip(sources, is_finite.tolist(), strict=True) if not finite))
     return log_probs
 
 
 def refuse_nan(source: int) -> None:
-    """Raise because the probabilities of a source are NaN."""
-    raise ValueError(f"the model's probabilities are NaN for source {source} of the batch (counted from 0)")
+    """Raise because a probability of a source is infinite or NaN."""
+    raise ValueError(f"the model's probabilities are infinite or NaN for source {source} of the batch (counted from 0)")
 
 
 def refuse_rows(returned: int, rows: int) -> NoReturn:

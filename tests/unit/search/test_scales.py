@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,22 @@ from torch import Tensor
 
 from exact_logs import exact_logs
 from tsallis.models.protocol import Step
+from tsallis.models.spellings import Spellings
 from tsallis.nn import OutputLayer
 from tsallis.ops.choice import backend
-from tsallis.search import Ensemble, beam_search, exact_search, exhaustive, sample, score
+from tsallis.search import (
+    Ensemble,
+    beam_search,
+    complete,
+    exact_search,
+    exhaustive,
+    next_characters,
+    sample,
+    score,
+    score_tokens,
+)
 from tsallis.search.certificate import LARGE_SCORES, Certificate, Hypothesis, Result
+from tsallis.search.spelling import score_texts
 from tsallis.symbols import BOS, EOS, PAD
 from tsallis.toolkit.evaluation.outputs import describe_result
 
@@ -197,6 +210,13 @@ def test_scores_without_fractional_digits_prove_nothing(kernels: str) -> None:
                     assert result.certificate.kind == kind, (dtype, offset, name)
 
 
+@pytest.mark.parametrize(("transform", "alpha"), [("softmax", 1.0), ("entmax", 1.5), ("alpha_relu", 1.5)])
+def test_after_a_dead_end_every_symbol_is_excluded(transform: str, alpha: float) -> None:
+    model = RandomScores(OutputLayer(2, VOCAB, transform, alpha, tau=0.1), 0, offset=-math.inf)
+    (scored,) = score_tokens(model, *source(), torch.tensor([[BOS, 4]]), torch.tensor([[4, EOS]]))
+    assert scored.exclusion is not None and scored.exclusion.gap == math.inf and scored.exclusion.support == 0
+
+
 def test_large_scores_of_impossible_symbols_are_ignored() -> None:
     class Masked(RandomScores):
         def scores_of(self, prefix: Tokens) -> list[float]:
@@ -245,3 +265,45 @@ def test_large_scores_of_a_source_do_not_affect_other_sources(order: list[int]) 
     results = exhaustive(model, src, torch.ones(len(order), dtype=torch.long), max_length=LONGEST)
     for large, result in zip(order, results, strict=True):
         assert (result.certificate.kind == "complete") == (not large), result.certificate
+
+
+@pytest.mark.parametrize("offset", [2.0**22, 2.0**23])
+def test_completions_of_large_scores_prove_nothing(offset: float) -> None:
+    class Scores(RandomScores):
+        def scores_of(self, prefix: Tokens) -> list[float]:
+            """Only symbol 4 follows the start."""
+            scores = super().scores_of(prefix)
+            return scores if prefix else [*scores[:4], self.offset + 100]
+
+    model, spellings = Scores(OutputLayer(2, VOCAB, "entmax", 1.5), 0, 1.0, offset, ends=True), Spellings(Letters())
+    completions = complete(model, *source(), "", spellings, str)
+    distinct = offset < 2**23
+    assert completions.certain == ((4,) if distinct else ()) and completions.missing == (0 if distinct else 1)
+    assert completions.possible
+    assert next_characters(model, *source(), "", spellings).missing == (0 if distinct else 1)
+    (scored,) = score_texts(model, *source(), ["?"], spellings)
+    assert scored.possible is (False if distinct else None) and scored.missing == (0 if distinct else 1)
+
+
+class Letters(list[str]):
+    """Symbols 3 and 4 spell "?" and "a"."""
+
+    def __init__(self) -> None:
+        super().__init__(["", "", "", "?", "a"])
+
+    def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        letters = {number: self[number].encode() for number in numbers}
+        return letters, letters
+
+
+@pytest.mark.parametrize("kernels", ["auto", "eager"])
+def test_infinite_probabilities_are_refused(kernels: str) -> None:
+    class Infinite(RandomScores):
+        def scores_of(self, prefix: Tokens) -> list[float]:
+            return [*super().scores_of(prefix)[:3], math.inf, 1.0]
+
+    model = Infinite(OutputLayer(2, VOCAB, "alpha_relu", 1.5, tau=0.1), 0)
+    with backend(kernels):
+        for search in (beam_search, exhaustive, exact_search):
+            with pytest.raises(ValueError, match="probabilities are infinite or NaN for source 0"):
+                search(model, *source(), max_length=2)

@@ -44,7 +44,7 @@ def best_of_log_probs(
     mass = torch.ones_like(log_probs[:, 0])
     if unclear is not None:
         mass = mass.masked_fill(unclear & (support > 0), torch.inf)
-    mass = mass.masked_fill(log_probs.isnan().any(-1), torch.nan)
+    mass = mass.masked_fill(~(log_probs.amax(-1) < torch.inf), torch.nan)  # NaN or infinite
     ends = log_probs[:, end].clone()
     candidates = log_probs.index_fill(1, torch.tensor([end], device=log_probs.device), -torch.inf)
     if only is not None:

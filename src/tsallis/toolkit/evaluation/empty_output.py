@@ -39,8 +39,6 @@ def empty_log_probs(model: Decoder, corpus: Corpus, batch_size: int = 128, vocab
 def compare_empty(log_prob: float, result: Result, vocabulary: Any = None) -> tuple[bool, str]:
     """Compare the empty output with the outputs of a search (Tezekbayev et al. 2022, table 2).
 
-    Both log-probabilities are sums in float64 over the same steps, so they are compared exactly.
-
     Args:
         log_prob: Log-probability of the empty output.
         result: Result of the search.
@@ -53,10 +51,12 @@ def compare_empty(log_prob: float, result: Result, vocabulary: Any = None) -> tu
     """
     best, certificate = result.best, result.certificate
     if log_prob == -math.inf:
-        return False, "no"
+        return False, "no" if certificate.reason is None else "unknown"
     nonempty = [h for h in result.hypotheses if (h.tokens if vocabulary is None else vocabulary.decode(h.tokens))]
     best_is_empty = best is not None and best not in nonempty[:1]
     more_probable = best is None or (not best_is_empty and log_prob > best.log_prob)
+    if certificate.reason is not None:  # the log-probabilities prove nothing
+        return more_probable, "unknown"
     # With a length penalty, the best hypothesis is not always the most probable one.
     if any(hypothesis.log_prob > log_prob for hypothesis in nonempty):
         return more_probable, "no"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tsallis.search import Certificate, Hypothesis, Result, SearchOptions
+from tsallis.search.certificate import LARGE_SCORES
 from tsallis.symbols import EOS
 from tsallis.toolkit.evaluation.empty_output import compare_empty, empty_log_probs
 from tsallis.toolkit.evaluation.metrics import evaluate
@@ -50,6 +51,13 @@ def test_best_of_all_uses_the_most_probable_hypothesis() -> None:
     assert compare_empty(-1.2, result) == (True, "no")
     assert compare_empty(-0.8, result) == (True, "yes")
     assert compare_empty(-1.4, result) == (False, "no")
+
+
+def test_scores_too_large_to_be_distinguished_prove_nothing_about_the_empty_output() -> None:
+    unclear = Certificate("none", -torch.inf, LARGE_SCORES)
+    for hypotheses in ((), (Hypothesis((5,), -0.5, (1,), (1,)),)):
+        for log_prob in (-torch.inf, -1.0):
+            assert compare_empty(log_prob, Result(hypotheses, unclear))[1] == "unknown"
 
 
 def test_certificates_that_are_not_about_all_outputs_prove_nothing_about_the_empty_one() -> None:

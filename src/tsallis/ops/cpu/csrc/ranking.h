@@ -196,7 +196,7 @@ void rank_relu_row(const RankCall& call, const float* z, Largest largest, Ranked
     int64_t support = 0;
     for (int64_t i = 0; i < d; i += N) {
         const F x = load_row(z, i, d, -INFINITY);
-        wrong |= x != x;
+        wrong |= ~(x < INFINITY);  // NaN or infinite
         if (!bits(x >= cut)) continue;
         const D halves[2] = {lower_half(x), upper_half(x)};
         for (const D& half : halves) {
