@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tsallis.search import GeneratedText, Hypothesis, Result, TokenScores
     from tsallis.search.texts import TextProbability
     from tsallis.toolkit.data.corpus import Corpus
+    from tsallis.toolkit.inference.searching import Prefixes
     from tsallis.toolkit.tasks.base import Task
     from tsallis.toolkit.tasks.types import Lines
     from tsallis.toolkit.training import Run
@@ -258,8 +259,8 @@ class TextRun:
 
     def spell(
         self, lines: Lines, options: SearchOptions, first: int, beginnings: Sequence[str], name: str
-    ) -> list[list[int]] | None:
-        """Return the symbols of each row's prefix, or None if there are no prefixes; see :meth:`answer`.
+    ) -> Prefixes | None:
+        """Return each row's prefix, or None if there are no prefixes; see :meth:`answer`.
 
         Raises:
             InputError: If the run can't output a prefix.
@@ -599,21 +600,22 @@ def join_columns(task: Task, sources: Sequence[str], targets: Sequence[str]) -> 
 
 
 def _check_lines(lines: Iterable[str], name: str) -> list[str]:
-    """Return lines as a list.
+    """Return lines as a list, without byte order marks at their starts.
 
     Raises:
         InputError: If the argument is a single string, or an item is not a string or has several lines.
     """
     if isinstance(lines, str | bytes):
         raise InputError(f"{name} must be a list of texts, got a single text: {describe(lines)}")
-    texts = list(lines)
-    for number, text in enumerate(texts, start=1):
+    texts = []
+    for number, text in enumerate(lines, start=1):
         if not isinstance(text, str):
             raise InputError(f"{name}:{number}: expected a text, found {describe(text)}")
         if "\n" in text:
             raise InputError(f"{name}:{number}: expected one line, found a line break")
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise InputError(f"{name}:{number}: expected text, found a lone surrogate")
+        texts.append(text.removeprefix("\ufeff"))
     return texts
 
 

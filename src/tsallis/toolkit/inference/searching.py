@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tsallis.errors import InputError, OptionError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tsallis.models.batch import Batch
     from tsallis.search import Hypothesis, Result, RiskChoice, SearchOptions
     from tsallis.toolkit.inference.answers import Output
     from tsallis.toolkit.tasks.base import Task
     from tsallis.toolkit.training import Run
+
+    Prefixes = Sequence[list[int]] | Sequence[str]  # symbols, or texts if several sequences of symbols spell a text
 
 
 def check_for_run(options: SearchOptions, run: Run) -> None:
@@ -34,7 +36,7 @@ def check_for_run(options: SearchOptions, run: Run) -> None:
 
 
 def search(
-    run: Run, task: Task, batch: Batch, options: SearchOptions, prefixes: list[list[int]] | None = None
+    run: Run, task: Task, batch: Batch, options: SearchOptions, prefixes: Prefixes | None = None
 ) -> list[Result]:
     """Search for the outputs of a batch.
 
@@ -43,31 +45,50 @@ def search(
         task: Task of the run.
         batch: Batch of sources on the model's device.
         options: Options of the search, including those of the run's configuration.
-        prefixes: Symbols of the prefix of each source's outputs.
+        prefixes: Prefixes of each source's outputs, from :func:`spell_prefixes`.
     """
     from tsallis.toolkit.evaluation.search_results import search_batch
 
     if options.returns == "best":
         options = replace(options, n_best=1)
-    model = restrict_model(run, run.model, options)
-    return search_batch(model, batch, options, prefixes=prefixes, text=task.ambiguous_text(run.tgt_vocab))
+    results: dict[int, Result] = {}
+    for rows, model, part in _parts(run, run.model, batch, options, prefixes):
+        sources = replace(batch, src=batch.src[rows], src_lengths=batch.src_lengths[rows])
+        found = search_batch(model, sources, options, prefixes=part, text=task.ambiguous_text(run.tgt_vocab))
+        results.update(zip(rows, found, strict=True))
+    return [results[row] for row in range(len(batch.src))]
 
 
-def restrict_model(run: Run, model: Any, options: SearchOptions) -> Any:
-    """Return the model whose outputs match the pattern of the options; without a pattern, the model itself.
+def _parts(
+    run: Run, model: Any, batch: Batch, options: SearchOptions, prefixes: Prefixes | None
+) -> Iterator[tuple[list[int], Any, Any]]:
+    """Yield the rows that are searched together, their model and their prefixes as symbols.
+
+    The model's outputs match the pattern of the options, and start with the text of a prefix.
 
     Raises:
-        OptionError: If the pattern is too large for the run's vocabulary.
+        OptionError: If a pattern is too large for the run's vocabulary.
     """
+    model = _restrict(run, model, "pattern", options.pattern)
+    if not prefixes or not isinstance(prefixes[0], str):
+        yield list(range(len(batch.src))), model, prefixes
+        return
+    for prefix in dict.fromkeys(prefixes):
+        rows = [row for row, other in enumerate(prefixes) if other == prefix]
+        pattern = f"{re.escape(str(prefix))}(?s:.*)" if prefix else None
+        yield rows, _restrict(run, model, "prefix", pattern), None
+
+
+def _restrict(run: Run, model: Any, option: str, pattern: str | None) -> Any:
     from tsallis.search.patterns import pattern_of, restrict
 
-    if options.pattern is None:
+    if pattern is None:
         return model
     try:
-        return restrict(model, pattern_of(options.pattern, run.tgt_vocab))
+        return restrict(model, pattern_of(pattern, run.tgt_vocab))
     except ValueError as error:
         fault = str(error)
-        raise OptionError(lambda spell: f"{spell('pattern')}: {fault}") from None
+        raise OptionError(lambda spell: f"{spell(option)}: {fault}") from None
 
 
 def draw(
@@ -76,7 +97,7 @@ def draw(
     batch: Batch,
     options: SearchOptions,
     lines: Sequence[int],
-    prefixes: list[list[int]] | None = None,
+    prefixes: Prefixes | None = None,
 ) -> list[list[Hypothesis | None]]:
     """Draw outputs of a batch, with the probabilities of their texts.
 
@@ -86,18 +107,23 @@ def draw(
         batch: Batch of sources on the model's device.
         options: Options of the draws, including those of the run's configuration.
         lines: Line numbers of the rows, from 1. The draws of a row depend only on its line number and the seed.
-        prefixes: Symbols of the prefix of each source's outputs.
+        prefixes: Prefixes of each source's outputs, from :func:`spell_prefixes`.
     """
     from tsallis.search import sample
     from tsallis.search.temperature import with_temperature
     from tsallis.toolkit.evaluation.text_probabilities import join_draws
 
     arguments = options.arguments
-    model = restrict_model(run, with_temperature(run.model, arguments.pop("temperature", 1.0)), options)
+    whole_model = with_temperature(run.model, arguments.pop("temperature", 1.0))
     seeds = seeds_of(options, lines)
-    draws = sample(model, batch.src, batch.src_lengths, prefixes=prefixes, seeds=seeds, **arguments)
-    text = task.ambiguous_text(run.tgt_vocab)
-    return draws if text is None else join_draws(model, batch, draws, run.tgt_vocab)
+    draws: dict[int, list[Hypothesis | None]] = {}
+    for rows, model, part in _parts(run, whole_model, batch, options, prefixes):
+        sources, part_seeds = (batch.src[rows], batch.src_lengths[rows]), [seeds[row] for row in rows]
+        drawn = sample(model, *sources, prefixes=part, seeds=part_seeds, **arguments)
+        if task.ambiguous_text(run.tgt_vocab) is not None:
+            drawn = join_draws(model, replace(batch, src=sources[0], src_lengths=sources[1]), drawn, run.tgt_vocab)
+        draws.update(zip(rows, drawn, strict=True))
+    return [draws[row] for row in range(len(batch.src))]
 
 
 def seeds_of(options: SearchOptions, lines: Sequence[int]) -> list[int]:
@@ -142,8 +168,10 @@ def choose(
 
 def spell_prefixes(
     run: Run, task: Task, options: SearchOptions, beginnings: Sequence[str], origins: Sequence[str]
-) -> list[list[int]] | None:
-    """Return the symbols of each row's prefix, or None if there are no prefixes.
+) -> Prefixes | None:
+    """Return each row's prefix, or None if there are no prefixes.
+
+    A prefix is its symbols, or its text if several sequences of symbols can spell it.
 
     Args:
         run: Run with the vocabulary.
@@ -156,11 +184,32 @@ def spell_prefixes(
         OptionError: If the common prefix has a symbol that the run can't output, or exceeds the maximum length.
         InputError: If the prefix of a row has such a symbol or exceeds the maximum length.
     """
+    rows: list[tuple[str, str | None]] = [*zip(beginnings, origins, strict=True)]
     if options.prefix is not None:
-        return [_spell_prefix(run, task, options, options.prefix, None)] * len(beginnings)
-    if not any(beginnings):
+        rows = [(options.prefix, None)] * len(rows)
+    elif not any(beginnings):
         return None
-    return [_spell_prefix(run, task, options, *row) for row in zip(beginnings, origins, strict=True)]
+    symbols = [_spell_prefix(run, task, options, *row) for row in rows]
+    if task.ambiguous_text(run.tgt_vocab) is None:
+        return symbols
+    return [typed_text(run, task, text)[1] for text, _ in rows]
+
+
+def typed_text(run: Run, task: Task, typed: str, prompt: Sequence[int] = ()) -> tuple[list[int], str]:
+    """Return the complete symbols of a typed text, and the normalized text, as it follows a prompt."""
+    from tsallis.toolkit.data.subwords import SPACE
+
+    vocabulary: Any = run.tgt_vocab
+    tokens, incomplete = task.split_typed(typed, run)
+    text = decode_after(vocabulary, tokens, prompt) + incomplete.replace(SPACE, " ")
+    if not (tokens or prompt):  # the first word has no visible space before it
+        text = text.removeprefix(getattr(vocabulary, "separator", "") or " ")
+    return tokens, text
+
+
+def decode_after(vocabulary: Any, tokens: Sequence[int], prompt: Sequence[int] = ()) -> str:
+    """Return the text that tokens add to a prompt."""
+    return str(vocabulary.decode([*prompt, *tokens]))[len(vocabulary.decode(prompt)) :]
 
 
 def _spell_prefix(run: Run, task: Task, options: SearchOptions, text: str, origin: str | None) -> list[int]:

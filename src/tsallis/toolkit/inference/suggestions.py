@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tsallis.toolkit.inference.searching import decode_after, typed_text
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -152,19 +154,15 @@ class Completer:
         from tsallis.models.spellings import Place, spellings_of
         from tsallis.search import Completions, complete
         from tsallis.symbols import UNK
-        from tsallis.toolkit.data.subwords import SPACE
 
         vocabulary: Any = self.run.tgt_vocab
-        tokens, incomplete = self.task.split_typed(typed, self.run)
         prompt = self._prompt(source)
+        tokens, beginning = typed_text(self.run, self.task, typed, prompt)
         if UNK in tokens:  # the unknown symbol could stand for any text
             return Completions(float("-inf"), (), (), 0, 0.0, 0.0), prompt, 0
         batch = source.to(device_of(self.run.model))
-        beginning = self._decode(tokens, prompt) + incomplete.replace(SPACE, " ")
-        if not (tokens or prompt):  # the first word has no visible space before it
-            beginning = beginning.removeprefix(getattr(vocabulary, "separator", "") or " ")
         spellings, place = spellings_of(vocabulary), Place(begun=bool(prompt))
-        text, sources = partial(self._decode, prompt=prompt), (batch.src, batch.src_lengths)
+        text, sources = partial(decode_after, vocabulary, prompt=prompt), (batch.src, batch.src_lengths)
         completions = complete(self.run.model, *sources, beginning, spellings, text, place=place, n_best=self.n_best)
         return completions, prompt, 0 if self.task.ambiguous_text(vocabulary) else len(tokens)
 
@@ -176,12 +174,7 @@ class Completer:
         continues_prompt = not self.task.searched and self.task.ambiguous_text(self.run.tgt_vocab) is not None
         return [int(symbol) for symbol in source.src[0, : int(source.src_lengths[0])]] if continues_prompt else []
 
-    def _decode(self, tokens: Sequence[int], prompt: Sequence[int] = ()) -> str:
-        """Return the text that tokens add to a prompt."""
-        vocabulary: Any = self.run.tgt_vocab
-        return str(vocabulary.decode([*prompt, *tokens]))[len(vocabulary.decode(prompt)) :]
-
     def _display_text(self, tokens: Sequence[int], prompt: Sequence[int], typed: str) -> str:
         """Return a continuation for display; after a prompt, the space before the typed text is removed."""
-        text = self._decode(tokens, prompt)
+        text = decode_after(self.run.tgt_vocab, tokens, prompt)
         return text.removeprefix(" ") if prompt and typed else text

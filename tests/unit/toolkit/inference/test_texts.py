@@ -113,6 +113,33 @@ def test_exact_search_proves_the_most_probable_text(run: TextRun) -> None:
     assert answer.text == "low" and answer.certificate in ("bounded", "none")  # without a prefix, another is best
 
 
+@pytest.mark.parametrize("options", [{"beam_size": 60}, {"mode": "exact"}, {"mode": "all", "budget": 600}])
+@pytest.mark.parametrize("prefix", ["", "l", "lo", "low ", "low l"])
+def test_prefixes_may_end_inside_a_subword(run: TextRun, prefix: str, options: Any) -> None:
+    options = SearchOptions(n_best=9, **options)
+    (whole,) = run.translate([SOURCE], options)
+    (answer,) = run.translate([SOURCE], replace(options, prefix=prefix))
+    expected = {text: prob for text, prob in KNOWN.items() if text.startswith(prefix)}
+    found = {output.text: output.prob for output in answer.outputs if output is not None}
+    assert found and all(text.startswith(prefix) for text in found)
+    assert {text: found[text] for text in expected} == pytest.approx(expected, rel=1e-5)
+    assert prefix or found == {output.text: output.prob for output in whole.outputs}
+
+
+def test_draws_start_with_the_text_of_the_prefix(run: TextRun) -> None:
+    (answer,) = run.translate([SOURCE], SearchOptions(mode="sample", num_samples=200, prefix="lo"))
+    texts = [output.text for output in answer.outputs if output is not None]
+    assert {"low", "lo"} & {*texts} and all(text.startswith("lo") for text in texts)
+
+
+def test_prefixes_of_lines_are_independent(run: TextRun) -> None:
+    options, prefixes = SearchOptions(n_best=4, beam_size=9), ["low", "", "l", "low"]
+    answers = run.translate([SOURCE] * 4, options, prefixes=prefixes)
+    for answer, prefix in zip(answers, prefixes, strict=True):
+        (alone,) = run.translate([SOURCE], options, prefixes=[prefix])
+        assert [(x.text, x.prob) for x in answer.outputs] == [(x.text, x.prob) for x in alone.outputs]
+
+
 def test_scores_of_texts_match_closed_forms(run: TextRun) -> None:
     texts = [*KNOWN, "new", "x", "lo"]
     scores = run.score([SOURCE] * len(texts), texts)
