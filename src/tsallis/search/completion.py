@@ -16,13 +16,11 @@ from tsallis.models.protocol import Decoder, join, unclear_rows
 from tsallis.models.spellings import START, Place, Spellings
 from tsallis.search.certificate import exp_above_zero, log_sum, total_mass
 from tsallis.search.checks import check_at_least_one, check_sources
-from tsallis.search.patterns import check_sums, check_unrestricted
+from tsallis.search.patterns import UNKNOWN, check_sums, check_unrestricted
 from tsallis.search.spelling import spell_beginning
 from tsallis.search.step import checked_log_probs
 from tsallis.search.texts import Text
 from tsallis.symbols import BOS, EOS, PAD, UNK
-
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for parts of characters
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from tsallis.search.regex import compile_regex, compile_strings
 from tsallis.symbols import BOS, EOS, PAD, UNK
 
 ENTRIES = 2**25  # maximum size of a table of states and tokens
+UNKNOWN, UNDECODABLE = "\N{REPLACEMENT CHARACTER}", b"\xff"
 SAME, UNSURE = 0, 1  # columns of tokens without a text, and of tokens whose bytes are only a part of a character
 
 
@@ -32,7 +33,8 @@ class Pattern:
             are not supported.
         vocabulary: Vocabulary of the outputs: an object with a length and the method `spellings`, see
             :class:`tsallis.models.spellings.Spellings`; or the texts of all tokens in their order, each a string or
-            UTF-8 bytes. The texts of padding, start and end (0 to 2) are not used.
+            UTF-8 bytes. A string with the replacement character U+FFFD stands for a part of a character. The texts of
+            padding, start and end (0 to 2) are not used.
         complement: Whether to match the texts that the pattern does not match.
         begun: Whether outputs continue a prompt, so that a space before their first word counts.
 
@@ -49,7 +51,7 @@ class Pattern:
     def __init__(
         self, pattern: str | Sequence[str], vocabulary: Any, *, complement: bool = False, begun: bool = False
     ) -> None:
-        if not isinstance(pattern, str | Sequence):
+        if not isinstance(pattern, str | Sequence) or isinstance(pattern, bytes):
             raise TypeError(f"pattern must be a string or a list of strings, got {describe(pattern)}")
         first, later, drops_spaces, self.unique = _token_texts(vocabulary)
         pairs: dict[tuple[str, str], int] = {("", ""): SAME}
@@ -129,20 +131,22 @@ def _token_texts(vocabulary: Any) -> tuple[list[bytes], list[bytes], bool, bool]
     for text in list(vocabulary)[UNK:]:
         if not isinstance(text, str | bytes):
             raise TypeError(f"the texts of a vocabulary must be strings or bytes, got {describe(text)}")
-        texts.append(text if isinstance(text, bytes) else text.encode())
+        # Tokenizers decode a part of a character as U+FFFD.
+        texts.append(text if isinstance(text, bytes) else text.encode() if UNKNOWN not in text else UNDECODABLE)
     decoded = {text.decode(errors="replace") for text in texts[UNK:]}
-    return texts, texts, False, len(decoded) == len(texts[UNK:]) and all(len(text) == 1 for text in decoded)
+    unique = len(decoded) == len(texts[UNK:]) and UNDECODABLE not in texts and all(len(text) == 1 for text in decoded)
+    return texts, texts, False, unique
 
 
 def _states_after(transitions: Tensor, starts: Tensor, texts: Sequence[str], classes: dict[str, int]) -> Tensor:
     """Return the states [starts, texts] after each text, given the next state per class [states, classes]."""
-    lengths, width = torch.tensor([len(text) for text in texts]), transitions.shape[1]
-    states = starts.unsqueeze(1).repeat(1, len(texts))
-    for position in range(max(map(len, texts))):
-        active = (lengths > position).nonzero().squeeze(1)
-        letters = torch.tensor([classes[text[position]] for text in texts if len(text) > position])
-        states[:, active] = transitions.flatten()[states[:, active] * width + letters]
-    return states
+    by_class = transitions.T.contiguous()  # [classes, states]
+    after = {"": starts}  # states after each beginning of a text
+    for text in texts:
+        for end, letter in enumerate(text, 1):
+            if text[:end] not in after:
+                after[text[:end]] = by_class[classes[letter]][after[text[: end - 1]]]
+    return torch.stack([after[text] for text in texts], 1)
 
 
 def _can_reach(table: Tensor, goal: Tensor) -> Tensor:

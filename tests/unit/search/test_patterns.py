@@ -136,6 +136,15 @@ def test_errors_name_atomic_parts(regex: str, part: str) -> None:
         Pattern(regex, VOCABULARY)
 
 
+def test_replacement_characters_stand_for_parts_of_characters() -> None:
+    """A tokenizer decodes each half of "é" as U+FFFD, so an output of both halves may match "é"."""
+    model = trie({(): {A: 1.0}, (A,): {B: 1.0}, (A, B): {EOS: 1.0}})
+    for halves in (("\ufffd", "\ufffd"), (b"\xc3", b"\xa9")):
+        pattern = Pattern(".*é.*", ["", "", "", "", *halves, "c"])
+        ((found,),) = match(model, *sources(0), [pattern])
+        assert found.verdict == "unknown" and found.upper == pytest.approx(1) and not pattern.unique
+
+
 @pytest.mark.parametrize("strings", [[], ["a", ""]])
 def test_empty_lists_and_empty_strings_raise(strings: list[str]) -> None:
     with pytest.raises(ValueError, match="at least one string and no empty strings"):
@@ -159,6 +168,8 @@ def test_wrong_types_and_vocabularies_are_refused() -> None:
         restrict(model, "a")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="pattern must be a string or a list of strings, got 3"):
         Pattern(3, VOCABULARY)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="pattern must be a string or a list of strings, got b'a'"):
+        Pattern(b"a", VOCABULARY)  # type: ignore[arg-type]
     for token in (-1, 99):
         with pytest.raises(ValueError, match=f"got {token}"):
             pattern.matches([token])

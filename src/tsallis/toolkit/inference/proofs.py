@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from tsallis.errors import InputError, OptionError, real_error
+from tsallis.errors import OptionError, describe, real_error
 from tsallis.search.options import PROOF_OPTIONS, SearchOptions
 from tsallis.search.regex import parse
 
@@ -97,13 +97,17 @@ class Rule:
             raise OptionError(lambda spell: f"{spell('at_least')} {fault}")
         if unsupported := [name for name in options.given if name not in (*PROOF_OPTIONS, "mode")]:
             raise OptionError(lambda spell: f"{spell(unsupported[0])} can't be used in a proof")
-        pattern = never if always is None else always
+        pattern, name = (always, "always") if never is None else (never, "never")
+        fault = ""
         if isinstance(pattern, str):
             try:
                 parse(pattern)
             except ValueError as error:
                 fault = str(error)
-                raise OptionError(lambda spell: f"{spell('never' if always is None else 'always')}: {fault}") from None
+        elif not isinstance(pattern, Sequence) or isinstance(pattern, bytes):
+            fault = f"must be a string or a list of strings, got {describe(pattern)}"
+        if fault:
+            raise OptionError(lambda spell: f"{spell(name)}: {fault}")
         return cls(pattern if isinstance(pattern, str) else tuple(pattern or ()), always is not None, at_least, options)
 
     def prove(self, run: Run, batch: Batch, lines: Sequence[int], defaults: SearchOptions) -> list[Proof]:
@@ -116,7 +120,7 @@ class Rule:
             defaults: Options of the run, for the maximum length.
 
         Raises:
-            InputError: If the pattern is invalid, not supported or too large.
+            OptionError: If the pattern is invalid, not supported or too large.
         """
         from tsallis.search import match
         from tsallis.search.patterns import pattern_of
@@ -124,7 +128,8 @@ class Rule:
         try:
             pattern = pattern_of(self.pattern, run.tgt_vocab, self.always)
         except (TypeError, ValueError) as error:
-            raise InputError(str(error)) from None
+            fault = str(error)
+            raise OptionError(lambda spell: f"{spell('always' if self.always else 'never')}: {fault}") from None
         chosen_limits = {name: value for name, value in self.options.given.items() if name in PROOF_OPTIONS}
         limits = {"max_length": defaults.max_length, **chosen_limits}
         sources = batch.src, batch.src_lengths
