@@ -90,7 +90,7 @@ def translate(
             opened.for_run(block.run).spell(block.lines, options, block.first, block.beginnings, name)
 
         input_arguments = opened.run, opened.task, file, False, prefix_column
-        probs, empty = as_json or options.returns != "best", list[int]()
+        probs, empty, hint = as_json or options.returns != "best", list[int](), ""
         blocks = line_blocks(*input_arguments, check=check, on_error=on_error, language=language, images=images)
         for block in share_blocks(blocks, world, file):
             arguments = block.lines, options, block.first, block.beginnings
@@ -99,11 +99,13 @@ def translate(
                     print_json(answer.to_dict())
                 else:
                     _print(answer, options.returns, alignment is not None)
-                if options.returns == "best" and answer.result is not None and answer.best is None:
+                if answer.result is not None and answer.best is None:
                     empty.append(answer.line)
+                    if options.mode == "beam" and answer.certificate != "complete":
+                        hint = "; --exact may find one"
             sys.stdout.flush()
         if empty:
-            warn_places(name, "the search found no output", [f"line {n}" for n in empty])
+            warn_places(name, f"the search found no output{hint}", [f"line {n}" for n in empty])
 
 
 def _print(answer: Answer, kind: str, alignment: bool) -> None:
