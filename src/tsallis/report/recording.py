@@ -13,7 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from tsallis.analysis import capture_weights, summarize_weights
-from tsallis.analysis.weight_inputs import Tokens
+from tsallis.analysis.weight_inputs import Tokens, read_tokens
+from tsallis.analysis.weights import SIDES
 from tsallis.models.modes import eval_mode
 from tsallis.nn import MultiheadAttention
 from tsallis.report.page import Page, build_page
@@ -72,13 +73,14 @@ def show(
         tokens = _tokens_of(tokens, inputs)
     with eval_mode(model):
         if hasattr(model, "set_attn_implementation"):
-            layers = _record_transformers(model, inputs)
+            layers = _record_transformers(model, inputs, {})
         else:
             layers = _record_modules(model, inputs, target_tokens is not None)
     if not layers:
         raise ValueError(
             f"{type(model).__name__} has no attention that can be recorded: pass the weights to summarize_weights"
         )
+    _check_tokens(layers, tokens, target_tokens, tolerance)
     texts = {"tokens": tokens} if "attention" in layers else {"encoder_tokens": tokens, "decoder_tokens": target_tokens}
     arguments: dict[str, Any] = {**layers, **texts, "tolerance": tolerance}
     return build_page([summarize_weights(**arguments, name=name or type(model).__name__)])
@@ -92,20 +94,53 @@ def _tokens_of(tokenizer: Any, inputs: Mapping[str, Any], side: str = "") -> lis
     return [tokenizer.convert_ids_to_tokens(row[kept.bool()].tolist()) for row, kept in zip(ids, mask, strict=True)]
 
 
+def _check_tokens(layers: Layers, tokens: Tokens, target_tokens: Tokens | None, tolerance: float) -> None:
+    """Raise if target tokens are missing, or a text has another number of tokens than the model has positions."""
+    tensors = {name: [x for x in layer if isinstance(x, Tensor) and x.dim() == 4] for name, layer in layers.items()}
+    shapes = [*dict.fromkeys(tuple(weights.shape[-2:]) for weights in tensors.get("attention", ()))]
+    if len(shapes) > 1:
+        raise ValueError(
+            f"attention must have one shape [queries, keys], got {shapes[0]} and {shapes[1]}; "
+            "pass target_tokens if the model is an encoder-decoder"
+        )
+    texts = {"source": ("tokens", read_tokens("tokens", tokens))}
+    if {"decoder_attention", "cross_attention"} & tensors.keys():
+        texts["target"] = ("target_tokens", read_tokens("target_tokens", target_tokens))
+    for name, layer in tensors.items():
+        query_side, key_side = SIDES.get(name.removesuffix("_attention"), ("source", "source"))
+        argument, keys = texts[key_side]
+        for weights in layer:
+            rows = zip(weights, texts[query_side][1], keys, strict=False)  # summarize_weights checks the batch size
+            for number, (row, query, key) in enumerate(rows, 1):
+                if not _fits(row, len(query), len(key), tolerance):
+                    raise ValueError(
+                        f"text {number} of {argument} has {len(key)} strings, but the model attends to "
+                        f"{row.shape[-1]} positions: pass one string per position, and a padding mask"
+                    )
+
+
+def _fits(weights: Tensor, queries: int, keys: int, tolerance: float) -> bool:
+    """Return whether the queries of a text attend only to its keys; padding may be before or after both."""
+    padding = weights.shape[-1] - keys
+    rows, columns = (slice(queries), slice(-queries, None)), (slice(keys, None), slice(padding))
+    outside = [weights[:, row, column].float().nan_to_num().sum(-1).max() for row in rows for column in columns]
+    return padding >= 0 and bool(min(outside) <= tolerance)
+
+
 def _call(model: nn.Module, inputs: Any, **options: Any) -> Any:
     if isinstance(inputs, Mapping):
         return model(**inputs, **options)
     return model(*((inputs,) if isinstance(inputs, Tensor) else inputs), **options)
 
 
-def _record_transformers(model: Any, inputs: Any) -> Layers:
+def _record_transformers(model: Any, inputs: Any, options: Mapping[str, Any]) -> Layers:
     """Return the weights of a Hugging Face model. Models that are not sparse run with eager attention."""
     implementation = model.config._attn_implementation
     returns_weights = "tsallis" in implementation
     if not returns_weights:
         model.set_attn_implementation("eager")
     try:
-        outputs = _call(model, inputs, output_attentions=True, return_dict=True)
+        outputs = _call(model, inputs, **{**options, "output_attentions": True, "return_dict": True})
     finally:
         if not returns_weights:
             model.set_attn_implementation(implementation)
@@ -114,11 +149,12 @@ def _record_transformers(model: Any, inputs: Any) -> Layers:
 
 
 def _record_modules(model: nn.Module, inputs: Any, has_target: bool) -> Layers:
-    """Return the weights of modules and functions, in the order of their calls."""
+    """Return the weights of modules and functions in the order of their calls, or of an inner Hugging Face model."""
     types = (nn.MultiheadAttention, MultiheadAttention)
     attentions = {name: module for name, module in model.named_modules() if isinstance(module, types)}
     kinds: list[str] = []
     layers: Layers = {}
+    calls: list[tuple[nn.Module, Any, Any]] = []  # Hugging Face models with their arguments
 
     def name_kind(module: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
@@ -135,12 +171,16 @@ def _record_modules(model: nn.Module, inputs: Any, has_target: bool) -> Layers:
         for name, attention in attentions.items():
             handle = attention.register_forward_pre_hook(name_kind(name), with_kwargs=True)
             stack.callback(handle.remove)
+        for module in model.modules():
+            if hasattr(module, "set_attn_implementation"):
+                handle = module.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True)
+                stack.callback(handle.remove)
         stack.enter_context(capture_weights([*attentions.values()], lambda _, weights: receive(weights, kinds[-1])))
         stack.enter_context(_slow_path())
         if not has_target:  # a call of the function doesn't show which kind of attention it is
             stack.enter_context(_CapturedFunction(lambda weights: receive(weights, "attention")))
         _call(model, inputs)
-    return layers
+    return layers if layers or not calls else _record_transformers(*calls[0])  # the first call is the outermost
 
 
 @contextlib.contextmanager

@@ -152,8 +152,45 @@ def test_unsupported_models_and_inputs_raise() -> None:
         show(nn.Linear(8, 8), torch.randn(1, 4, 8), TEXTS[0])
     with pytest.raises(ValueError, match="mapping with input_ids"):
         show(encoder(), torch.randn(1, 4, 8), Tokenizer())
-    with pytest.raises(ValueError, match=r"attention\[0\]"):  # five tokens for four positions
-        show(encoder(), torch.randn(1, 4, 8), [*TEXTS[0], "more"])
+
+
+def test_wrong_numbers_of_tokens_raise() -> None:
+    for words in (["where", "is"], [*TEXTS[0], "more"]):
+        with pytest.raises(ValueError, match=rf"text 1 of tokens has {len(words)} strings, .* 4 positions"):
+            show(encoder(), torch.randn(1, 4, 8), words)
+    with pytest.raises(ValueError, match="text 2 of tokens has 2 strings"):  # the padding mask is missing
+        show(encoder(), torch.randn(2, 4, 8), TEXTS)
+    model = nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+    inputs = torch.randn(1, 4, 8), torch.randn(1, 3, 8)
+    with pytest.raises(ValueError, match="pass target_tokens"):
+        show(model, inputs, TEXTS[0])
+    with pytest.raises(ValueError, match=r"text 1 of target_tokens has 2 strings, .* 3 positions"):
+        show(model, inputs, TEXTS[0], ["<s>", "hier"])
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "tsallis"])
+def test_show_records_wrapped_hugging_face_models(implementation: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    from tsallis.huggingface import sparsify
+
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = {"num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 8}
+            self.bert = transformers.BertModel(transformers.BertConfig(vocab_size=20, hidden_size=8, **sizes))
+
+        def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+            _, pooled = self.bert(ids, attention_mask=mask, return_dict=False)
+            return pooled
+
+    model = Wrapper()
+    if implementation == "tsallis":
+        sparsify(model.bert, alpha=1.5)
+    else:
+        model.bert.set_attn_implementation(implementation)
+    page = show(model, (torch.arange(4, 12).view(2, 4), (~PADDED).long()), TEXTS)
+    assert layers_of(page) == [("encoder", 0, 2), ("encoder", 1, 2)] and "<title>Wrapper</title>" in page
+    assert model.bert.config._attn_implementation == implementation
 
 
 def test_the_page_is_saved(tmp_path: Path) -> None:
