@@ -260,7 +260,6 @@ class EntmaxCategorical(Categorical):
         alpha = self.alpha.unsqueeze(-1).expand(*scores.shape[:-1], 1) if isinstance(self.alpha, Tensor) else self.alpha
         return functional.entmax_loss(scores, index.squeeze(-1), alpha, reduction="none")
 
-    @torch.no_grad()
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Draw classes [*sample_shape, ...] from the support.
 
@@ -271,8 +270,13 @@ class EntmaxCategorical(Categorical):
         Raises:
             ValueError: A row has no support: all its classes are excluded, or scores are NaN or infinite.
         """
-        if self._is_traced:
-            return self._sample_traced(sample_shape, generator)
+        with torch.no_grad():  # a decorator can't be compiled
+            if torch.compiler.is_compiling() or self._is_traced:
+                return self._sample_traced(sample_shape, generator)
+            return self._sample_support(sample_shape, generator)
+
+    def _sample_support(self, sample_shape: Any, generator: torch.Generator | None) -> Tensor:
+        """Draw among the classes of the support only."""
         if bool((self.support_size == 0).any()):
             if bool(self._weights.isnan().any()):
                 raise ValueError("can't sample: the scores of a row contain NaN or infinity")
@@ -294,7 +298,7 @@ class EntmaxCategorical(Categorical):
         total = cumulative[..., -1]
         # Use expand, because torch.jit.trace would store the batch shape as numbers.
         draws = torch.empty_like(
-            total.expand(*sample_shape, *(-1,) * total.dim()), memory_format=torch.contiguous_format
+            total.expand((*sample_shape, *(-1,) * total.dim())), memory_format=torch.contiguous_format
         )
         drawn = (cumulative <= (draws.uniform_(generator=generator) * total).unsqueeze(-1)).sum(-1)
         classes = torch.arange(self._num_events, device=self.scores.device)

@@ -19,11 +19,14 @@ from tsallis.search.sampling import draw_tokens
 Z = torch.randn(6, 3, 5, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.parametrize("scores", [Z, Z[:, 0]], ids=["rows", "row"])
 @pytest.mark.parametrize("randomness", ["same", "different"])
-def test_vmap_draws_follow_the_probabilities(randomness):
-    draws = vmap(lambda z: EntmaxCategorical(z).sample((4000,)), randomness=randomness)(Z)
-    probs = tsallis.entmax(Z.double(), 1.5)
+def test_vmap_draws_follow_the_probabilities(randomness, scores):
+    draws = vmap(lambda z: EntmaxCategorical(z).sample((4000,)), randomness=randomness)(scores)
+    probs = tsallis.entmax(scores.double(), 1.5)
     found = torch.nn.functional.one_hot(draws, 5).double().mean(1)
+    single = vmap(lambda z: EntmaxCategorical(z).sample(), randomness=randomness)(scores)
+    assert (probs.gather(-1, single.unsqueeze(-1)) > 0).all()
     assert not found[probs == 0].any()
     torch.testing.assert_close(found, probs, atol=0.05, rtol=0)  # 6 standard deviations
 
@@ -181,7 +184,7 @@ def test_recorded_draws_follow_new_scores():
         traced = torch.jit.trace(Draw(), peaked, check_trace=False)
     batch = {"scores": {0: torch.export.Dim.DYNAMIC}}
     exported = torch.export.export(Draw(), (peaked.expand(2, 4).clone(),), dynamic_shapes=batch).module()
-    for recorded in (traced, exported):
+    for recorded in (traced, exported, torch.compile(Draw(), fullgraph=True, backend="eager")):
         draws = recorded(uniform)
         assert draws.shape == (100, 3) and draws.unique().tolist() == [0, 1, 2, 3]
         assert not draws[:, 0].equal(draws[:, 1])  # the rows are drawn independently
