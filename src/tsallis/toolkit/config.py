@@ -30,7 +30,7 @@ NEEDS: dict[str, dict[str, tuple[str, ...] | None]] = {
     "training.warmup": {"schedule": ("inverse-square-root", "linear")},
     "training.plateau_patience": {"schedule": ("plateau",)},
     "training.plateau_factor": {"schedule": ("plateau",)},
-    "training.lowest_learning_rate": {"schedule": ("plateau",)},
+    "training.lowest_learning_rate": {"schedule": ("halve-on-worse", "plateau")},
     "model.output_alpha": {"output": ("entmax", "alpha_relu")},
     "model.attention_alpha": dict.fromkeys(
         ("attention", "encoder_attention", "decoder_attention", "cross_attention"), ("entmax",)
@@ -134,7 +134,7 @@ class Settings(Section):
         warmup: Number of warm-up updates, for "inverse-square-root" and "linear".
         plateau_patience: Number of validations without a better score before "plateau" lowers the rate.
         plateau_factor: Factor by which "plateau" multiplies the rate.
-        lowest_learning_rate: Minimum learning rate of "plateau".
+        lowest_learning_rate: Minimum learning rate of "halve-on-worse" and "plateau".
         clip: Maximum norm of the gradient; larger gradients are scaled down to this norm.
         label_smoothing: Share of the target probability that is spread over all symbols, at least 0 and below 1.
         output_alpha: Alphas of the output during training, `{start: 1, until: 0.9}`; default: the alpha of the model.

@@ -38,6 +38,8 @@ class Schedule:
 class HalveOnWorse(Schedule):
     """Schedule that halves the learning rate when the validation loss rises (Peters et al. 2019, sec. 4).
 
+    The rate stays at least `lowest`.
+
     >>> schedule = HalveOnWorse(0.001)
     >>> for loss in (2.0, 1.0, 1.5):
     ...     schedule.after_validation(loss, best=False)
@@ -47,10 +49,11 @@ class HalveOnWorse(Schedule):
 
     stored = ("learning_rate", "previous")
     previous: float | None = None
+    lowest: float = 0.0
 
     def after_validation(self, loss: float, best: bool) -> None:
         if self.previous is not None and loss > self.previous:
-            self.learning_rate *= 0.5
+            self.learning_rate = max(self.learning_rate * 0.5, self.lowest)
         self.previous = loss
 
 
@@ -119,7 +122,7 @@ def make_schedule(settings: Settings) -> Schedule:
     if settings.schedule == "constant":
         return Schedule(rate)
     if settings.schedule == "halve-on-worse":
-        return HalveOnWorse(rate)
+        return HalveOnWorse(rate, lowest=settings.lowest_learning_rate)
     if settings.schedule == "plateau":
         return Plateau(rate, settings.plateau_patience, settings.plateau_factor, settings.lowest_learning_rate)
     if settings.schedule == "inverse-square-root":

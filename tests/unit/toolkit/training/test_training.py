@@ -62,6 +62,12 @@ def test_schedules_return_the_expected_rates() -> None:
     again.restore(json.loads(json.dumps(halve.state())))
     again.after_validation(10.0, False)
     assert again.rate(0) == 0.125
+    limited = make_schedule(Settings(schedule="halve-on-worse", learning_rate=1.0, lowest_learning_rate=0.4))
+    for loss in (1.0, 2.0, 3.0):
+        limited.after_validation(loss, False)
+    assert limited.rate(0) == 0.4
+    training = {"lowest_learning_rate": 1e-5}
+    refuse_idle(config_of({"version": 1, "data": {"embedded": "english-verbs"}, "training": training}))
     assert Schedule(0.1).rate(10**6) == 0.1
     root = InverseSquareRoot(1.0, 10)
     assert root.rate(0) == 0.1 and root.rate(9) == 1.0 and root.rate(39) == 0.5
