@@ -15,17 +15,18 @@ from tsallis.symbols import BOS, EOS, IGNORE_INDEX, PAD
 
 LARGEST_SIZE = 2**53  # maximum size of a beam, list or length; kernels count in 64 bits
 LARGEST_SEED = 2**64 - 1
+OPTIONAL = ("n_best", "min_length", "max_length")  # sizes that may be None
 
 
 def check_at_least_one(**sizes: Any) -> None:
-    """Raise unless every size is an integer of at least 1; sizes other than a budget may be None.
+    """Raise unless every size is an integer of at least 1; the sizes in `OPTIONAL` may be None.
 
     Raises:
         TypeError: An argument is not an integer.
         ValueError: A size is below 1 or above 2**53.
     """
     for name, value in sizes.items():
-        if (value is not None or name == "budget") and check_integer(name, value, 1) > LARGEST_SIZE:
+        if (value is not None or name not in OPTIONAL) and check_integer(name, value, 1) > LARGEST_SIZE:
             raise ValueError(f"{name} must be at most {LARGEST_SIZE}, got {describe(value)}")
 
 
@@ -65,7 +66,7 @@ def check_seeds(seeds: Any, sources: int) -> list[int]:
         TypeError: The argument is not a sequence of integers.
         ValueError: The number of seeds is wrong, or a seed is negative or needs more than 64 bits.
     """
-    if not isinstance(seeds, Iterable) or isinstance(seeds, str):
+    if not _is_sequence(seeds):
         raise TypeError(f"seeds must be a sequence with one integer for each source, got {describe(seeds)}")
     numbers = [check_integer("a seed", seed, 0) for seed in seeds]
     if len(numbers) != sources:
@@ -82,7 +83,7 @@ def check_prefix(tokens: Any, name: str) -> tuple[int, ...]:
         TypeError: The argument is not a sequence of integers.
         ValueError: A symbol is padding, start, end or negative.
     """
-    if not isinstance(tokens, Iterable) or isinstance(tokens, str):
+    if not _is_sequence(tokens):
         raise TypeError(f"{name} must be a sequence of symbols, got {describe(tokens)}")
     symbols = tuple(check_integer(f"a symbol of {name}", token, -LARGEST_SIZE, LARGEST_SIZE) for token in tokens)
     if any(token in (PAD, BOS, EOS) for token in symbols):
@@ -141,6 +142,10 @@ def check_targets(model: Any, src: Tensor, tgt_in: Any, tgt_out: Any) -> tuple[T
         _check_symbols("tgt_in", tgt_in, size)
         _check_symbols("tgt_out", tgt_out.masked_fill(tgt_out == IGNORE_INDEX, 0), size)
     return tgt_in.long(), tgt_out.long()
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str) and getattr(value, "ndim", 1) > 0
 
 
 def _dtype(tensor: Tensor) -> str:

@@ -36,6 +36,7 @@ SEARCHES: dict[str, Any] = {f.__name__: f for f in (beam_search, exhaustive, exa
 DRAWS: dict[str, Any] = {"sample": sample, "generate": generate}
 SCORES: dict[str, Any] = {"score": score, "score_tokens": score_tokens}
 COUNT: tuple[Any, ...] = (0, -1, 2.5, 2.0, True, "5", math.inf, math.nan, [1], 10**30)
+ZERO_DIM = torch.tensor(2)
 NUMBER: tuple[Any, ...] = (-0.5, math.nan, math.inf, 1e308, "1", True, [1.0], 10**400)
 SIZES = {
     "beam_search": ("beam_size", "n_best", "max_length"),
@@ -86,16 +87,21 @@ def check_refusal(call: Callable[[], object], *words: str) -> None:
     [
         *((name, option, value) for name in CALLS for option in SIZES[name] for value in COUNT),
         *((name, option, value) for name in CALLS for option in NUMBERS[name] for value in NUMBER),
+        *((name, option, None) for name in CALLS for option in {*SIZES[name]} & {"beam_size", "num_samples"}),
         *itertools.product(SEARCHES, ["min_length"], [-1, 2.5, True, "2", math.inf]),
         *itertools.product(["exhaustive", "exact_search"], ["time_limit"], [-1, math.nan, math.inf, "1", True]),
         *itertools.product(DRAWS, ["temperature"], [0, -1.0, 1e-301, math.nan, math.inf, "1", True]),
-        *itertools.product(DRAWS, ["seeds"], [5, [1], [1, -1], [1, 2.5], [True, 1], ["1", "2"], [1, 2**64], "12"]),
-        *itertools.product([*SEARCHES, "sample"], ["prefixes"], [4, "ab", [4, 5], [(4,), (5.5,)], [(4,), "a"], [(4,)]]),
+        *itertools.product(
+            DRAWS, ["seeds"], [5, [1], [1, -1], [1, 2.5], [True, 1], ["1", "2"], [1, 2**64], "12", ZERO_DIM]
+        ),
+        *itertools.product(
+            [*SEARCHES, "sample"], ["prefixes"], [4, "ab", [4, 5], [(4,), (5.5,)], [(4,), "a"], [(4,)], [ZERO_DIM]]
+        ),
         *itertools.product([*SEARCHES, "sample"], ["prefixes"], [[(4,), (True,)], [(4,), (-4,)], [(4,), (8,)]]),
     ],
 )
 def test_errors_name_the_invalid_option_and_its_value(name: str, option: str, value: Any) -> None:
-    words = [] if isinstance(value, list | str) or value in (10**30, 10**400) else [str(value)]
+    words = [] if isinstance(value, list | str | Tensor) or value in (10**30, 10**400) else [str(value)]
     named = {"seeds": "seed", "prefixes": "prefix"}.get(option, option)
     check_refusal(lambda: CALLS[name](models()[0], SRC, LENGTHS, **{option: value}), named, *words)
 
