@@ -29,8 +29,8 @@ class Continuation:
     Args:
         text: The prompt as given, and its continuation.
         tokens: Strings of the symbols of the continuation, without the end.
-        log_prob: Natural logarithm of the continuation's probability given the prompt. The probability includes the end
-            if it was reached. For a beam, the probability sums over all segmentations found.
+        log_prob: Natural logarithm of the probability of `tokens` given the prompt, including the end if it was
+            reached. For a beam, the probability of the text, summed over all segmentations found.
         support: Number of possible symbols at each step, including the step of the end.
         ended: Whether the text reached its end; False if it was truncated, or no symbol was possible.
 
