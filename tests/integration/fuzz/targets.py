@@ -276,6 +276,7 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
         {"mode": "all", "budget": 5, "mass": 0.5, "n_best": 2},
         {"mode": "sample", "num_samples": 2, "seed": 1},
     ],
+    "prove": [{"never": "w.*", "budget": 5}, {"always": ["a", "b"], "at_least": 0.1, "time_limit": 0.2}],
     "suggest": [{"typed": "w", "n_best": 3}],
     "steps": [{"output": "walk"}, {"tokens": [4, 5]}, {}],
     "attention": [{"heads": ["cross.1.1"], "output": "walk"}, {}],
@@ -289,7 +290,7 @@ def request(task: str) -> Make:
         name = chance.choice(list(REQUESTS))
         line = LINES[task][0]
         content: Any = {"run": None, "language": None, **chance.choice(REQUESTS[name])}
-        content |= {"sources": [line, line]} if name == "translate" else {"source": line}
+        content |= {"sources": [line, line]} if name in ("translate", "prove") else {"source": line}
         if chance.random() < 0.5:
             blob = spoil(json.dumps(content, ensure_ascii=chance.random() < 0.5).encode(), chance)
         else:

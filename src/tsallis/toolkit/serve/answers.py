@@ -27,6 +27,7 @@ from tsallis.toolkit.evaluation.outputs import describe_text, finite
 from tsallis.toolkit.evaluation.text_probabilities import complete_results, score_outputs
 from tsallis.toolkit.inference.answers import Answer, Form, Output
 from tsallis.toolkit.inference.continuations import draw_texts
+from tsallis.toolkit.inference.proofs import Proof
 from tsallis.toolkit.inference.run import batch_corpus
 from tsallis.toolkit.inference.searching import check_for_run, choose, draw, search, spell_prefixes
 from tsallis.toolkit.inference.suggestions import LISTED, Completer
@@ -35,6 +36,7 @@ from tsallis.toolkit.serve.requests import (
     AttentionRequest,
     OutputRequest,
     Request,
+    RuleRequest,
     SearchRequest,
     StepsRequest,
     SuggestRequest,
@@ -271,6 +273,26 @@ class ServedRun:
     def _describe_generated(self, text: GeneratedText) -> Content:
         names = ("log_prob", "ended", "support", "prob", "tokens")
         return {"text": self.run.tgt_vocab.decode(text.tokens), **{name: getattr(text, name) for name in names}}
+
+    def prove(self, requests: Sequence[RuleRequest], check: Check) -> list[Content]:
+        """Return proofs of a rule about the outputs of sources; blank sources have none."""
+        (request,) = requests
+        if not self.task.searched:
+            raise Refusal(400, "prove can't be used with a language model")
+        if not self.run.model.output.normalized:
+            raise Refusal(400, "proofs need probabilities that sum to 1, but alpha-ReLU does not normalise")
+        rule, longest = request.rule, self.limits.longest
+        defaults = SearchOptions(max_length=min(self.search.max_length or longest, longest))
+        lines = self._read(request.sources, request)
+        shares = _time_shares(TIME_SHARE * self.limits.seconds, len(lines.numbers))
+        proofs: list[Proof] = []
+        for row, number in enumerate(lines.numbers):
+            served, source = self._with_copies(lines.select([row]))
+            run: Any = replace(served.run, model=InterruptibleModel(served.run.model, check))
+            seconds = min(rule.options.time_limit or math.inf, next(shares))
+            limited = replace(rule, options=replace(rule.options, time_limit=seconds))
+            proofs += limited.prove(run, self._batch([[*source.corpus.src[0]]]), [number + 1], defaults)
+        return [{"run": self.name, "answers": [proof.to_dict() for proof in proofs]}]
 
     def suggest(self, requests: Sequence[SuggestRequest], check: Check) -> list[Content]:
         """Return the continuations of a typed text."""

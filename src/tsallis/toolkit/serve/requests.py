@@ -7,14 +7,16 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from tsallis.errors import describe
-from tsallis.search.options import EXPANSIONS, OPTIONS, SearchOptions
+from tsallis.search.options import EXPANSIONS, OPTIONS, PROOF_OPTIONS, SearchOptions
 from tsallis.toolkit.config import option_fields
+from tsallis.toolkit.inference.proofs import AT_LEAST, Rule
 from tsallis.toolkit.serve.limits import MAX_HEADS, Limits, Refusal
 from tsallis.toolkit.training.schema import explain
 
+Text = Annotated[str, AfterValidator(lambda text: text.removeprefix("\ufeff"))]  # without a byte order mark
 Positive = Annotated[int, Field(ge=1)]  # the server's limits set the maximum
 
 
@@ -37,7 +39,7 @@ class Request(BaseModel):
 class SourceRequest(Request):
     """Base class of requests about one source."""
 
-    source: str
+    source: Text
 
     def check(self, limits: Limits) -> None:
         check_line(self.source, "a source", limits)
@@ -46,7 +48,7 @@ class SourceRequest(Request):
 class SearchRequest(Request):
     """Request to search or sample outputs of sources. `TranslateRequest` adds the fields of `SearchOptions`."""
 
-    sources: Annotated[list[str], Field(min_length=1)]
+    sources: list[Text]
     tree: bool = False
 
     @property
@@ -60,17 +62,13 @@ class SearchRequest(Request):
         return SearchOptions(**{**values, "prefix": values["prefix"] or None})
 
     def check(self, limits: Limits) -> None:
-        check_maximum("the number of sources", len(self.sources), limits.sources)
+        check_count("sources", self.sources, limits.sources)
         for text in self.sources:
             check_line(text, "a source", limits)
         options = self.options
         if self.tree and options.mode == "sample":
             raise Refusal(400, "tree can't be used with mode sample")
-        maximums: dict[str, float] = dict.fromkeys(("n_best", "beam_size", "num_samples"), limits.outputs)
-        maximums |= {"min_length": limits.longest, "max_length": limits.longest, "budget": EXPANSIONS}
-        maximums |= {"time_limit": limits.seconds}
-        for name, maximum in maximums.items():
-            check_maximum(name, getattr(options, name), maximum)
+        check_maximums(options, limits)
         for name in ("prefix", "pattern"):
             if getattr(options, name) is not None:
                 check_line(getattr(options, name), f"the {name}", limits)
@@ -84,10 +82,41 @@ class SearchRequest(Request):
 TranslateRequest = create_model("TranslateRequest", __base__=SearchRequest, **option_fields(vars(SearchOptions())))
 
 
+class RuleRequest(Request):
+    """Request for proofs of a rule about the outputs of sources. `ProveRequest` adds the limits of the search."""
+
+    sources: list[Text]
+    never: str | list[str] | None = None
+    always: str | list[str] | None = None
+    at_least: float = AT_LEAST
+
+    @property
+    def rule(self) -> Rule:
+        """Return the rule.
+
+        Raises:
+            OptionError: If there is not exactly one pattern, or a value is out of range.
+        """
+        limits = SearchOptions(mode="all", **{name: getattr(self, name) for name in PROOF_OPTIONS})
+        return Rule.of(self.never, self.always, self.at_least, limits)
+
+    def check(self, limits: Limits) -> None:
+        check_count("sources", self.sources, limits.sources)
+        for text in self.sources:
+            check_line(text, "a source", limits)
+        pattern = self.rule.pattern
+        for text in (pattern,) if isinstance(pattern, str) else pattern:
+            check_line(text, "a pattern", limits)
+        check_maximums(self.rule.options, limits)
+
+
+ProveRequest = create_model("ProveRequest", __base__=RuleRequest, **option_fields(dict.fromkeys(PROOF_OPTIONS)))
+
+
 class SuggestRequest(SourceRequest):
     """Request for the continuations of a partly typed output."""
 
-    typed: str = ""
+    typed: Text = ""
     n_best: Positive | None = None  # default: LISTED, or the server's limit if that is lower
 
     def check(self, limits: Limits) -> None:
@@ -102,7 +131,7 @@ class OutputRequest(SourceRequest):
     The output is a text or a list of symbols. By default, it is the best output of a search.
     """
 
-    output: str | None = None
+    output: Text | None = None
     tokens: list[int] | None = None
 
     def check(self, limits: Limits) -> None:
@@ -127,12 +156,18 @@ class StepsRequest(OutputRequest):
 class AttentionRequest(OutputRequest):
     """Request for the attention weights of heads over a source and an output."""
 
-    heads: Annotated[list[str], Field(min_length=1, max_length=MAX_HEADS)] | None = None
+    heads: list[str] | None = None
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        if self.heads is not None:
+            check_count("heads", self.heads, MAX_HEADS)
 
 
 # Each key is the last part of a URL, and the name of the method of `ServedRun` that answers the request.
 QUESTIONS: dict[str, type[Request]] = {
     "translate": TranslateRequest,
+    "prove": ProveRequest,
     "suggest": SuggestRequest,
     "steps": StepsRequest,
     "attention": AttentionRequest,
@@ -181,6 +216,30 @@ def check_line(text: str, what: str, limits: Limits) -> None:
         raise Refusal(400, f"{what} must be one line, got a line break")
     if "\0" in text:
         raise Refusal(400, f"{what} must not contain a null character")
+
+
+def check_count(name: str, items: Sequence[str], maximum: int) -> None:
+    """Raise unless a list has from one item to `maximum` items.
+
+    Raises:
+        Refusal: If the list is empty or too long.
+    """
+    if not items:
+        raise Refusal(400, f"{name} must not be empty, got []")
+    check_maximum(f"the number of {name}", len(items), maximum)
+
+
+def check_maximums(options: SearchOptions, limits: Limits) -> None:
+    """Raise if an option exceeds a limit.
+
+    Raises:
+        Refusal: If a number is too large.
+    """
+    maximums: dict[str, float] = dict.fromkeys(("n_best", "beam_size", "num_samples"), limits.outputs)
+    maximums |= {"min_length": limits.longest, "max_length": limits.longest, "budget": EXPANSIONS}
+    maximums |= {"time_limit": limits.seconds}
+    for name, maximum in maximums.items():
+        check_maximum(name, getattr(options, name), maximum)
 
 
 def check_maximum(name: str, value: float | None, maximum: float) -> None:

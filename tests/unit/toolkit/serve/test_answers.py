@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +18,17 @@ from tsallis.search import SearchOptions, beam_search, sample
 from tsallis.search.sampling import line_seed
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.inference import open_run
+from tsallis.toolkit.inference.proofs import AT_LEAST, Rule
 from tsallis.toolkit.inference.suggestions import Completer
 from tsallis.toolkit.serve.answers import MIN_TIME, ServedRun, _time_shares
 from tsallis.toolkit.serve.limits import Limits, Refusal
-from tsallis.toolkit.serve.requests import AttentionRequest, StepsRequest, SuggestRequest, TranslateRequest
+from tsallis.toolkit.serve.requests import (
+    AttentionRequest,
+    ProveRequest,
+    StepsRequest,
+    SuggestRequest,
+    TranslateRequest,
+)
 from tsallis.toolkit.tasks.registry import task_of
 from tsallis.toolkit.training import load_run
 
@@ -139,6 +147,26 @@ def test_suggestions_match_the_completer(served: ServedRun) -> None:
     source = served.task.read(LINES[:1], "here", served.run, False).corpus.batch([0])
     expected = Completer(served.run, served.task, 3).suggest(source, "sc").to_dict()
     assert content == {"run": "verbs", **expected}
+
+
+@pytest.mark.parametrize("rule", [{"never": ".*[aeiou]{2}.*"}, {"always": ["a", "e"]}, {"never": "x", "budget": 3}])
+def test_proofs_match_the_library(served: ServedRun, rule: dict[str, Any]) -> None:
+    (content,) = served.prove([ProveRequest(sources=[*LINES, ""], **rule)], no_check)
+    options = SearchOptions(mode="all", budget=rule.pop("budget", None))
+    checked = Rule.of(rule.get("never"), rule.get("always"), AT_LEAST, options)
+    batch = served.task.read(LINES, "here", served.run, False).corpus.batch([0, 1, 2])
+    proofs = checked.prove(served.run, batch, [1, 2, 3], SearchOptions(max_length=served.limits.longest))
+    assert content["answers"] == [proof.to_dict() for proof in proofs]
+
+
+def test_proofs_need_a_normalized_model_with_outputs(served: ServedRun) -> None:
+    request = ProveRequest(sources=LINES, never="a")
+    relu: Any = SimpleNamespace(model=SimpleNamespace(output=SimpleNamespace(normalized=False)))
+    with pytest.raises(Refusal, match="alpha-ReLU does not normalise"):
+        replace(served, run=relu).prove([request], no_check)
+    speaker: Any = SimpleNamespace(searched=False)
+    with pytest.raises(Refusal, match="prove can't be used with a language model"):
+        replace(served, task=speaker).prove([request], no_check)
 
 
 @pytest.mark.parametrize("blank", ["", " \t "])

@@ -23,8 +23,9 @@ def test_every_route_responds(serve: Serve) -> None:
     status, content, headers = client.send("GET", "/api/health")
     assert status == 200 and content["status"] == "ok" and content["runs"] == ["verbs"] and content["waiting"] == 0
     assert client.send("GET", "/api/runs")[1]["runs"][0]["columns"] == ["source", "features"]
-    for name in ("translate", "suggest", "steps", "attention"):
-        body = {"sources": [LINE]} if name == "translate" else {"source": LINE}
+    for name in ("translate", "prove", "suggest", "steps", "attention"):
+        body = {"sources": [LINE]} if name in ("translate", "prove") else {"source": LINE}
+        body |= {"never": "[0-9]"} if name == "prove" else {}
         status, content = client.post(name, body)
         assert status == 200 and content["run"] == "verbs", content
     for path, (kind, _) in FILES.items():

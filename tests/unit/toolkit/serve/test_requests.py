@@ -14,6 +14,7 @@ from tsallis.search.options import EXPANSIONS, MODES, OPTIONS, TYPES
 from tsallis.toolkit.serve.limits import Limits, Refusal
 from tsallis.toolkit.serve.requests import (
     AttentionRequest,
+    ProveRequest,
     Request,
     StepsRequest,
     SuggestRequest,
@@ -41,6 +42,14 @@ def test_valid_requests_are_parsed_and_keyed_by_options() -> None:
 @pytest.mark.parametrize(
     ("schema", "content", "message"),
     [
+        (ProveRequest, {"sources": []}, "sources must not be empty, got []"),
+        (ProveRequest, {"sources": ["a"]}, "use either never or always, got neither"),
+        (ProveRequest, {"sources": ["a"], "never": "a", "always": "b"}, "use either never or always, got both"),
+        (ProveRequest, {"sources": ["a"], "never": "(?=a)"}, "never: .*look-around"),
+        (ProveRequest, {"sources": ["a"], "never": ["a" * 41]}, "a pattern must have at most 40 characters, got 41"),
+        (ProveRequest, {"sources": ["a"], "never": "a", "at_least": 2}, "at_least"),
+        (ProveRequest, {"sources": ["a"], "never": "a", "budget": EXPANSIONS + 1}, "budget must be at most"),
+        (ProveRequest, {"sources": ["a"], "never": "a", "n_best": 2}, "n_best: unknown key"),
         (TranslateRequest, b"", "not JSON: EOF"),
         (TranslateRequest, b"{", "not JSON: EOF"),
         (TranslateRequest, b'{"sources": ["\xff"]}', "not JSON: invalid unicode"),
@@ -49,7 +58,7 @@ def test_valid_requests_are_parsed_and_keyed_by_options() -> None:
         (TranslateRequest, [], "expected a JSON object, found []"),
         (TranslateRequest, {}, "sources: missing"),
         (TranslateRequest, {"sources": "a"}, "sources: input should be a valid array, found 'a'"),
-        (TranslateRequest, {"sources": []}, "sources: list should have at least 1 item"),
+        (TranslateRequest, {"sources": []}, "sources must not be empty, got []"),
         (TranslateRequest, {"sources": [1]}, "sources.0: input should be a valid string, found 1"),
         (TranslateRequest, {"sources": ["a"] * 3}, "the number of sources must be at most 2, got 3"),
         (TranslateRequest, {"sources": ["a" * 41]}, "a source must have at most 40 characters, got 41"),
@@ -103,8 +112,12 @@ def test_valid_requests_are_parsed_and_keyed_by_options() -> None:
         (StepsRequest, {"source": "a", "output": "a", "tokens": [4]}, "send either output or tokens"),
         (StepsRequest, {"source": "a", "output": "a" * 41}, "an output must have at most 40 characters"),
         (StepsRequest, {"source": "a", "tokens": [4] * 31}, "the number of tokens must be at most 30, got 31"),
-        (AttentionRequest, {"source": "a", "heads": []}, "heads: list should have at least 1 item"),
-        (AttentionRequest, {"source": "a", "heads": ["cross.1.1"] * 17}, "heads: list should have at most 16 items"),
+        (AttentionRequest, {"source": "a", "heads": []}, "heads must not be empty, got []"),
+        (
+            AttentionRequest,
+            {"source": "a", "heads": ["cross.1.1"] * 17},
+            "the number of heads must be at most 16, got 17",
+        ),
     ],
 )
 def test_invalid_fields_are_rejected(schema: type[Request], content: Any, message: str) -> None:
@@ -112,6 +125,15 @@ def test_invalid_fields_are_rejected(schema: type[Request], content: Any, messag
         parse(schema, content)
     assert getattr(refusal.value, "status", 400) == 400
     assert len(str(refusal.value)) < 500 and "\n" not in str(refusal.value)
+
+
+def test_byte_order_marks_are_removed() -> None:
+    marked = "\ufeffa"
+    assert parse(TranslateRequest, {"sources": [marked, "a\ufeff"]}).sources == ["a", "a\ufeff"]  # type: ignore[attr-defined]
+    suggest = parse(SuggestRequest, {"source": marked, "typed": marked})
+    steps = parse(StepsRequest, {"source": marked, "output": marked})
+    assert isinstance(suggest, SuggestRequest) and isinstance(steps, StepsRequest)
+    assert (suggest.source, suggest.typed, steps.source, steps.output) == ("a",) * 4
 
 
 def test_the_largest_budget_is_the_default_of_exact_search() -> None:
