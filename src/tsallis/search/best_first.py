@@ -18,7 +18,7 @@ from tsallis.models.modes import eval_mode
 from tsallis.models.protocol import Decoder, join, unclear_rows
 from tsallis.search.beam import beam_search
 from tsallis.search.certificate import Hypothesis, Result, Stop, least_score
-from tsallis.search.checks import check_at_least_one, check_goal, check_sources
+from tsallis.search.checks import check_at_least_one, check_goal, check_sources, is_sequence
 from tsallis.search.options import EXPANSIONS
 from tsallis.search.patterns import patterns_of
 from tsallis.search.step import Expansion, Limits, Prefix, Search, checked_log_probs, make_limits
@@ -249,6 +249,8 @@ def _search_windows(
     keep: bool,
 ) -> list[_Queue]:
     """Search for the outputs of some sources at a time; with a time limit, of one source."""
+    if known is not None and not is_sequence(known):
+        raise TypeError(f"known must be a list of results of a search, got {describe(known)}")
     if known is not None and len(known) != len(limits):
         raise ValueError(f"known must have one result per source, got {len(known)} results for {len(limits)} sources")
     if wrong := [result for result in known or () if not isinstance(result, Result)]:

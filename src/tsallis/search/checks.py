@@ -66,7 +66,7 @@ def check_seeds(seeds: Any, sources: int) -> list[int]:
         TypeError: The argument is not a sequence of integers.
         ValueError: The number of seeds is wrong, or a seed is negative or needs more than 64 bits.
     """
-    if not _is_sequence(seeds):
+    if not is_sequence(seeds):
         raise TypeError(f"seeds must be a sequence with one integer for each source, got {describe(seeds)}")
     numbers = [check_integer("a seed", seed, 0) for seed in seeds]
     if len(numbers) != sources:
@@ -83,7 +83,7 @@ def check_prefix(tokens: Any, name: str) -> tuple[int, ...]:
         TypeError: The argument is not a sequence of integers.
         ValueError: A symbol is padding, start, end or negative.
     """
-    if not _is_sequence(tokens):
+    if not is_sequence(tokens):
         raise TypeError(f"{name} must be a sequence of symbols, got {describe(tokens)}")
     symbols = tuple(check_integer(f"a symbol of {name}", token, -LARGEST_SIZE, LARGEST_SIZE) for token in tokens)
     if any(token in (PAD, BOS, EOS) for token in symbols):
@@ -144,7 +144,8 @@ def check_targets(model: Any, src: Tensor, tgt_in: Any, tgt_out: Any) -> tuple[T
     return tgt_in.long(), tgt_out.long()
 
 
-def _is_sequence(value: Any) -> bool:
+def is_sequence(value: Any) -> bool:
+    """Return whether a value is an iterable other than a string or a tensor without dimensions."""
     return isinstance(value, Iterable) and not isinstance(value, str) and getattr(value, "ndim", 1) > 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from tsallis.errors import describe
 from tsallis.models.protocol import Decoder, count_attended
 from tsallis.search.certificate import Hypothesis, Result, Scope, certify
-from tsallis.search.checks import check_limits, check_prefix
+from tsallis.search.checks import check_limits, check_prefix, is_sequence
 from tsallis.search.patterns import Pattern
 from tsallis.search.texts import Text, merge_texts
 from tsallis.symbols import BOS, EOS
@@ -218,7 +218,7 @@ def make_limits(
     check_limits(min_length, max_length, length_penalty)
     if prefixes is None:
         starts: list[tuple[int, ...]] = [()] * len(src_lengths)
-    elif isinstance(prefixes, str) or not isinstance(prefixes, Iterable):
+    elif not is_sequence(prefixes):
         raise TypeError(f"prefixes must be a list with one sequence of symbols per source, got {describe(prefixes)}")
     else:
         starts = [check_prefix(prefix, f"the prefix of source {source}") for source, prefix in enumerate(prefixes)]

@@ -45,7 +45,7 @@ def with_temperature(model: Any, temperature: float) -> Any:
         >>> [with_temperature(model, t).output.log_probs(scores).exp().tolist() for t in (1.0, 0.25)]
         [[[0.75, 0.25, 0.0]], [[1.0, 0.0, 0.0]]]
     """
-    check_real("temperature", temperature, MIN_TEMPERATURE)
+    temperature = check_real("temperature", temperature, MIN_TEMPERATURE)
     if temperature == 1:
         return model
     if isinstance(model, Ensemble):

@@ -183,6 +183,10 @@ def test_known_results_must_match_the_number_of_sources() -> None:
     check_refusal(
         lambda: exhaustive(models()[0], SRC, LENGTHS, known=results[:1]), "known", "got 1 results for 2 sources"
     )
+    for name in ("known", "prefixes"):
+        with pytest.raises(TypeError, match=f"{name} must be a list .* got .*tensor"):
+            exhaustive(models()[0], SRC, LENGTHS, **{name: torch.tensor(2)})
+    assert sample(models()[0], SRC, LENGTHS, 1, temperature=2**80)
 
 
 def test_a_budget_of_none_raises() -> None:
