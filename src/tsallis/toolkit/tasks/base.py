@@ -169,12 +169,27 @@ class Task(ABC):
 
     def read_header(self, path: Path | str) -> tuple[str, ...]:
         """Return the columns of the first line of a file that is neither blank nor a comment."""
-        lines = (line for line in read_lines(path, self.formats[True]) if line.strip() and not self.is_comment(line))
-        return _split_cells(next(lines, ""))
+        return self._first_cells(read_lines(path, self.formats[True]))
+
+    def _first_cells(self, lines: Iterable[str]) -> tuple[str, ...]:
+        return _split_cells(next((line for line in lines if line.strip() and not self.is_comment(line)), ""))
+
+    def fits_header(self, cells: Sequence[str]) -> bool:
+        """Return whether columns are in the order of the header of the training data."""
+        header = iter(self.header)
+        return all(cell in header for cell in cells)
+
+    def _check_header(self, cells: Sequence[str], name: Path | str) -> None:
+        """Raise if a first line is a header with other columns than the training data; `name` is that of the file."""
+        if len(cells) > 1 and {*self.header}.issuperset(cells) and not self.fits_header(cells):
+            found, expected = ("<TAB>".join(names) for names in (cells, self.header))
+            raise InputError(f"{name}: expected the columns of the training data, {expected}, found the header {found}")
 
     def example_lines(self, path: Path | str) -> Iterator[tuple[str, str]]:
         """Return the location and the text of each line with an example, see `data.io.read_examples`."""
-        if self.header and not {*self.header}.issuperset(first := self.read_header(path)):
+        first = self.read_header(path) if self.header else ()
+        self._check_header(first, path)
+        if not {*self.header}.issuperset(first):
             hint = "is read as an example, because it is not the header of the training data"
             warnings.warn(f"{path}: the first line, {shorten('<TAB>'.join(first))}, {hint}", IgnoredInputWarning, 2)
         return read_examples(path, self.formats[True], lambda lines, ignored: self.number_lines(lines, True, ignored))
@@ -346,6 +361,8 @@ class Task(ABC):
         Raises:
             InputError: If a line is malformed or longer than `limit`. The message names file and line.
         """
+        if not first:
+            self._check_header(self._first_cells(lines), name)
         ignored = Ignored()
         numbered = self.number_lines(lines, gold, ignored, first)
         examples = self.parse_lines(numbered, name, run, gold, first, **options)

@@ -204,6 +204,14 @@ class Classification(LabelTask):
             raise InputError(f"{name}:{first + number + 1}: most labels are unknown to the run. {fault}")
         return examples
 
+    def split(self, run: Run, config: ClassificationData, split: str, **options: Any) -> Lines:
+        lines = super().split(run, config, split, **options)
+        labels: Any = run.tgt_vocab
+        if fault := self.find_unknown([*map(LabelledText, lines.references, lines.titles)], labels, MIN_DOCUMENTS):
+            (path,) = self.files(config, split)
+            raise InputError(f"{path}: most labels are unknown to the run. {fault}")
+        return lines
+
     def find_unknown(self, examples: Sequence[LabelledText], labels: Collection[str], min_examples: int) -> str:
         """Describe the first example with an unknown label if most labels of `min_examples` or more are unknown."""
         unknown = [e for e in examples if e.label not in labels]
@@ -265,9 +273,8 @@ def read_labelled(path: Path | str, task: Classification = Classification()) -> 
     counts = [line.count("\t") + 1 for _, line in lines]
     wide = [origin for (origin, _), count in zip(lines, counts, strict=True) if count > min(counts)]
     if task.columns.text == -1 and wide:
-        hint = (
-            f"found {max(counts)} columns, elsewhere {min(counts)}; only the last is read as text ({len(wide)} lines)"
-        )
+        hint = f"found {max(counts)} columns, elsewhere {min(counts)}; only the last is read as text "
+        hint += f"({len(wide)} line{'s' * (len(wide) > 1)})"
         warnings.warn(f"{wide[0]}: {hint}", IgnoredInputWarning, stacklevel=2)
     return examples
 

@@ -9,7 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -215,14 +215,19 @@ class Strings(SequenceTask):
         task = cls.of_config(config)
         cls._warn_ignored_features(config, task)
         examples, dev_examples = task.examples_of(config, "train"), task.examples_of(config, "dev")
+        task.check_columns(examples if config.dev is not None else [*examples, *dev_examples])
         if not examples or not dev_examples:
             count = len({example.source for example in (*examples, *dev_examples)})
             files = ", ".join(str(path) for path in task.files(config, "train"))
+            hints = (
+                f". {e.origin} is read as {task.describe_columns(e)}; if the source is another column, set data.columns"
+                for e in (*examples, *dev_examples)
+            )
             raise InputError(
                 f"{files}: holding out {config.held_out:g} of the sources for validation leaves a part empty; found "
                 f"{count} different source{'' if count == 1 else 's'}: add lines, or set data.dev to another file"
+                f"{next(hints, '')}"
             )
-        task.check_columns(examples)
         dev = _interleave_languages(dev_examples)
         examples = [replace(e, target=answer) for e in examples for answer in task.answers(e.target or "")]
         separators = [separator_of(symbols) for symbols in (config.src_symbols, config.tgt_symbols)]
@@ -237,6 +242,8 @@ class Strings(SequenceTask):
             raise InputError(f"{name}: all {len(examples)} examples have a source or target of more than {limit}")
         src, tgt = (Vocabulary.build([sides[row][i] for row in rows], separator=separators[i]) for i in range(2))
         vocabularies = Vocabularies(src, tgt)
+        if config.dev is not None:
+            task.check_known(dev_examples, vocabularies, copied=True)  # the model may copy
         lines = task.encode(dev, vocabularies)
         refuse_long(lines.corpus, config.max_length, lambda row, _: dev[row].origin, "data.max_length")
         counts = Counts(len(examples), len(train), 0, len(examples) - len(train))
@@ -282,7 +289,8 @@ class Strings(SequenceTask):
     def examples_of(self, config: StringsData, split: str, language: str | None = None) -> list[StringsExample]:
         """Read the examples of a split from the columns that this task defines."""
         if config.embedded is not None:
-            return english_verbs()[split]
+            verbs = english_verbs()[split]
+            return verbs if self.columns.features else [replace(verb, features=()) for verb in verbs]
         if language is not None or config.languages == "all":  # "all" means all languages when the run started
             config = config.model_copy(update={"languages": self.languages if language is None else [language]})
         languages: Sequence[str | None] = find_languages(config) or [None]
@@ -339,7 +347,7 @@ class Strings(SequenceTask):
 
         Raises:
             InputError: If most examples share no feature with another example, or if the features of most examples
-                resemble the source more than the target does.
+                resemble the source or the target more than these resemble each other.
         """
         columns = self.columns
         if not columns.features or len(examples) < MIN_EXAMPLES:
@@ -347,14 +355,17 @@ class Strings(SequenceTask):
         counts = Counter(feature for example in examples for feature in example.features)
         unique = [e for e in examples if e.features and all(counts[feature] == 1 for feature in e.features)]
         sample = examples[:: -(-len(examples) // SAMPLED)]
-        wordlike = [
-            e
-            for e in sample
-            if similarity(e.source, ";".join(e.features)) > max(SIMILAR, similarity(e.source, e.target or ""))
-        ]
+        texts = [(e.source, e.target or "", ";".join(e.features)) for e in sample]
+        # Similarities of source and features, of target and features, and of source and target.
+        alike = [(similarity(a, c), similarity(b, c), similarity(a, b)) for a, b, c in texts]
+        wordlike = [e for e, (a, b, c) in zip(sample, alike, strict=True) if max(a, b) > max(SIMILAR, c)]
         for suspect, examined, fault in ((unique, examples, "occur once"), (wordlike, sample, "look like words")):
             if 2 * len(suspect) > len(examined):
-                swapped = replace(columns, target=columns.features[0], features=(columns.target, *columns.features[1:]))
+                first, *others = columns.features
+                swapped = replace(columns, target=first, features=(columns.target, *others))
+                if sum(b - a for a, b, _ in alike) > 0:  # target and features are forms of a word
+                    source, target = sorted((columns.target, first))
+                    swapped = Columns(source, target, (columns.source, *others))
                 raise InputError(
                     f"{suspect[0].origin}: the columns seem to be wrong: most features {fault}. This line is read as "
                     f"{self.describe_columns(suspect[0])}; to choose other columns, set data.columns, such as "
@@ -372,6 +383,12 @@ class Strings(SequenceTask):
     @property
     def limit(self) -> int:
         return self.max_length or LONGEST
+
+    def fits_header(self, cells: Sequence[str]) -> bool:
+        if len(self.header) < self.columns.width:
+            return super().fits_header(cells)
+        expected = self.formats[len(cells) >= self.columns.width].split("<TAB>")
+        return [*cells[: len(expected)]] == expected
 
     def is_comment(self, line: str) -> bool:
         return self.comment is not None and line.startswith(self.comment)
@@ -397,47 +414,77 @@ class Strings(SequenceTask):
         """Return the examples on numbered lines.
 
         Raises:
-            InputError: If the run's vocabularies contain no feature of a line, or less than half of all target symbols.
+            InputError: If a line is malformed, or see :meth:`check_known`.
         """
-        columns, examples = self.columns, []
-        src: Any = run.src_vocab
-        tgt: Any = run.tgt_vocab
+        examples, vocabularies = [], self.vocabularies(run)
         for number, line in lines:
             origin = f"{name}:{first + number + 1}"
-            if not gold and line.count("\t") + 1 < columns.plain_width:
+            if not gold and line.count("\t") + 1 < self.columns.plain_width:
                 fault = f"expected {' or '.join(self.formats)}, found {count_columns(line)}: {shorten(line)}"
-                raise InputError(f"{origin}: {fault}{self._example_hint(run, line.strip())}")
-            example = self.parse(line, origin, gold, **options)
-            target_features = split_features(example.target or "", self.feature_separator)
-            parts = re.split(r"[\s,;|+]+", " ".join(example.features))  # as if the separator were different
-            any_known, *hints = (
-                any(f"{FEATURE}{x}>" in src for x in names) for names in (example.features, target_features, parts)
-            )
-            looks_like_word = similarity(example.source, ";".join(example.features)) > SIMILAR
-            if example.features and not any_known and (any(hints) or looks_like_word):
-                raise InputError(
-                    f"{origin}: all features of this line are unknown to the run: "
-                    f"{self.describe_columns(example)}; expected "
-                    f"{' or '.join(self.formats)}{self._example_hint(run, example.source)}"
-                )
-            examples.append((number, example))
-        copied = copies(run.model)  # symbols of the source are then no longer unknown
-        known: list[list[bool]] = []  # of each line's target symbols
-        for _, example in examples if gold else ():
-            target = self._symbols(self.first_answer(example.target or ""), self.tgt_symbols)
-            known.append([s in tgt or (copied and s in example.source) for s in target])
-        if len(known) >= MIN_EXAMPLES and 2 * sum(map(sum, known)) < sum(map(len, known)):
-            worst = max(range(len(known)), key=lambda row: known[row].count(False))
-            example = examples[worst][1]
-            raise InputError(
-                f"{example.origin}: most target symbols are unknown to the run. This line is read as "
-                f"{self.describe_columns(example)}; expected lines {self.formats[True]}"
-            )
+                raise InputError(f"{origin}: {fault}{self._example_hint(vocabularies.src, line.strip())}")
+            examples.append((number, self.parse(line, origin, gold, **options)))
+        self.check_known([e for _, e in examples], vocabularies, copies(run.model), gold)
         return examples
 
-    def _example_hint(self, run: Run, source: str) -> str:
-        """Return an example line and the run's most frequent features, for a message."""
-        names = map(run.src_vocab.name, range(FIRST, len(run.src_vocab)))
+    def check_known(
+        self, examples: Sequence[StringsExample], vocabularies: Vocabularies, copied: bool, gold: bool = True
+    ) -> None:
+        """Raise if the columns seem to differ from those of the training data.
+
+        Args:
+            examples: Examples; those of a language are adjacent.
+            vocabularies: Vocabularies of the training data.
+            copied: Whether symbols of a source are known in its target.
+            gold: Whether targets are needed. Otherwise, they are checked only if most sources have unknown symbols.
+
+        Raises:
+            InputError: If the vocabularies contain no feature of an example, or less than half of a language's target
+                symbols.
+        """
+        src, tgt = vocabularies.src, vocabularies.tgt
+        for example in examples:
+            self._check_features(example, src)
+        for _, group in groupby(examples, key=lambda e: e.language):
+            rows = [*group]
+            targets = [self._symbols(self.first_answer(e.target or ""), self.tgt_symbols) for e in rows]
+            unknown = [
+                sum(s not in tgt and not (copied and s in e.source) for s in target)
+                for e, target in zip(rows, targets, strict=True)
+            ]
+            if len(rows) < MIN_EXAMPLES or 2 * sum(unknown) <= sum(map(len, targets)):
+                continue
+            new_sources = sum(any(s not in src for s in self._symbols(e.source, self.src_symbols)) for e in rows)
+            if gold or 2 * new_sources > len(rows):
+                worst = rows[unknown.index(max(unknown))]
+                raise InputError(
+                    f"{worst.origin}: most target symbols do not occur in the training data. This line is read as "
+                    f"{self.describe_columns(worst)}; expected lines {self.formats[True]}"
+                )
+
+    def _check_features(self, example: StringsExample, src: Vocabulary) -> None:
+        """Raise if all features are unknown, and seem to be in another column or to have another separator."""
+
+        def are_known(features: Iterable[str]) -> list[bool]:
+            return [f"{FEATURE}{feature}>" in src for feature in features]
+
+        if not example.features or any(are_known(example.features)):
+            return
+        source, target = (split_features(x or "", self.feature_separator) for x in (example.source, example.target))
+        parts = re.split(r"[\s,;|+]+", " ".join(example.features))  # as if the separator were different
+        # A word may be spelled like a feature, so the features must also look like a source.
+        word = self.feature_separator.join(example.features)
+        is_swapped = all(are_known(source)) and all(symbol in src for symbol in self._symbols(word, self.src_symbols))
+        looks_like_word = similarity(example.source, ";".join(example.features)) > SIMILAR
+        if is_swapped or looks_like_word or any(are_known([*target, *parts])):
+            raise InputError(
+                f"{example.origin}: no feature of this line occurs in the training data: "
+                f"{self.describe_columns(example)}; expected "
+                f"{' or '.join(self.formats)}{self._example_hint(src, word if is_swapped else example.source)}"
+            )
+
+    def _example_hint(self, src: Vocabulary, source: str) -> str:
+        """Return an example line and the most frequent features of the training data, for a message."""
+        names = map(src.name, range(FIRST, len(src)))
         features = [name[len(FEATURE) : -1] for name in names if name.startswith(FEATURE)]
         if not features:
             return ""
@@ -445,7 +492,7 @@ class Strings(SequenceTask):
         columns = max(len(self.columns.features), 1)
         line = "<TAB>".join([shorten(source.split("\t")[0])[1:-1], *features[:columns]])
         separator_hint = f"write {describe(self.feature_separator)} between features; " if columns == 1 else ""
-        return f"; for example {line} ({separator_hint}the run has the features {known})"
+        return f"; for example {line} ({separator_hint}the training data contain the features {known})"
 
     def _title_parts(self, title: str) -> tuple[str, str]:
         """Return the source and the joined features of a title; a title without features is a source."""
@@ -515,6 +562,7 @@ class Strings(SequenceTask):
         check_split(split)
         values = self.check_options(run, options)
         examples = self.examples_of(config, split, **values)
+        self.check_known(examples, self.vocabularies(run), copies(run.model))
         lines = self.encode(examples, self.vocabularies(run))
         return replace(lines, numbers=[int(e.origin.rpartition(":")[2]) - 1 for e in examples])  # lines of the file
 

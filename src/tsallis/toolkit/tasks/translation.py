@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -242,7 +243,11 @@ def _load_cached(config: TranslationData) -> tuple[Corpus, Vocabularies]:
     """Learn subwords and encode the training files; reuse cached subwords and cached text if possible."""
     cache, options = cache_folder(config.cache), config.subwords
     paths = find_sides(config, "train")
-    src, tgt = _learn(config, paths, partial(cached_subwords, cache))
+    try:
+        src, tgt = _learn(config, paths, partial(cached_subwords, cache))
+    except InputError:
+        deque(read_parallel(*paths), maxlen=0)  # raises if the files have different numbers of lines
+        raise
     return cached_corpus(cache, *paths, src, tgt, config.max_length, options.sample or None), Vocabularies(src, tgt)
 
 

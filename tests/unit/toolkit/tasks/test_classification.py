@@ -48,7 +48,9 @@ def test_labelled_lines_are_read_plain_or_compressed(tmp_path: Path) -> None:
 
 def test_lines_with_more_columns_than_others_give_a_warning(tmp_path: Path) -> None:
     (tmp_path / "train").write_text("pos\tgood\nneg\tbad\tand\tlong\n", encoding="utf-8")
-    with pytest.warns(IgnoredInputWarning, match=r"train:2: found 4 columns, elsewhere 2; only the last is read as te"):
+    with pytest.warns(
+        IgnoredInputWarning, match=r"train:2: found 4 columns, elsewhere 2; only the last is read as text \(1 line\)"
+    ):
         assert read_labelled(tmp_path / "train")[1] == LabelledText("neg", "long")
 
 
@@ -117,6 +119,17 @@ def test_most_dev_labels_must_occur_in_train(tmp_path: Path, lines: str) -> None
         Classification.load(config)
     (tmp_path / "dev").write_text("pos\tfilm\nnew\tfilm\n")
     assert len(Classification.load(config)[1].dev.corpus) == 2
+
+
+def test_most_test_labels_must_be_known(tmp_path: Path) -> None:
+    (tmp_path / "train").write_text("pos\tgood film\nneg\tbad film\n" * 3)
+    (tmp_path / "test").write_text("good film\tpos\nbad film\tneg\n" * 5)
+    data = {"task": "classification", "train": "train", "dev": "train", "test": "test"}
+    run = untrained_run(tmp_path, data, {"architecture": "classifier", "d_model": 4})
+    config = ClassificationData(folder=str(tmp_path), **data)
+    assert len(task_of_run(run).split(run, config, "dev").corpus) == 6
+    with pytest.raises(InputError, match=r"test: most labels are unknown to the run.* label 'good film', text 'pos'"):
+        task_of_run(run).split(run, config, "test")
 
 
 @pytest.mark.parametrize("first", ["sentiment\ttext\n", ""])

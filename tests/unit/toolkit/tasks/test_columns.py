@@ -15,10 +15,10 @@ from tsallis.errors import IgnoredInputWarning, InputError
 from tsallis.toolkit.config import Config
 from tsallis.toolkit.data.vocabulary import GRAPHEMES, Vocabulary
 from tsallis.toolkit.evaluation.text_scores import LineScore
-from tsallis.toolkit.tasks.classification import Classification, ClassificationData
+from tsallis.toolkit.tasks.classification import Classification, ClassificationData, LabelColumns, read_labelled
 from tsallis.toolkit.tasks.data_file import describe_file, is_data_file
 from tsallis.toolkit.tasks.registry import config_of_file, task_of
-from tsallis.toolkit.tasks.strings import Strings, StringsData, StringsExample, split_features
+from tsallis.toolkit.tasks.strings import Columns, Strings, StringsData, StringsExample, split_features
 
 RNN = {"architecture": "rnn", "d_model": 4, "layers": 1}
 # Shared task of a year: lines in its format, the settings that read them, and the first example.
@@ -177,6 +177,9 @@ def paradigms(order: str) -> list[str]:
     [
         ("sft", {}, "{source: 1, target: 3, features: 2}"),
         ("stf", {"source": 1, "features": 2, "target": 3}, "{source: 1, target: 2, features: 3}"),
+        ("sft", {"source": 2, "features": 1, "target": 3}, "{source: 1, target: 3, features: 2}"),
+        ("fst", {}, "{source: 2, target: 3, features: 1}"),
+        ("fts", {}, "{source: 2, target: 3, features: 1}"),
     ],
 )
 def test_swapped_columns_raise_before_training(
@@ -185,7 +188,7 @@ def test_swapped_columns_raise_before_training(
     write(tmp_path / "train", paradigms(order))
     config = StringsData(folder=str(tmp_path), train="train", columns=columns)
     with pytest.raises(
-        InputError, match=r"train:\d+: .* most features (look like words|occur once)\. .* source 'walk'"
+        InputError, match=r"train:\d+: .* most features (look like words|occur once)\. .* source '(walk|V;PST)'"
     ) as error:
         Strings.load(config)
     assert f"data.columns='{setting}'" in str(error.value)
@@ -198,20 +201,71 @@ def test_swapped_columns_in_input_lines_raise(tmp_path: Path) -> None:
     for gold in (True, False):
         with pytest.raises(
             InputError,
-            match=r"in:1: all features of this line are unknown .* source 'walk', target 'V;PST', feat",
+            match=r"in:1: no feature of this line occurs in the training data: source 'walk', target 'V;PST', feat",
         ):
             task.read(paradigms("sft"), "in", run, gold=gold)
-    with pytest.raises(
-        InputError, match=r"in:1: all features of this line are unknown .* source 'walk', features 'walked'"
-    ):
+    with pytest.raises(InputError, match=r"in:1: no feature of this line occurs .* source 'walk', features 'walked'"):
         task.read(["walk\twalked"], "in", run, gold=False)
     for separator in " ,|":  # the separator of the run is a semicolon
-        with pytest.raises(InputError, match=r"in:1: all features of this line are unknown .*write ';' between feat"):
+        with pytest.raises(InputError, match=r"in:1: no feature of this line occurs .*write ';' between feat"):
             task.read([f"walk\tV{separator}PST"], "in", run, gold=False)
     greek = [f"walk\tπερπάτησα\tV;PST{end}" for end in ("", ";SG", ";3", ";PRS", ";NFIN")]
-    with pytest.raises(InputError, match="in:1: most target symbols are unknown to the run"):
+    with pytest.raises(InputError, match="in:1: most target symbols do not occur in the training data"):
         task.read(greek, "in", run, gold=True)
     assert len(task.read(greek, "in", run, gold=False).corpus) == 5
+
+
+def test_features_before_the_source_raise(tmp_path: Path) -> None:
+    write(tmp_path / "train", ["N\tN\tN", "N\tNs\tPL", *paradigms("stf")])
+    run = untrained_run(tmp_path, {"task": "strings", "train": "train", "dev": "train"}, RNN)
+    task = task_of(run.task)
+    for line, gold in (("V;PST\twalk", False), ("PL\twalk", False), ("V;PST\twalked\twalk", True)):
+        with pytest.raises(InputError, match=r"in:1: no feature .* source '(V;PST|PL)'.* for example walk<TAB>"):
+            task.read([line], "in", run, gold=gold)
+    words = ["N\tPL", "N\tV;PST", "N\tXY"]  # a word that is spelled like a feature
+    assert len(task.read(words, "in", run, gold=False).corpus) == 3
+
+
+def test_swapped_words_and_phones_raise(tmp_path: Path) -> None:
+    pairs = [(word, " ".join(word.replace("i", "ɪ"))) for word in ("sip", "kit", "pit", "tip", "pip")]
+    swapped = [f"{phones}\t{word}" for word, phones in pairs]
+    write(tmp_path / "train", [f"{word}\t{phones}" for word, phones in pairs])
+    write(tmp_path / "swapped", swapped)
+    data = {"train": "train", "dev": "train", "test": "swapped", "tgt_symbols": "spaces"}
+    run = untrained_run(tmp_path, data, RNN)
+    task = task_of(run.task)
+    match = "1: most target symbols do not occur in the training data.* source 's ɪ p', target 'sip'"
+    for gold in (True, False):
+        with pytest.raises(InputError, match=f"in:{match}"):
+            task.read(swapped, "in", run, gold=gold)
+    with pytest.raises(InputError, match=f"swapped:{match}"):
+        task.split(run, StringsData(folder=str(tmp_path), **data), "test")
+    with pytest.raises(InputError, match=f"swapped:{match}"):
+        Strings.load(StringsData(folder=str(tmp_path), **{**data, "dev": "swapped"}))
+
+
+def test_another_order_of_columns_in_a_split_raises(tmp_path: Path) -> None:
+    write(tmp_path / "train", paradigms("stf"))
+    write(tmp_path / "other", paradigms("sft"))
+    data = {"train": "train", "dev": "train", "test": "other"}
+    run = untrained_run(tmp_path, data, RNN)
+    match = "other:1: no feature of this line occurs in the training data: source 'walk', target 'V;PST'"
+    with pytest.raises(InputError, match=match):
+        task_of(run.task).split(run, StringsData(folder=str(tmp_path), **data), "test")
+    with pytest.raises(InputError, match=match):
+        Strings.load(StringsData(folder=str(tmp_path), **{**data, "dev": "other"}))
+
+
+def test_a_label_as_the_source_is_shown(tmp_path: Path) -> None:
+    write(tmp_path / "train", [f"{label}\ta {word} film" for label, word in zip("10" * 3, "abcdef", strict=True)])
+    match = r"found 2 different sources: .*train:1 is read as source '1', target 'a a film'; if .*, set data\.columns"
+    with pytest.raises(InputError, match=match):
+        Strings.load(StringsData(folder=str(tmp_path), train="train"))
+
+
+def test_embedded_verbs_have_no_features_in_a_task_without_features() -> None:
+    examples = Strings(columns=Columns(features=())).examples_of(StringsData(embedded="english-verbs"), "dev")
+    assert examples and not any(example.features for example in examples)
 
 
 def test_describe_file_infers_data_settings(tmp_path: Path) -> None:
@@ -269,7 +323,10 @@ def test_the_settings_for_a_file_fit_the_chosen_model(tmp_path: Path) -> None:
         "many": [f"{i}	{i}" for i in range(6000)],
     }
     for name, lines in others.items():
-        assert config_of_file(write(tmp_path / f"{name}.tsv", lines)).model.monotonic is None
+        config = config_of_file(write(tmp_path / f"{name}.tsv", lines))
+        assert config.model.monotonic is None
+        # A rate that is halved many times must not stop the training.
+        assert config.training.lowest_learning_rate == (1e-5 if name == "many" else 0)
     with pytest.raises(InputError, match="override 'model=3': model: input should be keys and values"):
         config_of_file(words, ["model=3"])
 
@@ -302,7 +359,9 @@ def test_error_examples_use_the_columns_of_the_run(tmp_path: Path) -> None:
     write(tmp_path / "train", ["kato\tkatoj\tN\tPL", "hundo\thundoj\tN\tPL"])
     data = {"task": "strings", "train": "train", "dev": "train", "columns": {"features": [3, 4]}}
     run = untrained_run(tmp_path, data, RNN)
-    with pytest.raises(InputError, match=r"; for example kato<TAB>(N<TAB>PL|PL<TAB>N) \(the run has the features"):
+    with pytest.raises(
+        InputError, match=r"; for example kato<TAB>(N<TAB>PL|PL<TAB>N) \(the training data contain the features"
+    ):
         task_of(run.task).read(["kato\tN"], "text", run, False)
 
 
@@ -400,6 +459,44 @@ def test_another_header_is_read_as_an_example_with_a_warning(tmp_path: Path) -> 
         assert [example.source for example in Strings.examples(config, "train")] == ["a"]
     with pytest.warns(IgnoredInputWarning, match="dev: the first line, 'src<TAB>tgt', is read as an example"):
         assert [example.source for example in Strings.examples(config, "dev")] == ["src", "c"]
+
+
+@pytest.mark.parametrize(
+    ("names", "accepted", "plain"),  # `plain`: whether only lines without a target are accepted
+    [
+        ("lemma form tags", True, False),
+        ("lemma form tags note", True, False),
+        ("lemma tags", True, True),
+        ("lemma tags note", False, False),
+        ("form lemma tags", False, False),
+        ("lemma tags form", False, False),
+        ("form tags", False, True),
+    ],
+)
+def test_headers_with_other_columns_raise(names: str, accepted: bool, plain: bool, tmp_path: Path) -> None:
+    row = {"lemma": "walk", "form": "walked", "tags": "V;PST", "note": "x"}
+    header, cells = "\t".join(names.split()), "\t".join(row[name] for name in names.split())
+    write(tmp_path / "train", ["\t".join(row), *["\t".join(row.values())] * 2])
+    write(tmp_path / "other", [header, cells])
+    data = {"train": "train", "dev": "train", "header": True}
+    run = untrained_run(tmp_path, data, RNN)
+    error = r"expected the columns of the training data, lemma<TAB>form<TAB>tags<TAB>note, found the header "
+    error += header.replace("\t", "<TAB>")
+    if accepted:
+        assert len(task_of(run.task).read([header, cells], "in", run, gold=not plain).corpus) == 1
+        return
+    with pytest.raises(InputError, match=f"in: {error}"):
+        task_of(run.task).read([header, cells], "in", run, gold=not plain)
+    with pytest.raises(InputError, match=f"other: {error}"):
+        Strings.load(StringsData(folder=str(tmp_path), **{**data, "dev": "other"}))
+
+
+def test_equal_names_in_a_header_are_accepted(tmp_path: Path) -> None:
+    path = write(tmp_path / "train", ["form\tid\tform", "a\tb\tc"])
+    task = Classification(columns=LabelColumns(1, 3), header=("form", "id", "form"))
+    assert [example.text for example in read_labelled(path, task)] == ["c"]
+    with pytest.raises(InputError, match=r"expected the columns .* found the header id<TAB>form<TAB>form"):
+        read_labelled(write(tmp_path / "train", ["id\tform\tform", "a\tb\tc"]), task)
 
 
 @pytest.mark.parametrize("header", [[], ["Lemma\tForm\tTags"]])

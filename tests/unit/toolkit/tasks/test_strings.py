@@ -197,6 +197,8 @@ def test_outputs_of_phones_are_joined_by_spaces(phones: Run) -> None:
     assert any(len(output.tokens) > 1 for output in outputs)
     assert all(output.text == " ".join(output.tokens) for output in outputs)
     assert text.score(["sit\ts ɪ t"])[0].tokens == ("s", "ɪ", "t", "</s>")
+    assert text.score(["\ufeffsit"], ["\ufeffs ɪ t"])[0].tokens == ("s", "ɪ", "t", "</s>")  # byte order marks
+    assert text.translate(["\ufeffsit"])[0].unknown == 0
     (begun,) = text.translate(["ship"], SearchOptions(prefix="tʃ ɜː"))
     assert begun.text.startswith("tʃ ɜː")
 

@@ -94,6 +94,13 @@ def test_separate_subwords_give_different_vocabularies(tmp_path: Path) -> None:
     assert build_model(shared.description).arguments["share"] == "all"
 
 
+def test_different_numbers_of_lines_are_reported_before_subwords(tmp_path: Path) -> None:
+    corpus(tmp_path)
+    write(tmp_path / "train.en", [target for _, target in PAIRS[1:]])
+    with pytest.raises(InputError, match=r"train\.en:60: expected the same number of lines in both files, found 60"):
+        prepare(config(tmp_path, {"subwords": {"size": 8000}}))
+
+
 def test_empty_lines_are_skipped_on_both_sides(tmp_path: Path) -> None:
     """References stay aligned with their sentences."""
     odd = [DEV[0], ("", "x"), DEV[1], ("y", ""), ("\u200b", "nothing that can be read"), DEV[2]]
