@@ -199,6 +199,8 @@ def settings_for(count: int, words: bool, chosen: Any) -> dict[str, Any]:
     training: dict[str, Any] = {"epochs": epochs, "validate_every": max(1, epochs // 20)}
     if few:
         training |= {"batch_size": 32, "learning_rate": 0.002, "schedule": "constant"}
+    else:
+        training["lowest_learning_rate"] = 1e-5
     if chosen.get("architecture") == "transformer":
         layers = 2 if few else 4
         model |= {"heads": 4, "d_ff": 1024, "encoder_layers": layers, "decoder_layers": layers}
