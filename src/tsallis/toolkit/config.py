@@ -41,6 +41,7 @@ NOTHING = ("", "null", "Null", "NULL", "~", "''", '""')  # overrides that set a 
 PUNCTUATION = re.compile(r"""[^\w~'"\[\]{}]+""")  # such as a separator, which YAML might read as null or a list
 ON_RESUME = "may change when a run is resumed"  # description that marks such settings in the schemas
 MAX_ERRORS = 20  # maximum number of errors in one message
+WHOLE = ""  # path of errors that belong to no setting
 ARCHITECTURE = ("model", "architecture")
 
 FileName = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=4096)]
@@ -150,7 +151,7 @@ class Settings(Section):
         validation_rows: Number of development-set rows for which validation searches outputs; default: all. The
             loss is always computed on all rows.
         select: Name of the development-set score that selects the best checkpoint; default: the first score of the
-            task.
+            task. Of equal scores, the one with the smaller loss is better.
         patience: Number of validations without a better score before the run ends; default: no limit.
         checkpoint_every: Number of updates between checkpoints. Each validation also saves a checkpoint.
         keep: Number of validated checkpoints kept for averaging.
@@ -506,10 +507,14 @@ def _explain(errors: Mapping[str, str], name: str, overrides: Sequence[str]) -> 
     for path, message in errors.items():
         keys = {override: override.partition("=")[0] for override in overrides}
         origins = [_describe_override(override) for override, key in keys.items() if f"{path}.".startswith(f"{key}.")]
-        inner = [_describe_override(override) for override, key in keys.items() if key.startswith(f"{path}.")]
-        # If a section as a whole has an error, such as a contradiction, name the overrides inside the section.
+        # If a section or the file has a contradiction, name the overrides inside the section or in the message.
+        inner = [
+            _describe_override(override)
+            for override, key in keys.items()
+            if key.startswith(f"{path}.") or (path == WHOLE and ".".join(key.split(".")[:2]) in message)
+        ]
         origin = origins[0] if origins else " with ".join([name, *inner])
-        texts.setdefault(origin, []).append(f"{truncate(path, LONGEST_KEY)}: {message}")
+        texts.setdefault(origin, []).append(message if path == WHOLE else f"{truncate(path, LONGEST_KEY)}: {message}")
     return "; ".join(f"{origin}: {'; '.join(lines)}" for origin, lines in texts.items())
 
 
@@ -526,7 +531,7 @@ def _find_errors(
     expected: dict[str, list[str]] = {}
     endings: dict[str, str] = {}
     for detail, path in errors[:MAX_ERRORS]:
-        key = ".".join(map(str, path)) or "the file"
+        key = ".".join(map(str, path)) or WHOLE
         message, ending = describe_error(detail)
         if path == ARCHITECTURE:
             message = f"expected {' or '.join(map(repr, schema.models))}"

@@ -74,7 +74,7 @@ def test_text_without_targets_uses_answers_of_the_first_run(translator: Path, tm
     (run,) = data_of(tmp_path / "page.html")["runs"]
     assert run["corpus"]["name"] == f"{text} (targets: answers of run)" and run["corpus"]["sentences"] == 2
     warning = capsys.readouterr().err
-    assert re.fullmatch(rf"tsallis: .*: \d+ symbols are unknown to {translator} and shown as <unk>\n", warning)
+    assert re.fullmatch(rf"tsallis: .*: unknown symbols \(\d+\) of {translator} are shown as <unk>\n", warning)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_extended_runs_equal_runs_of_the_final_length(tsallis: Run, tmp_path: Pa
     assert "\ntraining.epochs: changed from 2 to 4\n" in text and "\nsearch.beam_size: changed from 5 to 2\n" in text
     result, expected = contents(run), contents(long)
     assert result.pop("timing.jsonl") and expected.pop("timing.jsonl") and result == expected
-    assert "The run is finished: 4 epochs, 16 updates" in tsallis("train", config, *more, "--run-dir", run).stdout
+    assert "The run is finished: epoch 4, update 16" in tsallis("train", config, *more, "--run-dir", run).stdout
 
 
 def test_a_lower_patience_reports_why_nothing_is_trained(tsallis: Run, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_lower_patience_reports_why_nothing_is_trained(tsallis: Run, tmp_path:
     index = run / "checkpoints" / "index.json"
     index.write_text(json.dumps({**json.loads(index.read_text()), "finished": False}))  # as if it were stopped here
     text = tsallis("train", config, *settings, "training.epochs=9", "training.patience=1").stdout
-    assert "The run is finished: 3 epochs" in text and "increase training.epochs" in text
+    assert "The run is finished: epoch 3" in text and "increase training.epochs" in text
     assert json.loads(index.read_text())["finished"]
 
 

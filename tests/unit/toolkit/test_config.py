@@ -269,6 +269,12 @@ def test_errors_name_the_file_or_override(tmp_path: Path) -> None:
         f"{tmp_path}/config.yaml with override 'training.schedule=linear': training: schedule: linear needs updates "
         "above warmup, found no updates and warmup 4000"
     )
+    with pytest.raises(InputError) as caught:
+        config(tmp_path, BASE, "training.output_alpha.until=1", "training.updates=9", "model.output=softmax")
+    assert str(caught.value) == (
+        f"{tmp_path}/config.yaml with override 'training.output_alpha.until=1' with override 'model.output=softmax': "
+        "training.output_alpha needs model.output: entmax, found softmax"
+    )
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def summarize_all(
         summaries, comparisons = summarize_runs(inputs, options, advance)
     for summary, (run, _) in zip(summaries, runs, strict=True):
         if summary.corpus.unknown:
-            message = f"{summary.corpus.unknown} symbols are unknown to {run.folder} and shown as <unk>"
+            message = f"unknown symbols ({summary.corpus.unknown}) of {run.folder} are shown as <unk>"
             print(f"tsallis: {summary.corpus.name}: {message}", file=sys.stderr)
     return summaries, comparisons
 

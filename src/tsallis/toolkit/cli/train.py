@@ -209,7 +209,7 @@ def _describe_finished(checkpoints: Checkpoints) -> str:
     value, score = metrics.get(f"dev_{select}"), find_score(select)
     score_text = "" if value is None else f" dev {select.replace('_', ' ')} {value:{score.format if score else '.2%'}}"
     return (
-        f"The run is finished: {last['epoch']} epochs, {last['step']} updates, best{score_text} after "
+        f"The run is finished: epoch {last['epoch']}, update {last['step']}, best{score_text} after "
         f"update {best['step']}; "
         "increase training.epochs, training.updates or training.patience to continue it"
     )
