@@ -122,8 +122,7 @@ def lm_loss(
     Args:
         model: Transformers model with a language modelling head, such as `LlamaForCausalLM`, `BertForMaskedLM` or
             `T5ForConditionalGeneration`, also in PEFT or `DistributedDataParallel`.
-        inputs: Inputs of the model, with `labels` [batch, length]; -100 is ignored. Missing decoder inputs of an
-            encoder-decoder are computed from the labels.
+        inputs: Inputs of the model, with `labels` [batch, length]; -100 is ignored. Decoder inputs may be missing.
         alpha: Alpha, at least 1; 1 is cross-entropy.
         shift: Whether to compare a position with the next label; None: as the model does, True for causal models.
         num_items_in_batch: Divisor of the sum; None: the value in `inputs`, else the number of labels.
@@ -140,9 +139,8 @@ def lm_loss(
     Example:
         >>> import torch
         >>> from transformers import GPT2Config, GPT2LMHeadModel
-        >>> config = GPT2Config(vocab_size=9, n_embd=8, n_head=2, n_layer=1, bos_token_id=1, eos_token_id=2)
-        >>> model = GPT2LMHeadModel(config)
-        >>> ids = torch.tensor([[5, 6, 7, 2]])
+        >>> sizes = {"vocab_size": 9, "n_embd": 8, "n_head": 2, "n_layer": 1, "bos_token_id": 1, "eos_token_id": 2}
+        >>> model, ids = GPT2LMHeadModel(GPT2Config(**sizes)), torch.tensor([[5, 6, 7, 2]])
         >>> lm_loss(model, {"input_ids": ids, "labels": ids}).shape
         torch.Size([])
     """
@@ -150,21 +148,20 @@ def lm_loss(
         raise ValueError(f"inputs must have labels, got {', '.join(inputs)}")
     outer, lm, head = _language_model(model)
     shift = shifts(lm) if shift is None else shift
-    model_inputs = {name: x for name, x in inputs.items() if name not in ("labels", "num_items_in_batch")}
-    num_items_in_batch = inputs.get("num_items_in_batch") if num_items_in_batch is None else num_items_in_batch
-    labels: Tensor = inputs["labels"]
+    model_inputs = dict(inputs)
+    labels, divisor = model_inputs.pop("labels"), model_inputs.pop("num_items_in_batch", None)
+    divisor = divisor if num_items_in_batch is None else num_items_in_batch
     add_decoder_inputs(lm, model_inputs, labels)
     prompt = getattr(getattr(outer, "active_peft_config", None), "num_virtual_tokens", None) or 0
 
     def loss(hidden: Tensor, routers: Tensor | None) -> Tensor:
         with loaded(head):
-            weight, bias = head.weight.to(hidden.dtype), head.bias
-        hidden = hidden.to(weight.device)
+            weight, bias, hidden = head.weight.to(hidden.dtype), head.bias, hidden.to(head.weight.device)
         target = _labels_of_positions(labels, hidden.shape[:-1], prompt, shift, type(lm).__name__).to(hidden.device)
-        rows = _target(target, teacher)
-        options: Any = {"bias": bias, "reduction": "mean" if num_items_in_batch is None else "sum"}
+        options: Any = {"bias": bias, "reduction": "mean" if divisor is None else "sum"}
         with _float32_results(hidden):
-            value = linear_entmax_loss(hidden, weight, rows, alpha, **options) / _divisor(num_items_in_batch, hidden)
+            total = linear_entmax_loss(hidden, weight, _target(target, teacher), alpha, **options)
+        value = total / _divisor(divisor, hidden)
         return value if routers is None else value + _router_factor(lm) * routers.to(value.device)
 
     return _loss_at_head(outer, lm, head, model_inputs, loss)

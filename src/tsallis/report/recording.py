@@ -77,13 +77,12 @@ def show(
         else:
             layers = _record_modules(model, inputs, target_tokens is not None)
     if not layers:
-        raise ValueError(
-            f"{type(model).__name__} has no attention that can be recorded: pass the weights to summarize_weights"
-        )
+        fault = "has no attention that can be recorded: pass the weights to summarize_weights"
+        raise ValueError(f"{type(model).__name__} {fault}")
     _check_tokens(layers, tokens, target_tokens, tolerance)
     texts = {"tokens": tokens} if "attention" in layers else {"encoder_tokens": tokens, "decoder_tokens": target_tokens}
-    arguments: dict[str, Any] = {**layers, **texts, "tolerance": tolerance}
-    return build_page([summarize_weights(**arguments, name=name or type(model).__name__)])
+    arguments: Any = {**layers, **texts, "tolerance": tolerance, "name": name or type(model).__name__}
+    return build_page([summarize_weights(**arguments)])
 
 
 def _tokens_of(tokenizer: Any, inputs: Mapping[str, Any], side: str = "") -> list[list[str]]:

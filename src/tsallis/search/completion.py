@@ -176,9 +176,8 @@ def complete(
             characters = steps.characters(nodes, missing, typed, spellings, place, longest)
         certain = () if missing else steps.run_ahead(nodes, longest)
         choices, support = steps.rank(nodes, certain, text, n_best, longest)
-    missing = max(missing, float(steps.unclear))
     mass = total_mass((math.exp(-node.cost) for node in nodes), model.output.normalized)
-    return Completions(log_prob, certain, choices, support, mass, missing, characters)
+    return Completions(log_prob, certain, choices, support, mass, max(missing, float(steps.unclear)), characters)
 
 
 def _total_prob(nodes: Sequence[_Node]) -> float:

@@ -280,7 +280,10 @@ def test_errors_for_missing_tags_show_an_example(tsallis, trained: Path) -> None
         message = tsallis(name, trained, stdin=lines, status=1).stderr
         number = lines.count("\n")
         assert f"standard input:{number}: expected source<TAB>features or" in message and message.count("\n") == 1
-        assert "found 1 column: 'rebel'; for example rebel<TAB>V (write ';' between features; the run has" in message
+        assert (
+            "found 1 column: 'rebel'; for example rebel<TAB>V (write ';' between features; the training data contain"
+            in message
+        )
 
 
 def test_an_empty_output_has_a_score(tsallis, trained: Path) -> None:

@@ -68,7 +68,6 @@ def translate(
     of the list. If a line has no output, the output in its row is empty.
 
     With --mode sample, each row has the line number, the output and its probability, in the order of the draws.
-
     With --exact or --all, --n-best N stops the search once the N most probable outputs are found and proved.
 
     --alignment adds a column of position pairs such as `0-0 2-1`. Positions count symbols from 0.
@@ -90,26 +89,27 @@ def translate(
             opened.for_run(block.run).spell(block.lines, options, block.first, block.beginnings, name)
 
         input_arguments = opened.run, opened.task, file, False, prefix_column
-        probs, empty, hint = as_json or options.returns != "best", list[int](), ""
+        probs, empty = as_json or options.returns != "best", list["Answer"]()
         blocks = line_blocks(*input_arguments, check=check, on_error=on_error, language=language, images=images)
         for block in share_blocks(blocks, world, file):
             arguments = block.lines, options, block.first, block.beginnings
             for answer in opened.for_run(block.run).answer(*arguments, name, tokens, alignment, probabilities=probs):
-                if as_json:
-                    print_json(answer.to_dict())
-                else:
-                    _print(answer, options.returns, alignment is not None)
+                _print(answer, "json" if as_json else options.returns, alignment is not None)
                 if answer.result is not None and answer.best is None:
-                    empty.append(answer.line)
-                    if options.mode == "beam" and answer.certificate != "complete":
-                        hint = "; --exact may find one"
+                    empty.append(answer)
             sys.stdout.flush()
         if empty:
-            warn_places(name, f"the search found no output{hint}", [f"line {n}" for n in empty])
+            hint = "; --exact may find one" * (
+                options.mode == "beam" and any(x.certificate != "complete" for x in empty)
+            )
+            warn_places(name, f"the search found no output{hint}", [f"line {x.line}" for x in empty])
 
 
 def _print(answer: Answer, kind: str, alignment: bool) -> None:
-    """Print an answer: the best output, the list of outputs with its certificate, or the draws."""
+    """Print an answer: as JSON, its best output, the list of its outputs with the certificate, or its draws."""
+    if kind == "json":
+        print_json(answer.to_dict())
+        return
     draws, lists, certificate = kind == "draws", kind == "list", answer.certificate
     for output in (answer.outputs or (None,)) if draws or lists else (answer.best,):
         fields = ["" if output is None else output.text]
