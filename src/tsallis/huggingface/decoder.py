@@ -19,6 +19,7 @@ from tsallis.huggingface.alphas import unwrap
 from tsallis.huggingface.attention import FULL_MASKS, NAME
 from tsallis.huggingface.reading import Reading, count_ids, find_obstacle
 from tsallis.huggingface.text_batches import first_setting, pad_rows
+from tsallis.huggingface.token_texts import TokenTexts
 from tsallis.models.protocol import Step, source_mask
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.choice import choose
@@ -202,6 +203,13 @@ class TransformersDecoder(nn.Module):
         if wrong := set(ids) & set(self.output.ends):
             raise ValueError(f"an output must not contain an end symbol, got {min(wrong)}")
         return [number + RESERVED for number in ids]
+
+    def texts(self, tokenizer: Any) -> TokenTexts:
+        """Return the texts of all symbols, a vocabulary for :class:`tsallis.search.Pattern`.
+
+        They are the texts that the tokenizer decodes without special tokens and without clean-up of spaces.
+        """
+        return TokenTexts(tokenizer, self._size, RESERVED)
 
     def targets(self, labels: Sequence[Sequence[int]] | Tensor) -> tuple[Tensor, Tensor]:
         """Return decoder inputs and targets [batch, tgt] of outputs to score.

@@ -1,0 +1,79 @@
+"""Patterns match the texts that tokenizers decode."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")  # before the imports that need it
+
+import torch
+from tests.tiny_transformers import BY_NAME, build
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE, WordPiece
+from transformers import PreTrainedTokenizerFast
+
+from tsallis.huggingface import TransformersDecoder
+from tsallis.huggingface.token_texts import PART
+from tsallis.search import Pattern, match, restrict, sample
+
+from .test_spelling import byte_level
+
+SETTINGS = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+
+
+def word_pieces() -> Any:
+    words = Tokenizer(WordPiece({"[UNK]": 0, "a": 1, "b": 2, "##a": 3, "##bc": 4, ".": 5}, unk_token="[UNK]"))
+    words.decoder = decoders.WordPiece(cleanup=False)
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
+
+
+def sentence_pieces() -> Any:
+    """Return a tokenizer like Llama's: words begin with ▁, and bytes replace unknown characters."""
+    vocabulary = {"<s>": 0, "</s>": 1, "▁": 2, "▁a": 3, "a": 4, "b": 5, "é": 6}
+    vocabulary |= {f"<0x{byte:02X}>": 7 + byte for byte in range(256)}
+    pieces = Tokenizer(BPE(vocabulary, [("▁", "a")], byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    pieces.decoder = decoders.Sequence(steps)
+    return PreTrainedTokenizerFast(tokenizer_object=pieces, bos_token="<s>", eos_token="</s>")
+
+
+def decoder_of(size: int, end: int | list[int] = 1) -> TransformersDecoder:
+    model = build(BY_NAME["gpt2"])
+    model.resize_token_embeddings(size)
+    return TransformersDecoder(model, alpha=1, end=end)
+
+
+@pytest.mark.parametrize("make", [word_pieces, sentence_pieces, lambda: byte_level(["a bad cab", "é a"])])
+def test_patterns_match_decoded_texts(make: Any) -> None:
+    tokenizer, chance = make(), random.Random(0)
+    decoder = decoder_of(len(tokenizer) + 3)  # the last ids have no token
+    texts = decoder.texts(tokenizer)
+    patterns = [(regex, Pattern(regex, texts)) for regex in ("(?s:.*b.*)", " ?a.*", "(a| )*", ".", "é?")]
+    parts = {n for n in range(len(tokenizer)) if PART in tokenizer.decode([n], **SETTINGS)}
+    seen = set()
+    for _ in range(600):
+        ids = [chance.randrange(min(len(tokenizer), 12) if chance.random() < 0.9 else len(texts) - 3) for _ in range(4)]
+        ids = ids[: chance.randrange(5)]
+        text = tokenizer.decode([number for number in ids if number < len(tokenizer)], **SETTINGS)
+        for regex, pattern in patterns:
+            expected = not parts & {*ids} and re.fullmatch(regex, text) is not None
+            assert pattern.matches(decoder.symbols([n for n in ids if n != 1])) == expected or 1 in ids, (regex, ids)
+            seen.add((regex, expected))
+    assert {expected for _, expected in seen} == {True, False}
+
+
+def test_searches_of_a_model_accept_the_texts() -> None:
+    tokenizer = byte_level(["a bad cab"])
+    end = [n for n in range(len(tokenizer)) if not re.search("[a-z]", tokenizer.decode([n], **SETTINGS))]
+    decoder = decoder_of(len(tokenizer), end)
+    sources = decoder.sources({"input_ids": torch.tensor([[5, 6, 7]])})
+    letters = Pattern("(?s:.*[a-z].*)", decoder.texts(tokenizer))
+    ((bounds,),) = match(decoder, *sources, [letters], budget=300, max_length=3)
+    assert 0 < bounds.lower <= bounds.upper < 1
+    draws = sample(restrict(decoder, letters), *sources, 200, max_length=4, seeds=[0])[0]
+    texts = [tokenizer.decode(decoder.ids(draw.tokens), **SETTINGS) for draw in draws if draw is not None]
+    assert texts and all(re.search("[a-z]", text) for text in texts)
