@@ -15,6 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from tsallis.functional.rows import alpha_number
 from tsallis.nn.alpha import PerHeadAlpha
 from tsallis.nn.multihead_attention import MultiheadAttention
+from tsallis.nn.output import is_linear
 from tsallis.nn.transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
 from tsallis.ops.constants import materialise_constants
 
@@ -22,8 +23,6 @@ Module = TypeVar("Module", bound=nn.Module)
 HOOKS = tuple(
     name for name in vars(nn.Module()) if name.endswith("_hooks") or "_hooks_" in name or name.endswith("_hook")
 )
-# Hooks of a module's calls; PyTorch's attention never calls `out_proj`.
-CALL_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 Attention = nn.MultiheadAttention | MultiheadAttention
 NewAttention = TypeVar("NewAttention", nn.MultiheadAttention, MultiheadAttention)
 LAYERS = (TransformerEncoderLayer, TransformerDecoderLayer)
@@ -215,14 +214,11 @@ def _to_dense(old: MultiheadAttention, name: str) -> nn.MultiheadAttention:
         if is_set:
             raise TypeError(f"{name or 'module'} has {setting}, which torch.nn.MultiheadAttention does not support")
     layer = old.out_proj
-    changes = [hooks for hooks in CALL_HOOKS if getattr(layer, hooks)]
-    if getattr(layer.forward, "__func__", None) is not nn.Linear.forward:
-        changes.append("another forward")
-    if changes:
+    if not is_linear(layer):
         raise TypeError(
             f"{name or 'module'}.out_proj must be a torch.nn.Linear without hooks, because torch.nn.MultiheadAttention "
-            f"reads only its weight and bias, got {type(layer).__module__}.{type(layer).__name__} with "
-            f"{' and '.join(changes)}: merge adapters and remove hooks first"
+            f"reads only its weight and bias, got {type(layer).__module__}.{type(layer).__name__}: merge adapters and "
+            "remove hooks first"
         )
     if type(layer) is nn.Linear:  # quantize_dynamic would remove the weight that PyTorch's attention reads
         layer.__class__ = NonDynamicallyQuantizableLinear

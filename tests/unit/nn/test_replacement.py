@@ -201,14 +201,14 @@ def replace_forward(attention: nn.MultiheadAttention) -> None:
 
 
 OUTPUT_CHANGES: dict[str, Any] = {
-    "_forward_pre_hooks": lambda a: a.out_proj.register_forward_pre_hook(lambda *_: None),
-    "_forward_hooks": lambda a: a.out_proj.register_forward_hook(lambda *_: None),
-    "_backward_pre_hooks": lambda a: a.out_proj.register_full_backward_pre_hook(lambda *_: None),
-    "_backward_hooks": lambda a: a.out_proj.register_full_backward_hook(lambda *_: None),
-    "linear.Linear with another forward": replace_forward,
-    "Adapter with another forward": lambda a: setattr(a, "out_proj", Adapter(16, 16)),
-    "container.Sequential with": lambda a: setattr(a, "out_proj", nn.Sequential(a.out_proj)),
-    "quantized.dynamic.modules.linear.Linear with": lambda a: torch.ao.quantization.quantize_dynamic(a, inplace=True),
+    "pre-hook": lambda a: a.out_proj.register_forward_pre_hook(lambda *_: None),
+    "hook": lambda a: a.out_proj.register_forward_hook(lambda *_: None),
+    "backward pre-hook": lambda a: a.out_proj.register_full_backward_pre_hook(lambda *_: None),
+    "backward hook": lambda a: a.out_proj.register_full_backward_hook(lambda *_: None),
+    "replaced forward": replace_forward,
+    "adapter": lambda a: setattr(a, "out_proj", Adapter(16, 16)),
+    "sequence": lambda a: setattr(a, "out_proj", nn.Sequential(a.out_proj)),
+    "quantized": lambda a: torch.ao.quantization.quantize_dynamic(a, inplace=True),
 }
 
 
@@ -216,7 +216,7 @@ OUTPUT_CHANGES: dict[str, Any] = {
 def test_densify_rejects_output_layers_that_pytorch_ignores(change: str) -> None:
     model = nn.ModuleDict({"own": MultiheadAttention(16, 4, alpha=1.0)}).eval()
     OUTPUT_CHANGES[change](model["own"])
-    with pytest.raises(TypeError, match=rf"own\.out_proj must be a torch\.nn\.Linear without hooks, .*{change}"):
+    with pytest.raises(TypeError, match=r"own\.out_proj must be a torch\.nn\.Linear without hooks"):
         densify_module(model)
     x = torch.randn(5, 3, 16)
     assert sparsify_module(model, "learned")["own"](x, x, x)[0].shape == x.shape
