@@ -83,6 +83,8 @@ class Spellings:
     def crossing(self, text: bytes, place: Place) -> Iterator[int]:
         """Yield the symbols that spell the non-empty rest of the text and continue after its end."""
         suffix = text[place.position :]
+        if len(suffix) >= max(self._lengths[place.begun], default=0):
+            return
         for number, spelling in (self._later if place.begun else self._first).items():
             if len(spelling) > len(suffix) and spelling.startswith(suffix):
                 yield number

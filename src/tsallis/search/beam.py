@@ -17,7 +17,7 @@ from tsallis.ops.choice import choose_beams
 from tsallis.search.certificate import Hypothesis, Result
 from tsallis.search.checks import check_at_least_one, check_sources
 from tsallis.search.options import END_RULES, EndRule
-from tsallis.search.patterns import patterns_of
+from tsallis.search.patterns import patterns_of, prefix_length
 from tsallis.search.step import Search, make_limits, refuse_nan, refuse_rows
 from tsallis.search.texts import Text
 from tsallis.symbols import BOS, EOS
@@ -88,7 +88,7 @@ def beam_search(
     check_at_least_one(beam_size=beam_size, n_best=n_best)
     check_one_of("end_rule", end_rule, END_RULES)
     lengths = check_sources(model, src, src_lengths)
-    limits = make_limits(lengths, prefixes, min_length, max_length, length_penalty)
+    limits = make_limits(lengths, prefixes, min_length, max_length, length_penalty, prefix_length(model))
     if src.shape[0] == 0:
         return []
     beam_size, n_best = int(beam_size), None if n_best is None else int(n_best)

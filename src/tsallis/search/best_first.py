@@ -20,7 +20,7 @@ from tsallis.search.beam import beam_search
 from tsallis.search.certificate import Hypothesis, Result, Stop, least_score
 from tsallis.search.checks import check_at_least_one, check_goal, check_sources, is_sequence
 from tsallis.search.options import EXPANSIONS
-from tsallis.search.patterns import patterns_of
+from tsallis.search.patterns import patterns_of, prefix_length
 from tsallis.search.step import Expansion, Limits, Prefix, Search, checked_log_probs, make_limits
 from tsallis.search.texts import Text, missing_probability
 
@@ -234,7 +234,7 @@ def exhaustive(
     """
     goal = Goal(model.output.normalized, budget, time_limit, mass, n_best, text)
     lengths = check_sources(model, src, src_lengths)
-    limits = make_limits(lengths, prefixes, min_length, max_length, length_penalty)
+    limits = make_limits(lengths, prefixes, min_length, max_length, length_penalty, prefix_length(model))
     queues = _search_windows(model, src, src_lengths, goal, limits, known, keep_attention)
     return [queue.result(goal.normalized, n_best, text) for queue in queues]
 
@@ -424,7 +424,9 @@ def exact_search(
     """
     check_at_least_one(n_best=n_best, beam_size=beam_size, budget=budget)
     check_goal(mass, model.output.normalized, time_limit=time_limit)
-    make_limits(check_sources(model, src, src_lengths), prefixes, min_length, max_length, length_penalty)
+    make_limits(
+        check_sources(model, src, src_lengths), prefixes, min_length, max_length, length_penalty, prefix_length(model)
+    )
     options: Any = {"min_length": min_length, "max_length": max_length, "length_penalty": length_penalty, "text": text}
     results: list[Result] = []
     width = max(len(src), 1) if time_limit is None else 1  # with a time limit, search one source at a time

@@ -14,6 +14,7 @@ from tsallis.errors import check_integer, describe
 from tsallis.models.protocol import Decoder, DerivedStep, unclear_rows
 from tsallis.models.spellings import spellings_of
 from tsallis.search.regex import compile_regex, compile_strings
+from tsallis.search.text_prefix import TextPrefix
 from tsallis.symbols import BOS, EOS, PAD, UNK
 
 ENTRIES = 2**25  # maximum size of a table of states and tokens
@@ -72,9 +73,13 @@ class Pattern:
             raise ValueError(
                 f"the pattern needs {states} states for {len(texts)} different tokens, which is too many: simplify it"
             )
-        transitions = torch.tensor(automaton.next).reshape(states, -1)
-        table = _states_after(transitions, torch.arange(states), [y for _, y in texts], automaton.classes)
-        first_states = _states_after(transitions, torch.tensor([0]), [x for x, _ in texts], automaton.classes)[0]
+        transitions = torch.tensor(automaton.next, dtype=torch.int32).reshape(states, -1)
+        table = _states_after(
+            transitions, torch.arange(states, dtype=torch.int32), [y for _, y in texts], automaton.classes
+        )
+        first_states = _states_after(
+            transitions, torch.tensor([0], dtype=torch.int32), [x for x, _ in texts], automaton.classes
+        )[0]
         starts_text = torch.tensor([bool(x or (y and not drops_spaces)) for x, y in texts])
         table = torch.cat(
             [table, torch.where(starts_text, first_states, states)[None], torch.full_like(table[:1], unsure)]
@@ -86,9 +91,10 @@ class Pattern:
         accepts = torch.tensor(automaton.accepts) != complement
         self.accepts = torch.cat([accepts, accepts[0, None], torch.tensor([False])])
         self.unsure = torch.arange(len(self.table)) == unsure
-        self.live = _can_reach(self.table, self.accepts)  # a match can follow
-        self.dead = ~_can_reach(self.table, self.accepts | self.unsure)  # no match can follow
-        self.full = ~_can_reach(self.table, ~self.accepts)  # only matches can follow
+        before = _predecessors(self.table)
+        self.live = _can_reach(before, self.accepts)  # a match can follow
+        self.dead = ~_can_reach(before, self.accepts | self.unsure)  # no match can follow
+        self.full = ~_can_reach(before, ~self.accepts)  # only matches can follow
         self.start = 0 if begun else states
 
     def after(self, states: Tensor, d_vocab: int) -> Tensor:
@@ -102,6 +108,12 @@ class Pattern:
                 f"the vocabulary of the pattern must have {d_vocab} symbols, like the model, got {len(self.column)}"
             )
         return self.table[states][:, self.column]
+
+    def allowed(self, states: Tensor, d_vocab: int) -> Tensor:
+        """Return which tokens [rows, d_vocab] may follow if the output must match."""
+        allowed = self.live[self.after(states, d_vocab)]
+        allowed[:, EOS] = self.accepts[states]
+        return allowed
 
     def read(self, states: Tensor, tokens: Tensor) -> Tensor:
         """Return the states [rows] after one token per row."""
@@ -149,15 +161,24 @@ def _states_after(transitions: Tensor, starts: Tensor, texts: Sequence[str], cla
     return torch.stack([after[text] for text in texts], 1)
 
 
-def _can_reach(table: Tensor, goal: Tensor) -> Tensor:
+def _predecessors(table: Tensor) -> list[list[int]]:
+    """Return, for each state, the states from which one token leads to it."""
+    before: list[list[int]] = [[] for _ in table]
+    for state, row in enumerate(table):
+        for reached in row.unique().tolist():
+            before[reached].append(state)
+    return before
+
+
+def _can_reach(before: Sequence[Sequence[int]], goal: Tensor) -> Tensor:
     """Return the states [states] from which any number of tokens leads to the goal."""
-    reached = goal.clone()
-    while True:
-        unreached = (~reached).nonzero().squeeze(1)
-        closer = reached[table[unreached]].any(1)
-        if not closer.any():
-            return reached
-        reached[unreached[closer]] = True
+    reached, waiting = goal.tolist(), goal.nonzero().squeeze(1).tolist()
+    while waiting:
+        for state in before[waiting.pop()]:
+            if not reached[state]:
+                reached[state] = True
+                waiting.append(state)
+    return torch.tensor(reached)
 
 
 @dataclass(frozen=True)
@@ -184,7 +205,7 @@ class _RestrictedOutput:
 class RestrictedModel(nn.Module):
     """Model whose outputs match a pattern, see :func:`restrict`."""
 
-    def __init__(self, model: Any, pattern: Pattern) -> None:
+    def __init__(self, model: Any, pattern: Pattern | TextPrefix) -> None:
         super().__init__()
         self.model, self.pattern = model, pattern
         self.models = getattr(model, "models", (model,))
@@ -205,15 +226,19 @@ class RestrictedModel(nn.Module):
         step, pattern = self.model.step(state.inner, token), self.pattern
         log_probs = self.model.output.log_probs(step.scores)
         places = pattern.read(state.places.cpu(), token.cpu())
-        allowed = pattern.live[pattern.after(places, log_probs.shape[1])]
-        allowed[:, EOS] = pattern.accepts[places]
-        log_probs = log_probs.masked_fill(~allowed.to(log_probs.device), -torch.inf)
+        allowed = pattern.allowed(places, log_probs.shape[1]).to(log_probs.device)
+        log_probs = log_probs.masked_fill(~allowed, -torch.inf)
         result = DerivedStep(log_probs, step.attention, _PatternState(step.state, places.to(state.places)))
         result.unclear = unclear_rows(step)
         return result
 
 
-def patterns_of(model: Any) -> list[Pattern]:
+def prefix_length(model: Any) -> int:
+    """Return the number of symbols that the prefix of a restricted model adds to its default maximum length."""
+    return max((x.length for x in patterns_of(model) if isinstance(x, TextPrefix)), default=0)
+
+
+def patterns_of(model: Any) -> list[Pattern | TextPrefix]:
     """Return the patterns to which a model, or a model that it wraps, is restricted."""
     inner = [*getattr(model, "models", ()), getattr(model, "model", None)]
     patterns = [model.pattern] if isinstance(model, RestrictedModel) else []

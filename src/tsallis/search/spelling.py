@@ -16,7 +16,10 @@ from tsallis.models.spellings import START, Place, Spellings
 from tsallis.search.best_first import join_rows
 from tsallis.search.certificate import Hypothesis, log_sum
 from tsallis.search.checks import check_at_least_one
+from tsallis.search.patterns import RestrictedModel
+from tsallis.search.sampling import draw_uniform, line_seed, make_generators, sample
 from tsallis.search.step import Expansion, Prefix, checked_log_probs
+from tsallis.search.text_prefix import TextPrefix
 from tsallis.search.texts import ROUNDING, TextProbability, join_segmentations
 from tsallis.symbols import EOS
 
@@ -218,6 +221,43 @@ def spell_beginning(
     lattice.push(_Item(Prefix(), place, state, 0))
     _follow(model, [lattice], src.device)
     return lattice.beginnings or [], lattice.log_missing(model.output.normalized)
+
+
+def sample_after(
+    model: Decoder,
+    src: Tensor,
+    src_lengths: Tensor,
+    prefix: TextPrefix,
+    seeds: Sequence[int],
+    num_samples: int = 1,
+    max_length: int | None = None,
+) -> list[list[Hypothesis | None]]:
+    """Sample outputs whose text starts with a text: draw a spelling of the text, and then what follows it.
+
+    Arguments and results are those of :func:`sample`. Values that don't sum to 1 are normalized at every step, over the
+    tokens that may follow.
+    """
+    if not model.output.normalized:
+        restricted = RestrictedModel(model, prefix)
+        return sample(restricted, src, src_lengths, num_samples, max_length=max_length, seeds=seeds)
+    draws: list[list[Hypothesis | None]] = [[None] * num_samples for _ in seeds]
+    for row, seed in enumerate(seeds):
+        source = src[row : row + 1], src_lengths[row : row + 1]
+        with eval_mode(model):
+            beginnings, _ = spell_beginning(model, *source, prefix.text.decode(), prefix.spellings)
+        log_probs = torch.tensor([beginning.prefix.log_prob for beginning in beginnings], dtype=torch.float64)
+        cumulative = log_probs.softmax(0).cumsum(0)
+        uniform = draw_uniform(num_samples, make_generators(1, [seed]))
+        chosen = torch.searchsorted(cumulative, uniform, right=True).clamp(max=len(beginnings) - 1).tolist()
+        for number, beginning in enumerate(beginnings):
+            tokens = [node.token for node in beginning.prefix.chain()]
+            places = [place for place, choice in enumerate(chosen) if choice == number]
+            if places and len(tokens) <= (max_length or len(tokens)):
+                options: Any = {"max_length": max_length, "seeds": [line_seed(seed, number)]}
+                (drawn,) = sample(model, *source, len(places), prefixes=[tokens], **options)
+                for place, draw in zip(places, drawn, strict=True):
+                    draws[row][place] = draw
+    return draws
 
 
 def _follow(model: Decoder, lattices: Sequence[_Lattice], device: torch.device) -> None:

@@ -16,6 +16,7 @@ from tsallis.models.protocol import Decoder, count_attended
 from tsallis.search.certificate import Hypothesis, Result, Scope, certify
 from tsallis.search.checks import check_limits, check_prefix, is_sequence
 from tsallis.search.patterns import Pattern
+from tsallis.search.text_prefix import TextPrefix
 from tsallis.search.texts import Text, merge_texts
 from tsallis.symbols import BOS, EOS
 
@@ -95,7 +96,7 @@ class Search:
     known_bound: float = math.inf  # bound of another search, as a score
     gave_up: bool = False
     unclear: bool = False  # whether scores were too large to be distinguished
-    patterns: Sequence[Pattern] = ()  # patterns that the model's outputs match
+    patterns: Sequence[Pattern | TextPrefix] = ()  # patterns that the model's outputs match
 
     def give_up(self, log_prob: float) -> None:
         """Record that a prefix is dropped."""
@@ -206,10 +207,11 @@ def make_limits(
     min_length: int = 0,
     max_length: int | None = None,
     length_penalty: float = 0.0,
+    extra: int = 0,
 ) -> list[Limits]:
     """Return the limits of each source.
 
-    By default, `max_length` is the length of the prefix, plus twice the source's length, plus 20.
+    By default, `max_length` is the length of the prefix, plus twice the source's length, plus 20, plus `extra`.
 
     Raises:
         TypeError: An argument is not a number or symbols.
@@ -228,7 +230,7 @@ def make_limits(
         )
     limits = []
     for source, (length, start) in enumerate(zip(src_lengths, starts, strict=True)):
-        longest = max(2 * length + 20 + len(start), min_length) if max_length is None else max_length
+        longest = max(2 * length + 20 + len(start) + extra, min_length) if max_length is None else max_length
         if len(start) > longest:
             raise ValueError(
                 f"the prefix of source {source} must have at most max_length {max_length} tokens, got {len(start)}"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +12,12 @@ from tsallis.errors import InputError, OptionError, shorten
 if TYPE_CHECKING:
     from tsallis.models.batch import Batch
     from tsallis.search import Hypothesis, Result, RiskChoice, SearchOptions
+    from tsallis.search.text_prefix import TextPrefix
     from tsallis.toolkit.inference.answers import Output
     from tsallis.toolkit.tasks.base import Task
     from tsallis.toolkit.training import Run
 
-    Prefixes = Sequence[list[int]] | Sequence[str]  # symbols, or texts if several sequences of symbols spell a text
+    Prefixes = Sequence[list[int] | TextPrefix | None]  # symbols, or texts if several sequences of symbols spell them
 
 
 def check_for_run(options: SearchOptions, run: Run) -> None:
@@ -47,48 +47,46 @@ def search(
         options: Options of the search, including those of the run's configuration.
         prefixes: Prefixes of each source's outputs, from :func:`spell_prefixes`.
     """
+    from tsallis.search.patterns import RestrictedModel
     from tsallis.toolkit.evaluation.search_results import search_batch
 
     if options.returns == "best":
         options = replace(options, n_best=1)
+    whole_model = restrict_model(run, run.model, options)
     results: dict[int, Result] = {}
-    for rows, model, part in _parts(run, run.model, batch, options, prefixes):
+    for prefix, rows in _rows_by_prefix(prefixes, len(batch.src)).items():
+        model = whole_model if prefix is None else RestrictedModel(whole_model, prefix)
+        part = [prefixes[row] for row in rows] if prefixes and isinstance(prefixes[0], list) else None
         sources = replace(batch, src=batch.src[rows], src_lengths=batch.src_lengths[rows])
         found = search_batch(model, sources, options, prefixes=part, text=task.ambiguous_text(run.tgt_vocab))
         results.update(zip(rows, found, strict=True))
     return [results[row] for row in range(len(batch.src))]
 
 
-def _parts(
-    run: Run, model: Any, batch: Batch, options: SearchOptions, prefixes: Prefixes | None
-) -> Iterator[tuple[list[int], Any, Any]]:
-    """Yield the rows that are searched together, their model and their prefixes as symbols.
+def _rows_by_prefix(prefixes: Prefixes | None, count: int) -> dict[TextPrefix | None, list[int]]:
+    """Return the rows of each text prefix; None for rows whose prefix is a list of symbols or missing."""
+    groups: dict[TextPrefix | None, list[int]] = {}
+    for row in range(count):
+        prefix = prefixes[row] if prefixes else None
+        groups.setdefault(None if isinstance(prefix, list) else prefix, []).append(row)
+    return groups
 
-    The model's outputs match the pattern of the options, and start with the text of a prefix.
+
+def restrict_model(run: Run, model: Any, options: SearchOptions) -> Any:
+    """Return the model whose outputs match the pattern of the options; without a pattern, the model itself.
 
     Raises:
-        OptionError: If a pattern is too large for the run's vocabulary.
+        OptionError: If the pattern is too large for the run's vocabulary.
     """
-    model = _restrict(run, model, "pattern", options.pattern)
-    if not prefixes or not isinstance(prefixes[0], str):
-        yield list(range(len(batch.src))), model, prefixes
-        return
-    for prefix in dict.fromkeys(prefixes):
-        rows = [row for row, other in enumerate(prefixes) if other == prefix]
-        pattern = f"{re.escape(str(prefix))}(?s:.*)" if prefix else None
-        yield rows, _restrict(run, model, "prefix", pattern), None
-
-
-def _restrict(run: Run, model: Any, option: str, pattern: str | None) -> Any:
     from tsallis.search.patterns import pattern_of, restrict
 
-    if pattern is None:
+    if options.pattern is None:
         return model
     try:
-        return restrict(model, pattern_of(pattern, run.tgt_vocab))
+        return restrict(model, pattern_of(options.pattern, run.tgt_vocab))
     except ValueError as error:
         fault = str(error)
-        raise OptionError(lambda spell: f"{spell(option)}: {fault}") from None
+        raise OptionError(lambda spell: f"{spell('pattern')}: {fault}") from None
 
 
 def draw(
@@ -110,20 +108,24 @@ def draw(
         prefixes: Prefixes of each source's outputs, from :func:`spell_prefixes`.
     """
     from tsallis.search import sample
+    from tsallis.search.spelling import sample_after
     from tsallis.search.temperature import with_temperature
     from tsallis.toolkit.evaluation.text_probabilities import join_draws
 
     arguments = options.arguments
-    whole_model = with_temperature(run.model, arguments.pop("temperature", 1.0))
+    model = restrict_model(run, with_temperature(run.model, arguments.pop("temperature", 1.0)), options)
     seeds = seeds_of(options, lines)
     draws: dict[int, list[Hypothesis | None]] = {}
-    for rows, model, part in _parts(run, whole_model, batch, options, prefixes):
+    for prefix, rows in _rows_by_prefix(prefixes, len(batch.src)).items():
         sources, part_seeds = (batch.src[rows], batch.src_lengths[rows]), [seeds[row] for row in rows]
-        drawn = sample(model, *sources, prefixes=part, seeds=part_seeds, **arguments)
-        if task.ambiguous_text(run.tgt_vocab) is not None:
-            drawn = join_draws(model, replace(batch, src=sources[0], src_lengths=sources[1]), drawn, run.tgt_vocab)
+        part: Any = [prefixes[row] for row in rows] if prefixes and isinstance(prefixes[0], list) else None
+        if prefix is None:
+            drawn = sample(model, *sources, prefixes=part, seeds=part_seeds, **arguments)
+        else:
+            drawn = sample_after(model, *sources, prefix, part_seeds, **arguments)
         draws.update(zip(rows, drawn, strict=True))
-    return [draws[row] for row in range(len(batch.src))]
+    ordered = [draws[row] for row in range(len(batch.src))]
+    return ordered if task.ambiguous_text(run.tgt_vocab) is None else join_draws(model, batch, ordered, run.tgt_vocab)
 
 
 def seeds_of(options: SearchOptions, lines: Sequence[int]) -> list[int]:
@@ -192,7 +194,15 @@ def spell_prefixes(
     symbols = [_spell_prefix(run, task, options, *row) for row in rows]
     if task.ambiguous_text(run.tgt_vocab) is None:
         return symbols
-    return [typed_text(run, task, text)[1] for text, _ in rows]
+    from tsallis.models.spellings import spellings_of
+    from tsallis.search.text_prefix import TextPrefix
+
+    spellings = spellings_of(run.tgt_vocab)
+    known: dict[str, TextPrefix | None] = {"": None}
+    for (text, _), part in zip(rows, symbols, strict=True):
+        if text not in known:
+            known[text] = TextPrefix(typed_text(run, task, text)[1], spellings, len(part))
+    return [known[text] for text, _ in rows]
 
 
 def typed_text(run: Run, task: Task, typed: str, prompt: Sequence[int] = ()) -> tuple[list[int], str]:

@@ -126,10 +126,17 @@ def test_prefixes_may_end_inside_a_subword(run: TextRun, prefix: str, options: A
     assert prefix or found == {output.text: output.prob for output in whole.outputs}
 
 
-def test_draws_start_with_the_text_of_the_prefix(run: TextRun) -> None:
-    (answer,) = run.translate([SOURCE], SearchOptions(mode="sample", num_samples=200, prefix="lo"))
+@pytest.mark.parametrize("prefix", ["lo", "low low l"])
+def test_draws_start_with_the_text_of_the_prefix(run: TextRun, prefix: str) -> None:
+    (answer,) = run.translate([SOURCE], SearchOptions(mode="sample", num_samples=50, prefix=prefix))
     texts = [output.text for output in answer.outputs if output is not None]
-    assert {"low", "lo"} & {*texts} and all(text.startswith("lo") for text in texts)
+    assert len(texts) == 50 and all(text.startswith(prefix) for text in texts)
+
+
+def test_prefixes_longer_than_the_default_length_are_followed(run: TextRun) -> None:
+    prefix = " ".join(["low"] * 40)
+    (answer,) = run.translate([SOURCE], SearchOptions(prefix=prefix))
+    assert answer.text.startswith(prefix)
 
 
 def test_prefixes_of_lines_are_independent(run: TextRun) -> None:
