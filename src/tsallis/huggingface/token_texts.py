@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-PART = "\N{REPLACEMENT CHARACTER}"
+from tsallis.search.patterns import UNDECODABLE, UNKNOWN
 
 
 class TokenTexts:
@@ -27,15 +27,20 @@ class TokenTexts:
 
     def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
         """Return the UTF-8 bytes of symbols in two cases: at the beginning of a text, and after other symbols."""
-        before = self.tokenizer.encode("a", add_special_tokens=False)
-        return self._added([], numbers), self._added(before, numbers)
+        first = self._added([], numbers)
+        visible = (number for number, text in first.items() if text.strip() and text != UNDECODABLE)
+        before = [number - self.offset for number in (next(visible, None),) if number is not None]
+        return first, self._added(before, numbers)
 
     def _added(self, context: list[int], numbers: Sequence[int]) -> dict[int, bytes]:
         """Return the bytes that each symbol adds to the text of a context."""
-        ids = [number - self.offset for number in numbers]
-        rows = [context, *([*context, number] if number < len(self.tokenizer) else context for number in ids)]
+        known, ids = {*self.tokenizer.get_vocab().values()}, [number - self.offset for number in numbers]
+        rows = [context, *([*context, number] if number in known else context for number in ids)]
         settings = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         start, *texts = self.tokenizer.batch_decode(rows, **settings)
-        # Tokenizers write a part of a character as U+FFFD; patterns recognize such parts by invalid UTF-8.
-        added = [text.removeprefix(start).encode() if PART not in text else b"\xff" for text in texts]
+        # Tokenizers write a part of a character as U+FFFD. Such texts are unsure, and so are those that change others.
+        added = [
+            text[len(start) :].encode() if text.startswith(start) and UNKNOWN not in text else UNDECODABLE
+            for text in texts
+        ]
         return dict(zip(numbers, added, strict=True))

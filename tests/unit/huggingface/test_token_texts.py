@@ -17,8 +17,8 @@ from tokenizers.models import BPE, WordPiece
 from transformers import PreTrainedTokenizerFast
 
 from tsallis.huggingface import TransformersDecoder
-from tsallis.huggingface.token_texts import PART
 from tsallis.search import Pattern, match, restrict, sample
+from tsallis.search.patterns import UNKNOWN
 
 from .test_spelling import byte_level
 
@@ -27,6 +27,13 @@ SETTINGS = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
 
 def word_pieces() -> Any:
     words = Tokenizer(WordPiece({"[UNK]": 0, "a": 1, "b": 2, "##a": 3, "##bc": 4, ".": 5}, unk_token="[UNK]"))
+    words.decoder = decoders.WordPiece(cleanup=False)
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
+
+
+def cyrillic() -> Any:
+    """Return a tokenizer without Latin letters, and with gaps between its ids."""
+    words = Tokenizer(WordPiece({"[UNK]": 0, "б": 3, "в": 5, "##б": 8}, unk_token="[UNK]"))
     words.decoder = decoders.WordPiece(cleanup=False)
     return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
 
@@ -47,23 +54,24 @@ def decoder_of(size: int, end: int | list[int] = 1) -> TransformersDecoder:
     return TransformersDecoder(model, alpha=1, end=end)
 
 
-@pytest.mark.parametrize("make", [word_pieces, sentence_pieces, lambda: byte_level(["a bad cab", "é a"])])
+@pytest.mark.parametrize("make", [word_pieces, cyrillic, sentence_pieces, lambda: byte_level(["a bad cab", "é a"])])
 def test_patterns_match_decoded_texts(make: Any) -> None:
     tokenizer, chance = make(), random.Random(0)
-    decoder = decoder_of(len(tokenizer) + 3)  # the last ids have no token
+    known = sorted(tokenizer.get_vocab().values())
+    decoder = decoder_of(known[-1] + 4, end=known[-1] + 3)  # the last ids have no token
     texts = decoder.texts(tokenizer)
-    patterns = [(regex, Pattern(regex, texts)) for regex in ("(?s:.*b.*)", " ?a.*", "(a| )*", ".", "é?")]
-    parts = {n for n in range(len(tokenizer)) if PART in tokenizer.decode([n], **SETTINGS)}
+    expressions = ("(?s:.*[bб].*)", " ?[aб].*", "([aбв]| )*", ".", "é?")
+    patterns = [(regex, Pattern(regex, texts)) for regex in expressions]
+    parts = {n for n in known if UNKNOWN in tokenizer.decode([n], **SETTINGS)}
     seen = set()
     for _ in range(600):
-        ids = [chance.randrange(min(len(tokenizer), 12) if chance.random() < 0.9 else len(texts) - 3) for _ in range(4)]
-        ids = ids[: chance.randrange(5)]
-        text = tokenizer.decode([number for number in ids if number < len(tokenizer)], **SETTINGS)
+        ids = chance.choices([*known[:12], chance.choice(known), known[-1] + 1], k=chance.randrange(5))
+        text = tokenizer.decode([number for number in ids if number in known], **SETTINGS)
         for regex, pattern in patterns:
             expected = not parts & {*ids} and re.fullmatch(regex, text) is not None
-            assert pattern.matches(decoder.symbols([n for n in ids if n != 1])) == expected or 1 in ids, (regex, ids)
-            seen.add((regex, expected))
-    assert {expected for _, expected in seen} == {True, False}
+            assert pattern.matches(decoder.symbols(ids)) == expected, (regex, ids)
+            seen.add(expected)
+    assert seen == {True, False}
 
 
 def test_searches_of_a_model_accept_the_texts() -> None:
