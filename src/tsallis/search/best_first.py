@@ -424,9 +424,7 @@ def exact_search(
     """
     check_at_least_one(n_best=n_best, beam_size=beam_size, budget=budget)
     check_goal(mass, model.output.normalized, time_limit=time_limit)
-    make_limits(
-        check_sources(model, src, src_lengths), prefixes, min_length, max_length, length_penalty, prefix_length(model)
-    )
+    make_limits(check_sources(model, src, src_lengths), prefixes, min_length, max_length, length_penalty)
     options: Any = {"min_length": min_length, "max_length": max_length, "length_penalty": length_penalty, "text": text}
     results: list[Result] = []
     width = max(len(src), 1) if time_limit is None else 1  # with a time limit, search one source at a time
