@@ -188,7 +188,7 @@ class Settings(Section):
     warmup: Count = 4000
     plateau_patience: Count = 2
     plateau_factor: float = Field(0.5, gt=0, lt=1)
-    lowest_learning_rate: float = Field(0.0, ge=0, allow_inf_nan=False)
+    lowest_learning_rate: Annotated[float, ON_RESUME] = Field(0.0, ge=0, allow_inf_nan=False)
     clip: float = Field(5.0, gt=0)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     output_alpha: AnnealedAlpha | None = None
@@ -508,11 +508,8 @@ def _explain(errors: Mapping[str, str], name: str, overrides: Sequence[str]) -> 
         keys = {override: override.partition("=")[0] for override in overrides}
         origins = [_describe_override(override) for override, key in keys.items() if f"{path}.".startswith(f"{key}.")]
         # If a section or the file has a contradiction, name the overrides inside the section or in the message.
-        inner = [
-            _describe_override(override)
-            for override, key in keys.items()
-            if key.startswith(f"{path}.") or (path == WHOLE and ".".join(key.split(".")[:2]) in message)
-        ]
+        parts = re.split("[ :]+", message) if path == WHOLE else [path]
+        inner = [_describe_override(x) for x, key in keys.items() if any(f"{key}.".startswith(f"{p}.") for p in parts)]
         origin = origins[0] if origins else " with ".join([name, *inner])
         texts.setdefault(origin, []).append(message if path == WHOLE else f"{truncate(path, LONGEST_KEY)}: {message}")
     return "; ".join(f"{origin}: {'; '.join(lines)}" for origin, lines in texts.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,7 @@ def describe_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
             hint = f"{path}: line 1 is read as an example; if it is a header, set data.header=true"
             warnings.warn(hint, IgnoredInputWarning, stacklevel=2)
     words = not features and 100 * sum(n > LONGEST_WORD for n in lengths) <= len(lengths)
-    return {"version": 1, "data": data, **settings_for(len(lines), words, chosen.get("model"))}
+    return {"version": 1, "data": data, **settings_for(len(lines), words, chosen)}
 
 
 def _with_overrides(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -185,14 +185,15 @@ def _has_symbols_between_spaces(texts: Sequence[str]) -> bool:
     return 2 * len(spaced) > len(texts) and sum(len(s) for text in spaced for s in text) < LONGEST_SYMBOL / 2 * symbols
 
 
-def settings_for(count: int, words: bool, chosen: Any) -> dict[str, Any]:
+def settings_for(count: int, words: bool, sections: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sections `model` and `training` for a number of examples.
 
     The fewer examples there are, the smaller is the model, and the higher are dropout and the number of epochs. After
     few pairs of words without features, hard monotonic attention is more accurate than soft attention
-    (docs/results-models.md). The settings fit those of the model that the user has chosen.
+    (docs/results-models.md). The settings fit those that the user has chosen.
     """
-    chosen = chosen if isinstance(chosen, dict) else {}
+    chosen, own = (part if isinstance(part := sections.get(name), dict) else {} for name in ("model", "training"))
+    rate = own.get("learning_rate")
     few = count < FEW
     epochs = min(100, max(8, round(60 * (800 / count) ** 0.5)))
     model: dict[str, Any] = {"d_model": 256, "dropout": 0.5 if few else 0.3}
@@ -200,7 +201,7 @@ def settings_for(count: int, words: bool, chosen: Any) -> dict[str, Any]:
     if few:
         training |= {"batch_size": 32, "learning_rate": 0.002, "schedule": "constant"}
     else:
-        training["lowest_learning_rate"] = 1e-5
+        training["lowest_learning_rate"] = min(1e-5, rate) if isinstance(rate, float) else 1e-5
     if chosen.get("architecture") == "transformer":
         layers = 2 if few else 4
         model |= {"heads": 4, "d_ff": 1024, "encoder_layers": layers, "decoder_layers": layers}

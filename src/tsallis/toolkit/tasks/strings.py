@@ -242,8 +242,7 @@ class Strings(SequenceTask):
             raise InputError(f"{name}: all {len(examples)} examples have a source or target of more than {limit}")
         src, tgt = (Vocabulary.build([sides[row][i] for row in rows], separator=separators[i]) for i in range(2))
         vocabularies = Vocabularies(src, tgt)
-        if config.dev is not None:
-            task.check_known(dev_examples, vocabularies, copied=True)  # the model may copy
+        task.check_known(dev_examples, vocabularies)
         lines = task.encode(dev, vocabularies)
         refuse_long(lines.corpus, config.max_length, lambda row, _: dev[row].origin, "data.max_length")
         counts = Counts(len(examples), len(train), 0, len(examples) - len(train))
@@ -347,7 +346,7 @@ class Strings(SequenceTask):
 
         Raises:
             InputError: If most examples share no feature with another example, or if the features of most examples
-                resemble the source or the target more than these resemble each other.
+                resemble the source more than the target does, or the target if the sources are lists of features.
         """
         columns = self.columns
         if not columns.features or len(examples) < MIN_EXAMPLES:
@@ -358,7 +357,11 @@ class Strings(SequenceTask):
         texts = [(e.source, e.target or "", ";".join(e.features)) for e in sample]
         # Similarities of source and features, of target and features, and of source and target.
         alike = [(similarity(a, c), similarity(b, c), similarity(a, b)) for a, b, c in texts]
-        wordlike = [e for e, (a, b, c) in zip(sample, alike, strict=True) if max(a, b) > max(SIMILAR, c)]
+        wordlike = [
+            e
+            for e, (a, b, c) in zip(sample, alike, strict=True)
+            if max(a, b if self.feature_separator in e.source else 0) > max(SIMILAR, c)
+        ]
         for suspect, examined, fault in ((unique, examples, "occur once"), (wordlike, sample, "look like words")):
             if 2 * len(suspect) > len(examined):
                 first, *others = columns.features
@@ -414,7 +417,8 @@ class Strings(SequenceTask):
         """Return the examples on numbered lines.
 
         Raises:
-            InputError: If a line is malformed, or see :meth:`check_known`.
+            InputError: If a line is malformed, the vocabularies contain none of its features, although another column
+                looks like features, or they contain less than half of all target symbols.
         """
         examples, vocabularies = [], self.vocabularies(run)
         for number, line in lines:
@@ -423,27 +427,36 @@ class Strings(SequenceTask):
                 fault = f"expected {' or '.join(self.formats)}, found {count_columns(line)}: {shorten(line)}"
                 raise InputError(f"{origin}: {fault}{self._example_hint(vocabularies.src, line.strip())}")
             examples.append((number, self.parse(line, origin, gold, **options)))
-        self.check_known([e for _, e in examples], vocabularies, copies(run.model), gold)
+        rows = [example for _, example in examples]
+        if wrong := next(filter(None, (self._fault_of_features(row, vocabularies.src) for row in rows)), ""):
+            raise InputError(wrong)
+        self._check_targets(rows, vocabularies, copies(run.model), gold)
         return examples
 
-    def check_known(
-        self, examples: Sequence[StringsExample], vocabularies: Vocabularies, copied: bool, gold: bool = True
+    def check_known(self, examples: Sequence[StringsExample], vocabularies: Vocabularies) -> None:
+        """Raise if the columns of a file seem to differ from those of the training data.
+
+        Raises:
+            InputError: If the features of most examples seem to be in another column, or most target symbols of a
+                language are in neither the training data nor the source.
+        """
+        faults = [fault for example in examples if (fault := self._fault_of_features(example, vocabularies.src))]
+        if len(faults) >= MIN_EXAMPLES and 2 * len(faults) > len(examples):
+            raise InputError(faults[0])
+        self._check_targets(examples, vocabularies, copied=True, gold=True)
+
+    def _check_targets(
+        self, examples: Sequence[StringsExample], vocabularies: Vocabularies, copied: bool, gold: bool
     ) -> None:
-        """Raise if the columns seem to differ from those of the training data.
+        """Raise if most target symbols of a language are unknown.
 
         Args:
             examples: Examples; those of a language are adjacent.
             vocabularies: Vocabularies of the training data.
             copied: Whether symbols of a source are known in its target.
             gold: Whether targets are needed. Otherwise, they are checked only if most sources have unknown symbols.
-
-        Raises:
-            InputError: If the vocabularies contain no feature of an example, or less than half of a language's target
-                symbols.
         """
         src, tgt = vocabularies.src, vocabularies.tgt
-        for example in examples:
-            self._check_features(example, src)
         for _, group in groupby(examples, key=lambda e: e.language):
             rows = [*group]
             targets = [self._symbols(self.first_answer(e.target or ""), self.tgt_symbols) for e in rows]
@@ -461,26 +474,27 @@ class Strings(SequenceTask):
                     f"{self.describe_columns(worst)}; expected lines {self.formats[True]}"
                 )
 
-    def _check_features(self, example: StringsExample, src: Vocabulary) -> None:
-        """Raise if all features are unknown, and seem to be in another column or to have another separator."""
+    def _fault_of_features(self, example: StringsExample, src: Vocabulary) -> str:
+        """Return an error if all features are unknown, and seem to be in another column or separated otherwise."""
 
         def are_known(features: Iterable[str]) -> list[bool]:
             return [f"{FEATURE}{feature}>" in src for feature in features]
 
         if not example.features or any(are_known(example.features)):
-            return
+            return ""
         source, target = (split_features(x or "", self.feature_separator) for x in (example.source, example.target))
         parts = re.split(r"[\s,;|+]+", " ".join(example.features))  # as if the separator were different
         # A word may be spelled like a feature, so the features must also look like a source.
         word = self.feature_separator.join(example.features)
         is_swapped = all(are_known(source)) and all(symbol in src for symbol in self._symbols(word, self.src_symbols))
         looks_like_word = similarity(example.source, ";".join(example.features)) > SIMILAR
-        if is_swapped or looks_like_word or any(are_known([*target, *parts])):
-            raise InputError(
-                f"{example.origin}: no feature of this line occurs in the training data: "
-                f"{self.describe_columns(example)}; expected "
-                f"{' or '.join(self.formats)}{self._example_hint(src, word if is_swapped else example.source)}"
-            )
+        if not (is_swapped or looks_like_word or any(are_known([*target, *parts]))):
+            return ""
+        return (
+            f"{example.origin}: no feature of this line occurs in the training data: "
+            f"{self.describe_columns(example)}; expected "
+            f"{' or '.join(self.formats)}{self._example_hint(src, word if is_swapped else example.source)}"
+        )
 
     def _example_hint(self, src: Vocabulary, source: str) -> str:
         """Return an example line and the most frequent features of the training data, for a message."""
@@ -562,7 +576,7 @@ class Strings(SequenceTask):
         check_split(split)
         values = self.check_options(run, options)
         examples = self.examples_of(config, split, **values)
-        self.check_known(examples, self.vocabularies(run), copies(run.model))
+        self.check_known(examples, self.vocabularies(run))
         lines = self.encode(examples, self.vocabularies(run))
         return replace(lines, numbers=[int(e.origin.rpartition(":")[2]) - 1 for e in examples])  # lines of the file
 

@@ -256,6 +256,27 @@ def test_another_order_of_columns_in_a_split_raises(tmp_path: Path) -> None:
         Strings.load(StringsData(folder=str(tmp_path), **{**data, "dev": "other"}))
 
 
+def test_single_odd_lines_of_a_split_are_accepted(tmp_path: Path) -> None:
+    """An unseen combination of features is normal in development data."""
+    write(tmp_path / "train", paradigms("stf"))
+    write(tmp_path / "dev", [*paradigms("stf")[:8], "walk\twalking\tPROG"])
+    data = {"train": "train", "dev": "dev", "test": "dev"}
+    Strings.load(StringsData(folder=str(tmp_path), **data))
+    run = untrained_run(tmp_path, data, RNN)
+    assert len(task_of(run.task).split(run, StringsData(folder=str(tmp_path), **data), "test").corpus) == 9
+
+
+def test_features_may_resemble_the_target(tmp_path: Path) -> None:
+    """For example: historical spelling, modern spelling, lemma."""
+    words = ["vnnd", "jhar", "theyl", "weyb", "sunne", "muoter"]
+    modern = ["und", "jahre", "teile", "weiber", "sonnen", "mütter"]
+    lemmas = ["und", "jahr", "teil", "weib", "sonne", "mutter"]
+    rows = ["\t".join(row) for row in zip(words, modern, lemmas, strict=True)] * 3
+    write(tmp_path / "train", rows)
+    data: Any = {"train": "train", "columns": {"source": 1, "target": 2, "features": 3}}
+    Strings.load(StringsData(folder=str(tmp_path), **data))
+
+
 def test_a_label_as_the_source_is_shown(tmp_path: Path) -> None:
     write(tmp_path / "train", [f"{label}\ta {word} film" for label, word in zip("10" * 3, "abcdef", strict=True)])
     match = r"found 2 different sources: .*train:1 is read as source '1', target 'a a film'; if .*, set data\.columns"
@@ -327,6 +348,8 @@ def test_the_settings_for_a_file_fit_the_chosen_model(tmp_path: Path) -> None:
         assert config.model.monotonic is None
         # A rate that is halved many times must not stop the training.
         assert config.training.lowest_learning_rate == (1e-5 if name == "many" else 0)
+    tiny = config_of_file(tmp_path / "many.tsv", ["training.learning_rate=5e-6"]).training
+    assert tiny.lowest_learning_rate == tiny.learning_rate == 5e-6
     with pytest.raises(InputError, match="override 'model=3': model: input should be keys and values"):
         config_of_file(words, ["model=3"])
 
