@@ -124,7 +124,7 @@ def _search(model: Decoder, state: Any, beams: Any, keep_attention: bool, device
     """Run steps until no beam has a prefix; return attention weights [rows of all steps, src] or None.
 
     Raises:
-        ValueError: Probabilities are NaN. Treating them as zeros would make the proof wrong.
+        ValueError: Probabilities are NaN or infinite. Treating them as zeros would make the proof wrong.
     """
     weights = model.run_beams(state, beams, EOS, keep_attention) if hasattr(model, "run_beams") else None
     if weights is None:

@@ -30,7 +30,8 @@ class Choice:
     Args:
         tokens: Tokens of the continuation, without the end. They may begin with the spelling of the typed text, and
             include the tokens that are certain after the choice.
-        prob: Probability of the choice, given the typed text and the certain tokens.
+        prob: Probability of the choice, given the typed text and the certain tokens; a lower bound if
+            :attr:`Completions.missing` is not 0.
         ends: Whether the output ends after the tokens.
 
     Example:

@@ -81,7 +81,7 @@ def stability(
         One :class:`Stability` per source.
 
     Raises:
-        ValueError: The output layer is of another kind, a size is below 1, or probabilities are NaN.
+        ValueError: The output layer is of another kind, a size is below 1, or probabilities are NaN or infinite.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq

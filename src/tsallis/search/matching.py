@@ -239,7 +239,8 @@ def match(
         One list per source, with one :class:`Match` per pattern.
 
     Raises:
-        ValueError: An option is out of range, the outputs of the model don't sum to 1, or probabilities are NaN.
+        ValueError: An option is out of range, the outputs of the model don't sum to 1, or probabilities are NaN or
+            infinite.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq

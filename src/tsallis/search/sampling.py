@@ -56,8 +56,8 @@ def sample(
         other outputs match the model.
 
     Raises:
-        ValueError: A size is below 1, the number of seeds or prefixes is wrong, probabilities are NaN, or the
-            temperature is out of range.
+        ValueError: A size is below 1, the number of seeds or prefixes is wrong, probabilities are NaN or infinite, or
+            the temperature is out of range.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -239,8 +239,8 @@ def generate(
         `num_samples` texts per prompt, in the order of the draws.
 
     Raises:
-        ValueError: A size is below 1, the number of seeds is wrong, probabilities are NaN, or the temperature is
-            invalid.
+        ValueError: A size is below 1, the number of seeds is wrong, probabilities are NaN or infinite, or the
+            temperature is invalid.
 
     Example:
         >>> from tsallis.models import LanguageModel

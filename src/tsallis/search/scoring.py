@@ -35,7 +35,7 @@ def score(model: Decoder, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_
         Log-probabilities [batch] in float64, -inf for impossible outputs.
 
     Raises:
-        ValueError: The targets have different shapes, or probabilities are NaN.
+        ValueError: The targets have different shapes, or probabilities are NaN or infinite.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -128,7 +128,7 @@ def score_tokens(
         One :class:`TokenScores` per output, whose log-probability equals that of :func:`score`.
 
     Raises:
-        ValueError: The targets have different shapes, or probabilities are NaN.
+        ValueError: The targets have different shapes, or probabilities are NaN or infinite.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq

@@ -166,7 +166,7 @@ def score_texts(
         One :class:`TextProbability` per text.
 
     Raises:
-        ValueError: The number of texts is wrong, the budget is below 1, or probabilities are NaN.
+        ValueError: The number of texts is wrong, the budget is below 1, or probabilities are NaN or infinite.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq

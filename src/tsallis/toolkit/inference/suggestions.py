@@ -27,7 +27,7 @@ class Suggestion:
         text: Output so far, with the continuation.
         symbols: Strings of the symbols after the certain symbols. They include the symbols of the typed text if several
             symbol sequences can spell it.
-        prob: Probability given the typed text.
+        prob: Probability given the typed text; a lower bound if :attr:`Suggestions.missing` is not 0.
         ends: Whether the output ends with this continuation.
 
     Example:

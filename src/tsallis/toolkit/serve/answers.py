@@ -289,7 +289,8 @@ class ServedRun:
         for row, number in enumerate(lines.numbers):
             served, source = self._with_copies(lines.select([row]))
             run: Any = replace(served.run, model=InterruptibleModel(served.run.model, check))
-            seconds = min(rule.options.time_limit or math.inf, next(shares))
+            given = rule.options.time_limit
+            seconds = next(shares) if given is None else min(given, next(shares))
             limited = replace(rule, options=replace(rule.options, time_limit=seconds))
             proofs += limited.prove(run, self._batch([[*source.corpus.src[0]]]), [number + 1], defaults)
         return [{"run": self.name, "answers": [proof.to_dict() for proof in proofs]}]
