@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import io
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def distill(
     Raises:
         InputError: The folder is a file, or contains other distributions or a damaged part.
         ValueError: The numbers of labels and logits differ, the collator changes labels, it is unknown whether the
-            model shifts labels, or an argument is out of range.
+            model shifts labels, the model has no weights, or an argument is out of range.
 
     Example:
         >>> import os, tempfile
@@ -120,11 +121,13 @@ def _digest(model: Any, alpha: float, shift: bool) -> str:
     """Return the digest of what determines a model's distributions."""
     weights = hashlib.sha256(f"{alpha} {shift}".encode())
     for name, x in model.state_dict().items():
+        owner = name
+        while owner and isinstance(x, Tensor) and x.is_meta:  # the module or a module around it loads the weights
+            owner = owner.rpartition(".")[0]
+            with loaded(model.get_submodule(owner)):
+                x = attrgetter(name)(model)
         if isinstance(x, Tensor) and x.is_meta:
-            owner, _, attribute = name.rpartition(".")
-            module = model.get_submodule(owner)
-            with loaded(module):
-                x = getattr(module, attribute)
+            raise ValueError(f"{name} has no weights: expected a loaded model or weights that accelerate has offloaded")
         x = x.detach().cpu() if isinstance(x, Tensor) else x
         if not isinstance(x, Tensor) or x.is_quantized or is_traceable_wrapper_subclass(x):
             file = io.BytesIO()

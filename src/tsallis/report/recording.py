@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -163,6 +164,10 @@ def _record_modules(model: nn.Module, inputs: Any, has_target: bool) -> Layers:
 
         return hook
 
+    def record_call(module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not calls:  # the first call is the outermost
+            calls.append((module, [*map(_copy_cache, args)], {key: _copy_cache(x) for key, x in kwargs.items()}))
+
     def receive(weights: Tensor, kind: str) -> None:
         layers.setdefault(kind, []).append(weights if weights.dim() == 4 else weights[None])
 
@@ -172,14 +177,19 @@ def _record_modules(model: nn.Module, inputs: Any, has_target: bool) -> Layers:
             stack.callback(handle.remove)
         for module in model.modules():
             if hasattr(module, "set_attn_implementation"):
-                handle = module.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True)
+                handle = module.register_forward_pre_hook(record_call, with_kwargs=True)
                 stack.callback(handle.remove)
         stack.enter_context(capture_weights([*attentions.values()], lambda _, weights: receive(weights, kinds[-1])))
         stack.enter_context(_slow_path())
         if not has_target:  # a call of the function doesn't show which kind of attention it is
             stack.enter_context(_CapturedFunction(lambda weights: receive(weights, "attention")))
         _call(model, inputs)
-    return layers if layers or not calls else _record_transformers(*calls[0])  # the first call is the outermost
+    return layers if layers or not calls else _record_transformers(*calls[0])
+
+
+def _copy_cache(argument: Any) -> Any:
+    """Return a copy of a cache, because a call adds its keys to the cache; return other arguments unchanged."""
+    return copy.deepcopy(argument) if hasattr(argument, "get_seq_length") else argument
 
 
 @contextlib.contextmanager

@@ -254,13 +254,15 @@ def test_damaged_and_missing_parts_raise_until_rebuilt(tmp_path: Path) -> None:
     DistilledDataset(ROWS, tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["cpu", "disk", "one layer"])
+@pytest.mark.parametrize("kind", ["cpu", "disk", "one layer", "whole layers"])
 def test_offloaded_teachers_store_the_same_files(kind: str, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     model = build("llama")
     store(model, tmp_path / "loaded")
     if kind == "cpu":
         accelerate.cpu_offload(model, execution_device="cpu")
+    elif kind == "whole layers":  # a hook of a layer loads the weights of its modules
+        accelerate.cpu_offload(model, execution_device="cpu", preload_module_classes=["LlamaDecoderLayer"])
     else:
         part = model.model.layers[0] if kind == "one layer" else model
         accelerate.disk_offload(part, tmp_path / "weights", execution_device="cpu")
@@ -269,6 +271,11 @@ def test_offloaded_teachers_store_the_same_files(kind: str, tmp_path: Path) -> N
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("loaded", "offloaded")
     )
     assert first == second
+
+
+def test_teachers_without_weights_raise(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"model\.embed_tokens\.weight has no weights"):
+        store(build("llama").to("meta"), tmp_path)
 
 
 def test_quantized_teachers_resume(tmp_path: Path) -> None:

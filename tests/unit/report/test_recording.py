@@ -193,6 +193,23 @@ def test_show_records_wrapped_hugging_face_models(implementation: str) -> None:
     assert model.bert.config._attn_implementation == implementation
 
 
+def test_show_does_not_add_to_the_cache_of_a_wrapper_twice() -> None:
+    transformers = pytest.importorskip("transformers")
+
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = {"vocab_size": 20, "n_embd": 8, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 2}
+            self.gpt2 = transformers.GPT2Model(transformers.GPT2Config(**sizes))
+            self.gpt2.set_attn_implementation("eager")
+
+        def forward(self, ids: Tensor) -> Tensor:
+            cache = transformers.DynamicCache()
+            return self.gpt2(ids, past_key_values=cache).last_hidden_state
+
+    assert layers_of(show(Wrapper(), torch.arange(4, 8)[None], TEXTS[0])) == [("decoder", 0, 2), ("decoder", 1, 2)]
+
+
 def test_the_page_is_saved(tmp_path: Path) -> None:
     page = show(encoder(), torch.randn(1, 4, 8), TEXTS[0])
     page.save(tmp_path / "page.html")
