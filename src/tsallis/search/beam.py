@@ -73,7 +73,7 @@ def beam_search(
 
     Raises:
         ValueError: A size is below 1, the end rule is unknown, no output satisfies the limits, or probabilities are
-            NaN.
+            NaN or infinite.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq

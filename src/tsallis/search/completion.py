@@ -152,7 +152,8 @@ def complete(
         The completions. Their tokens include the tokens that spell the typed text.
 
     Raises:
-        ValueError: If there are several sources, a number is below 1, the model is restricted, or a probability is NaN.
+        ValueError: If there are several sources, a number is below 1, the model is restricted, or a probability is NaN
+            or infinite.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -332,7 +333,7 @@ def next_characters(
         The probabilities, and an upper bound on the missing probability.
 
     Raises:
-        ValueError: If there are several sources, the outputs don't sum to 1, or a probability is NaN.
+        ValueError: If there are several sources, the outputs don't sum to 1, or a probability is NaN or infinite.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq

@@ -508,8 +508,12 @@ def _explain(errors: Mapping[str, str], name: str, overrides: Sequence[str]) -> 
         keys = {override: override.partition("=")[0] for override in overrides}
         origins = [_describe_override(override) for override, key in keys.items() if f"{path}.".startswith(f"{key}.")]
         # If a section or the file has a contradiction, name the overrides inside the section or in the message.
-        parts = re.split("[ :]+", message) if path == WHOLE else [path]
-        inner = [_describe_override(x) for x, key in keys.items() if any(f"{key}.".startswith(f"{p}.") for p in parts)]
+        paths = re.findall(r"\w+(?:\.\w+)+", message) if path == WHOLE else [path]
+        inner = [
+            _describe_override(override)
+            for override, key in keys.items()
+            if any(f"{key}.".startswith(f"{p}.") or f"{p}.".startswith(f"{key}.") for p in paths)
+        ]
         origin = origins[0] if origins else " with ".join([name, *inner])
         texts.setdefault(origin, []).append(message if path == WHOLE else f"{truncate(path, LONGEST_KEY)}: {message}")
     return "; ".join(f"{origin}: {'; '.join(lines)}" for origin, lines in texts.items())

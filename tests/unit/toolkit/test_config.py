@@ -275,6 +275,11 @@ def test_errors_name_the_file_or_override(tmp_path: Path) -> None:
         f"{tmp_path}/config.yaml with override 'training.output_alpha.until=1' with override 'model.output=softmax': "
         "training.output_alpha needs model.output: entmax, found softmax"
     )
+    text = BASE + "model: {output: softmax}\ntraining: {updates: 9, output_alpha: {until: 1}}\n"
+    for override, is_named in (("model={output: softmax}", True), ("model.output_alpha=1.2", False)):
+        with pytest.raises(InputError, match=r"needs model\.output: entmax, found softmax") as caught:
+            config(tmp_path, text, override)
+        assert (override in str(caught.value)) == is_named
 
 
 @pytest.mark.parametrize(

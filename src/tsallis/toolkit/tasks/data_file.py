@@ -201,7 +201,7 @@ def settings_for(count: int, words: bool, sections: Mapping[str, Any]) -> dict[s
     if few:
         training |= {"batch_size": 32, "learning_rate": 0.002, "schedule": "constant"}
     else:
-        training["lowest_learning_rate"] = min(1e-5, rate) if isinstance(rate, float) else 1e-5
+        training["lowest_learning_rate"] = min(1e-5, rate) if isinstance(rate, float) and rate > 0 else 1e-5
     if chosen.get("architecture") == "transformer":
         layers = 2 if few else 4
         model |= {"heads": 4, "d_ff": 1024, "encoder_layers": layers, "decoder_layers": layers}

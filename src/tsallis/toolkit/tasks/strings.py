@@ -37,6 +37,7 @@ MIN_EXAMPLES = 5  # with fewer examples than this, columns are not checked
 MAX_NAMED = 5  # maximum number of features in a message
 SIMILAR = 0.3  # similarity above which two texts look like forms of one word
 SAMPLED = 1000  # maximum number of examples whose texts are compared in a check of columns
+TAG_SEPARATORS = re.compile("[;,|+]")
 NESTED = re.compile(r"([^()]+)\((.*)\)")  # a feature with features in brackets, such as NOM(3,SG)
 
 
@@ -346,7 +347,7 @@ class Strings(SequenceTask):
 
         Raises:
             InputError: If most examples share no feature with another example, or if the features of most examples
-                resemble the source more than the target does, or the target if the sources are lists of features.
+                resemble the source more than the target does, or the target if the sources are like features.
         """
         columns = self.columns
         if not columns.features or len(examples) < MIN_EXAMPLES:
@@ -354,13 +355,16 @@ class Strings(SequenceTask):
         counts = Counter(feature for example in examples for feature in example.features)
         unique = [e for e in examples if e.features and all(counts[feature] == 1 for feature in e.features)]
         sample = examples[:: -(-len(examples) // SAMPLED)]
+        # A lemma may be a feature of a word and resemble the target. But if tags are the source, each has many lemmas.
+        pairs = {(tag, e.features) for e in examples for tag in TAG_SEPARATORS.split(e.source)}
+        lemmas = Counter(tag for tag, _ in pairs)
         texts = [(e.source, e.target or "", ";".join(e.features)) for e in sample]
         # Similarities of source and features, of target and features, and of source and target.
         alike = [(similarity(a, c), similarity(b, c), similarity(a, b)) for a, b, c in texts]
         wordlike = [
             e
             for e, (a, b, c) in zip(sample, alike, strict=True)
-            if max(a, b if self.feature_separator in e.source else 0) > max(SIMILAR, c)
+            if max(a, b if all(lemmas[tag] > 1 for tag in TAG_SEPARATORS.split(e.source)) else 0) > max(SIMILAR, c)
         ]
         for suspect, examined, fault in ((unique, examples, "occur once"), (wordlike, sample, "look like words")):
             if 2 * len(suspect) > len(examined):
@@ -437,12 +441,14 @@ class Strings(SequenceTask):
         """Raise if the columns of a file seem to differ from those of the training data.
 
         Raises:
-            InputError: If the features of most examples seem to be in another column, or most target symbols of a
-                language are in neither the training data nor the source.
+            InputError: If the features of most examples of a language seem to be in another column, or most target
+                symbols of a language are in neither the training data nor the source.
         """
-        faults = [fault for example in examples if (fault := self._fault_of_features(example, vocabularies.src))]
-        if len(faults) >= MIN_EXAMPLES and 2 * len(faults) > len(examples):
-            raise InputError(faults[0])
+        for _, group in groupby(examples, key=lambda e: e.language):
+            faults = [self._fault_of_features(example, vocabularies.src) for example in group]
+            suspect = [fault for fault in faults if fault]
+            if len(faults) >= MIN_EXAMPLES and 2 * len(suspect) > len(faults):
+                raise InputError(suspect[0])
         self._check_targets(examples, vocabularies, copied=True, gold=True)
 
     def _check_targets(

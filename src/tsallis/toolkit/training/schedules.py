@@ -53,7 +53,7 @@ class HalveOnWorse(Schedule):
 
     def after_validation(self, loss: float, best: bool) -> None:
         if self.previous is not None and loss > self.previous:
-            self.learning_rate = max(self.learning_rate * 0.5, self.lowest)
+            self.learning_rate = max(self.learning_rate * 0.5, min(self.learning_rate, self.lowest))
         self.previous = loss
 
 

@@ -159,6 +159,11 @@ def test_proofs_match_the_library(served: ServedRun, rule: dict[str, Any]) -> No
     assert content["answers"] == [proof.to_dict() for proof in proofs]
 
 
+def test_a_time_limit_of_zero_stops_proofs_at_once(served: ServedRun) -> None:
+    (content,) = served.prove([ProveRequest(sources=LINES, never="a", time_limit=0.0)], no_check)
+    assert [answer["stopped_by"] for answer in content["answers"]] == ["time"] * len(LINES)
+
+
 def test_proofs_need_a_normalized_model_with_outputs(served: ServedRun) -> None:
     request = ProveRequest(sources=LINES, never="a")
     relu: Any = SimpleNamespace(model=SimpleNamespace(output=SimpleNamespace(normalized=False)))

@@ -182,13 +182,14 @@ def paradigms(order: str) -> list[str]:
         ("fts", {}, "{source: 2, target: 3, features: 1}"),
     ],
 )
+@pytest.mark.parametrize("separator", [";", ","])
 def test_swapped_columns_raise_before_training(
-    order: str, columns: dict[str, int], setting: str, tmp_path: Path
+    order: str, columns: dict[str, int], setting: str, separator: str, tmp_path: Path
 ) -> None:
-    write(tmp_path / "train", paradigms(order))
+    write(tmp_path / "train", [line.replace(";", separator) for line in paradigms(order)])
     config = StringsData(folder=str(tmp_path), train="train", columns=columns)
     with pytest.raises(
-        InputError, match=r"train:\d+: .* most features (look like words|occur once)\. .* source '(walk|V;PST)'"
+        InputError, match=r"train:\d+: .* most features (look like words|occur once)\. .* source '(walk|V[;,]PST)'"
     ) as error:
         Strings.load(config)
     assert f"data.columns='{setting}'" in str(error.value)
@@ -259,11 +260,29 @@ def test_another_order_of_columns_in_a_split_raises(tmp_path: Path) -> None:
 def test_single_odd_lines_of_a_split_are_accepted(tmp_path: Path) -> None:
     """An unseen combination of features is normal in development data."""
     write(tmp_path / "train", paradigms("stf"))
-    write(tmp_path / "dev", [*paradigms("stf")[:8], "walk\twalking\tPROG"])
+    write(tmp_path / "dev", [*paradigms("stf")[:8], "walk\twalking\tV+PROG"])
     data = {"train": "train", "dev": "dev", "test": "dev"}
     Strings.load(StringsData(folder=str(tmp_path), **data))
     run = untrained_run(tmp_path, data, RNN)
     assert len(task_of(run.task).split(run, StringsData(folder=str(tmp_path), **data), "test").corpus) == 9
+
+
+def test_most_lines_of_a_language_with_another_separator_raise(tmp_path: Path) -> None:
+    data: Any = {"train": "{language}", "dev": "{language}.dev", "languages": ["aa", "bb"], "folder": str(tmp_path)}
+    for name in ("aa", "aa.dev", "bb"):
+        write(tmp_path / name, paradigms("stf"))
+    others = [line.replace(";", "+") for line in paradigms("stf")[:4]]
+    write(tmp_path / "bb.dev", [*others, *paradigms("stf")[:4]])
+    Strings.load(StringsData(**data))
+    write(tmp_path / "bb.dev", [*others, *paradigms("stf")[:2]])
+    with pytest.raises(InputError, match=r"bb\.dev:1: no feature of this line occurs in the training data"):
+        Strings.load(StringsData(**data))
+
+
+def test_held_out_lines_are_checked_before_training(tmp_path: Path) -> None:
+    write(tmp_path / "train", [f"{number}\t{chr(0x4E00 + number)}" for number in range(60)])
+    with pytest.raises(InputError, match=r"train:\d+: most target symbols do not occur in the training data"):
+        Strings.load(StringsData(folder=str(tmp_path), train="train"))
 
 
 def test_features_may_resemble_the_target(tmp_path: Path) -> None:
@@ -272,7 +291,7 @@ def test_features_may_resemble_the_target(tmp_path: Path) -> None:
     modern = ["und", "jahre", "teile", "weiber", "sonnen", "mütter"]
     lemmas = ["und", "jahr", "teil", "weib", "sonne", "mutter"]
     rows = ["\t".join(row) for row in zip(words, modern, lemmas, strict=True)] * 3
-    write(tmp_path / "train", rows)
+    write(tmp_path / "train", [*rows, "weyb\tweibe\tweibe"])  # a text repeats words, and some have several lemmas
     data: Any = {"train": "train", "columns": {"source": 1, "target": 2, "features": 3}}
     Strings.load(StringsData(folder=str(tmp_path), **data))
 

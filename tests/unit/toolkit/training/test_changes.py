@@ -41,6 +41,8 @@ def test_only_some_settings_may_change() -> None:
     before = config_of({**content, "run_dir": "a"})
     content.update(training={"epochs": 5}, search={"beam_size": 2})
     now = config_of({**content, "run_dir": "b"})
+    lowest = config_of({**content, "training": {"epochs": 5, "lowest_learning_rate": 1e-5}})
+    assert find_changes("text", now, lowest) is not None
     found = find_changes("text", before, now)
     assert found == Changes("text", {"training.epochs": (3, 5), "search.beam_size": (5, 2)}, now.training)
     assert found.lines == ["training.epochs: changed from 3 to 5", "search.beam_size: changed from 5 to 2"]
@@ -58,7 +60,8 @@ def test_only_some_settings_may_change() -> None:
 def test_on_resume_settings_match_the_documented_list(task: type[Task]) -> None:
     fields = schema(task, next(iter(task.models))).model_fields
     training = {name for name, field in Settings.model_fields.items() if ON_RESUME in field.metadata}
-    assert training == {"epochs", "updates", "patience", "checkpoint_every", "keep", "tensorboard"}
+    names = {"epochs", "updates", "patience", "checkpoint_every", "keep", "lowest_learning_rate", "tensorboard"}
+    assert training == names
     assert {name for name, field in fields.items() if ON_RESUME in field.metadata} == {"search"}
     assert {
         name for name, field in fields["training"].annotation.model_fields.items() if ON_RESUME in field.metadata
