@@ -152,8 +152,7 @@ def complete(
         The completions. Their tokens include the tokens that spell the typed text.
 
     Raises:
-        ValueError: If there are several sources, a number is below 1, the model is restricted, or a probability is NaN
-            or infinite.
+        ValueError: If there are several sources, a size is below 1, the model is restricted, or a value is not finite.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
