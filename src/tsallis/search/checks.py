@@ -145,7 +145,7 @@ def check_targets(model: Any, src: Tensor, tgt_in: Any, tgt_out: Any) -> tuple[T
 
 
 def is_sequence(value: Any) -> bool:
-    """Return whether a value is an iterable other than a string or a tensor without dimensions."""
+    """Return whether a value is iterable, but not a string; a tensor without dimensions is not iterable."""
     return isinstance(value, Iterable) and not isinstance(value, str) and getattr(value, "ndim", 1) > 0
 
 

@@ -151,7 +151,7 @@ class Settings(Section):
         validation_rows: Number of development-set rows for which validation searches outputs; default: all. The
             loss is always computed on all rows.
         select: Name of the development-set score that selects the best checkpoint; default: the first score of the
-            task. Of equal scores, the one with the smaller loss is better.
+            task. If scores are equal, the smaller loss counts.
         patience: Number of validations without a better score before the run ends; default: no limit.
         checkpoint_every: Number of updates between checkpoints. Each validation also saves a checkpoint.
         keep: Number of validated checkpoints kept for averaging.

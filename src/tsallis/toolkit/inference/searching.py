@@ -54,17 +54,17 @@ def search(
         options = replace(options, n_best=1)
     whole_model = restrict_model(run, run.model, options)
     results: dict[int, Result] = {}
+    symbols = prefixes if prefixes and isinstance(prefixes[0], list) else None
     for prefix, rows in _rows_by_prefix(prefixes, len(batch.src)).items():
         model = whole_model if prefix is None else RestrictedModel(whole_model, prefix)
-        part = [prefixes[row] for row in rows] if prefixes and isinstance(prefixes[0], list) else None
         sources = replace(batch, src=batch.src[rows], src_lengths=batch.src_lengths[rows])
-        found = search_batch(model, sources, options, prefixes=part, text=task.ambiguous_text(run.tgt_vocab))
+        found = search_batch(model, sources, options, prefixes=symbols, text=task.ambiguous_text(run.tgt_vocab))
         results.update(zip(rows, found, strict=True))
     return [results[row] for row in range(len(batch.src))]
 
 
 def _rows_by_prefix(prefixes: Prefixes | None, count: int) -> dict[TextPrefix | None, list[int]]:
-    """Return the rows of each text prefix; None for rows whose prefix is a list of symbols or missing."""
+    """Return the rows of each text prefix. All rows belong to None if prefixes are lists of symbols."""
     groups: dict[TextPrefix | None, list[int]] = {}
     for row in range(count):
         prefix = prefixes[row] if prefixes else None
@@ -116,11 +116,11 @@ def draw(
     model = restrict_model(run, with_temperature(run.model, arguments.pop("temperature", 1.0)), options)
     seeds = seeds_of(options, lines)
     draws: dict[int, list[Hypothesis | None]] = {}
+    symbols: Any = prefixes if prefixes and isinstance(prefixes[0], list) else None
     for prefix, rows in _rows_by_prefix(prefixes, len(batch.src)).items():
         sources, part_seeds = (batch.src[rows], batch.src_lengths[rows]), [seeds[row] for row in rows]
-        part: Any = [prefixes[row] for row in rows] if prefixes and isinstance(prefixes[0], list) else None
         if prefix is None:
-            drawn = sample(model, *sources, prefixes=part, seeds=part_seeds, **arguments)
+            drawn = sample(model, *sources, prefixes=symbols, seeds=part_seeds, **arguments)
         else:
             drawn = sample_after(model, *sources, prefix, part_seeds, **arguments)
         draws.update(zip(rows, drawn, strict=True))

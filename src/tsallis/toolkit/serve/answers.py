@@ -289,9 +289,7 @@ class ServedRun:
         for row, number in enumerate(lines.numbers):
             served, source = self._with_copies(lines.select([row]))
             run: Any = replace(served.run, model=InterruptibleModel(served.run.model, check))
-            given = rule.options.time_limit
-            seconds = next(shares) if given is None else min(given, next(shares))
-            limited = replace(rule, options=replace(rule.options, time_limit=seconds))
+            limited = replace(rule, options=self._within_limits(rule.options, False, shares))
             proofs += limited.prove(run, self._batch([[*source.corpus.src[0]]]), [number + 1], defaults)
         return [{"run": self.name, "answers": [proof.to_dict() for proof in proofs]}]
 

@@ -45,10 +45,20 @@ class SourceRequest(Request):
         check_line(self.source, "a source", limits)
 
 
-class SearchRequest(Request):
-    """Request to search or sample outputs of sources. `TranslateRequest` adds the fields of `SearchOptions`."""
+class SourcesRequest(Request):
+    """Base class of requests about several sources."""
 
     sources: list[Text]
+
+    def check(self, limits: Limits) -> None:
+        check_count("sources", self.sources, limits.sources)
+        for text in self.sources:
+            check_line(text, "a source", limits)
+
+
+class SearchRequest(SourcesRequest):
+    """Request to search or sample outputs of sources. `TranslateRequest` adds the fields of `SearchOptions`."""
+
     tree: bool = False
 
     @property
@@ -62,9 +72,7 @@ class SearchRequest(Request):
         return SearchOptions(**{**values, "prefix": values["prefix"] or None})
 
     def check(self, limits: Limits) -> None:
-        check_count("sources", self.sources, limits.sources)
-        for text in self.sources:
-            check_line(text, "a source", limits)
+        super().check(limits)
         options = self.options
         if self.tree and options.mode == "sample":
             raise Refusal(400, "tree can't be used with mode sample")
@@ -82,10 +90,9 @@ class SearchRequest(Request):
 TranslateRequest = create_model("TranslateRequest", __base__=SearchRequest, **option_fields(vars(SearchOptions())))
 
 
-class RuleRequest(Request):
+class RuleRequest(SourcesRequest):
     """Request for proofs of a rule about the outputs of sources. `ProveRequest` adds the limits of the search."""
 
-    sources: list[Text]
     never: str | list[str] | None = None
     always: str | list[str] | None = None
     at_least: float = AT_LEAST
@@ -101,13 +108,11 @@ class RuleRequest(Request):
         return Rule.of(self.never, self.always, self.at_least, limits)
 
     def check(self, limits: Limits) -> None:
-        check_count("sources", self.sources, limits.sources)
-        for text in self.sources:
-            check_line(text, "a source", limits)
-        pattern = self.rule.pattern
-        for text in (pattern,) if isinstance(pattern, str) else pattern:
+        super().check(limits)
+        rule = self.rule
+        for text in (rule.pattern,) if isinstance(rule.pattern, str) else rule.pattern:
             check_line(text, "a pattern", limits)
-        check_maximums(self.rule.options, limits)
+        check_maximums(rule.options, limits)
 
 
 ProveRequest = create_model("ProveRequest", __base__=RuleRequest, **option_fields(dict.fromkeys(PROOF_OPTIONS)))

@@ -421,8 +421,8 @@ class Strings(SequenceTask):
         """Return the examples on numbered lines.
 
         Raises:
-            InputError: If a line is malformed, the vocabularies contain none of its features, although another column
-                looks like features, or they contain less than half of all target symbols.
+            InputError: If a line is malformed, its features are unknown and another column looks like features, or most
+                target symbols are unknown.
         """
         examples, vocabularies = [], self.vocabularies(run)
         for number, line in lines:
