@@ -149,12 +149,13 @@ def name_runs(combinations: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any
 
 
 def run_name(values: Mapping[str, Any]) -> str:
-    """Return the name of a run's folder.
+    """Return the name of a run's folder, with the settings' values as the configuration spells them.
 
-    >>> run_name({"model.dropout": 0.1, "training.init_from": "runs/a"})
-    'model.dropout=0.1,training.init_from=runs_a'
+    >>> run_name({"model.dropout": 0.1, "training.init_from": "runs/a", "training.clip": None})
+    'model.dropout=0.1,training.init_from=runs_a,training.clip=null'
     """
-    return re.sub(r"[^\w.=,+-]", "_", ",".join(f"{key}={value}" for key, value in values.items()))
+    texts = (f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items())
+    return re.sub(r"[^\w.=,+-]", "_", ",".join(texts))
 
 
 def _override(setting: tuple[str, Any]) -> str:
