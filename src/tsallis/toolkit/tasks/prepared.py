@@ -170,6 +170,8 @@ def prepare(config: RunConfig, folder: Path | None = None) -> PreparedRun:
         require_tensorboard()
     source = read_source(config) if stored is None else None
     task, data = task_type(config).load(config.data)
+    if isinstance(data.train, SampledCorpus):
+        data = replace(data, train=replace(data.train, seed=settings.seed))
     data = config.model.adapt(task, data)
     check_rows(settings, data)
     check_select(settings.select, task, data)

@@ -154,6 +154,8 @@ def test_embedded_pairs_are_sampled_and_limited_in_length(tmp_path: Path) -> Non
     assert train.lengths().max() <= 12 and train.alpha == 0.3
     rows = list(range(8))
     assert train.batch(rows, 0).src_tokens != train.batch(rows, 1).src_tokens
+    reseeded = prepare(config_of({**settings, "training": {"seed": 2}})).data.train
+    assert reseeded.batch(rows, 0).src_tokens != train.batch(rows, 0).src_tokens
     settings["data"] = {**content, "max_length": 1}
     with pytest.raises(InputError, match=r"data\.embedded: all \d+ pairs have more than 1 subwords"):
         prepare(config_of(settings))
