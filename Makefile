@@ -147,6 +147,7 @@ results: $(VENV)/.dev
 	$(BIN)/python benchmarks/render.py
 	$(BIN)/python docs/figures/beside.py docs/figures/beside.svg
 	$(BIN)/python docs/figures/times.py docs/figures/times.svg
+	$(BIN)/python docs/figures/sweeps.py benchmarks/results/runs docs/figures/paper-sweeps.svg
 	$(BIN)/python docs/figures/heads.py benchmarks/results docs/figures/paper-heads.svg
 
 docs: $(VENV)/.docs

@@ -28,7 +28,7 @@ VARIANTS = {
     "entmax": ("1.5-entmax", "#0068a8"),
     "learned": ("learned alpha", "#0b7d62"),
     "asentmax": ("ASEntmax", "#a21caf"),
-    "asentmax-head": ("ASEntmax, one scale a head", "#6d28d9"),
+    "asentmax-head": ("ASEntmax, one scale per head", "#6d28d9"),
     "softmax-rope": ("softmax, RoPE", "#9ca3af"),
     "asentmax-rope": ("ASEntmax, RoPE", "#d8a3e0"),
     "asentmax-none": ("ASEntmax, no positions", "#e879f9"),

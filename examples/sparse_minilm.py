@@ -66,7 +66,7 @@ BATCH = 32  # batch size for evaluation, in sentences
 # For each classifier: its initial alpha, and the alpha to which it is annealed, if any.
 VARIANTS: dict[str, tuple[Any, float | None]] = {
     "softmax": (1.0, None),
-    "1.5 at once": (1.5, None),
+    "1.5 from the start": (1.5, None),
     "led to 1.5": (1.0, 1.5),
     "led to 2": (1.0, 2.0),
     "learned from 1.1": ("learned", None),

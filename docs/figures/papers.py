@@ -34,7 +34,7 @@ from tsallis.analysis import BeamTree, Edge, Histogram, TeacherForcedStep
 
 COLUMN, PAGE, HEIGHT = 3.3, 6.8, 1.7  # in inches: width of one column, width of both columns, height of a row of panels
 BARS = 40
-SCORES = {"dev_loss": "loss per symbol", "dev_bleu": "BLEU", "dev_symbol_accuracy": "words right"}
+SCORES = {"dev_loss": "loss per symbol", "dev_bleu": "BLEU", "dev_symbol_accuracy": "next-symbol accuracy"}
 OUTPUTS = {"logit_norm": "norm of the scores", "output_threshold": "threshold", "output_support": "words above zero"}
 
 

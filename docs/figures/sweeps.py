@@ -1,4 +1,4 @@
-"""Draw BLEU and word accuracy against the values of three sweeps, from committed manifests.
+"""Draw BLEU and next-symbol accuracy against the values of three sweeps, from committed manifests.
 
 python docs/figures/sweeps.py benchmarks/results/runs docs/figures/paper-sweeps.svg
 """
@@ -16,7 +16,7 @@ import style
 
 SWEEPS = {"output": "alpha of the output", "attention": "alpha of the attention", "tau": "threshold of alpha-ReLU"}
 SHARED = {"attention": "output-1.5"}  # a run that belongs to two sweeps
-SCORES = {"bleu": "BLEU", "symbol_accuracy": "words right"}
+SCORES = {"bleu": "BLEU", "symbol_accuracy": "next-symbol accuracy"}
 Points = dict[float, list[dict[str, Any]]]  # metrics of the seeds for each value
 
 
@@ -46,7 +46,7 @@ def draw(points: Points, score: str, ax: Any) -> None:
 def read_points(folder: Path, sweep: str) -> Points:
     """Return the values of a sweep in ascending order, with the metrics of their seeds."""
     by_value: defaultdict[float, list[dict[str, Any]]] = defaultdict(list)
-    patterns = [f"{sweep}-*", SHARED.get(sweep, "")]
+    patterns = [f"{sweep}-[0-9]*", SHARED.get(sweep, "")]
     for path in (path for pattern in patterns if pattern for path in folder.glob(f"multi30k-{pattern}-s?.json")):
         by_value[float(path.stem.split("-")[2])].append(json.loads(path.read_text(encoding="utf-8"))["metrics"])
     return dict(sorted(by_value.items()))
