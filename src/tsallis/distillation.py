@@ -26,7 +26,7 @@ from tsallis.ops.sparse_rows import CsrRows, concatenate_rows, row_numbers
 MANIFEST = "teacher.json"
 PART_ROWS = 1024  # number of rows per part
 AGAIN = "; remove the folder and write it again"
-RENEW = "; remove the file and repeat tsallis distill"
+RENEW = "; remove the file and repeat the distillation"
 
 
 class Distributions(NamedTuple):
@@ -149,13 +149,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_bytes())
     except OSError as error:
-        raise InputError(f"{path}: can't be read: {error.strerror or error}; write it with tsallis distill") from error
+        raise InputError(f"{path}: can't be read: {error.strerror or error}; run the distillation first") from error
     except (ValueError, RecursionError):
         manifest = None
     parts = manifest.get("parts") or {} if isinstance(manifest, dict) else None
     valid_names = isinstance(parts, dict) and all(re.fullmatch(r"part-\d{8}\.safetensors", name) for name in parts)
     if not isinstance(manifest, dict) or manifest.get("format") != 1 or not valid_names:
-        raise InputError(f"{path}: expected the manifest of distributions, found another content{AGAIN}")
+        raise InputError(f"{path}: not a manifest of distributions{AGAIN}")
     return manifest
 
 
@@ -178,7 +178,7 @@ def read_distributions(folder: Path, data: str, vocabulary: str) -> Distribution
                 f"{folder / MANIFEST}: expected distributions for this {kind}, found others; write new ones"
             )
     if not manifest.get("parts"):
-        raise InputError(f"{folder / MANIFEST}: expected all parts, found an unfinished folder; repeat tsallis distill")
+        raise InputError(f"{folder / MANIFEST}: the folder is unfinished; repeat the distillation")
     columns: dict[str, list[Tensor]] = {}
     for name, digest in manifest["parts"].items():
         found, part = _read_part(folder / name)
@@ -209,7 +209,7 @@ def _read_part(path: Path) -> tuple[str, dict[str, Tensor]]:
         if {"indices", "probs", "counts", "lengths"} <= set(part):
             return hashlib.sha256(blob).hexdigest(), part
     except OSError as error:
-        raise InputError(f"{path}: can't be read: {error.strerror or error}; repeat tsallis distill") from error
+        raise InputError(f"{path}: can't be read: {error.strerror or error}; repeat the distillation") from error
     except (SafetensorError, ValueError, KeyError, TypeError):
         pass
-    raise InputError(f"{path}: expected a part of distributions, found another content{RENEW}")
+    raise InputError(f"{path}: not a file of distributions{RENEW}")

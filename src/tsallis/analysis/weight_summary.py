@@ -40,14 +40,14 @@ def summarize_weights(
 ) -> RunSummary:
     """Summarize the heads of any model for a report, from its attention weights.
 
-    The model itself is not needed. The names of weights and tokens are those of bertviz: `attention` and `tokens` for a
-    model that is only an encoder or only a decoder; the other attentions and tokens for an encoder-decoder, some or all
-    of them. Only weights that are exactly zero count as zeros.
+    The model itself is not needed. The names of arguments are those of bertviz. Pass `attention` and `tokens` for an
+    encoder or a decoder. For an encoder-decoder, pass any of the other attentions with their tokens. Only weights that
+    are exactly zero count as zeros.
 
     Args:
         attention: One tensor [sentences, heads, queries, keys] per layer, or None for a layer that is left out. A
-            tensor may be larger than the longest sentence. The padding may have any values, and is after the tokens, or
-            before them if that makes more rows sum to 1.
+            tensor may be larger than the longest sentence. Padding may have any values. It is taken to follow the
+            tokens, or to precede them if more rows then sum to 1.
         tokens: Strings of one sentence, or a sequence of strings per sentence. A word starts with `▁` or `Ġ`, or its
             continuations start with `##`; without such marks each token is a word.
         encoder_attention, decoder_attention: Self-attention of the encoder, and of the decoder.

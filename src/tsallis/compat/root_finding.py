@@ -137,8 +137,8 @@ def _apply_per_value(apply: Callable[[Tensor, float], Tensor], X: Tensor, values
     check_floating(X, "X")
     if isinstance(values, Tensor) and _without_values(values):
         raise NotImplementedError(
-            "a tensor alpha or budget isn't supported by torch.export, by torch.func.vmap over it, or without data: "
-            "pass a number"
+            "alpha or budget must be a number in torch.export, in torch.func.vmap over it, and on the meta device, "
+            "got a tensor"
         )
     if not isinstance(values, Tensor):
         return apply(X.transpose(dim, -1), values).transpose(dim, -1) if X.dim() else apply(X, values)

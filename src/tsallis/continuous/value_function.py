@@ -85,8 +85,8 @@ def box_centres(boxes: Tensor, image_size: Tensor | Sequence[float]) -> Tensor:
 
     Args:
         boxes: Boxes [..., 4], as (x1, y1, x2, y2) in pixels.
-        image_size: (width, height) in pixels: one pair; one pair per image for boxes [images..., boxes, 4], as
-            [images..., 2]; or any shape [..., 2] with as many dimensions as the boxes.
+        image_size: (width, height) in pixels: one pair, a tensor [images..., 2] for boxes [images..., boxes, 4], or a
+            tensor [..., 2] that broadcasts to the boxes.
 
     Returns:
         Centres [..., 2], as (x, y).

@@ -115,7 +115,7 @@ def entmax_attention(
         query_offset: position of the first query among the keys, used by `slopes` and `is_causal`. In decoding, pass
             the number of earlier keys.
         key_norms: upper bound of the norms of the keys per key head [..., key heads]. If there are few queries and many
-            keys, `key_norms` and `slopes` together let each query read only the keys in its window.
+            keys, `key_norms` and `slopes` together let each query read only keys that are near enough to get a weight.
 
     Returns:
         Output [..., heads, queries, value size]; with `return_weights` also the weights [..., heads, queries, keys],
@@ -124,9 +124,10 @@ def entmax_attention(
 
     Raises:
         ValueError: shapes that don't fit together, an alpha below 1 or not finite, a length, a scale or a dropout out
-            of range, gradients of stored keys.
+            of range, gradients with a :class:`tsallis.nn.ScreenedKeys`.
         TypeError: query, key and value of different dtypes (autocast converts half precision and float32 to its own
-            dtype), a mask of integers, lengths that are not integers, a value together with stored keys.
+            dtype), a mask of integers, lengths that are not integers, a value together with a
+            :class:`tsallis.nn.ScreenedKeys`.
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 4, 5, 8).unbind()
@@ -220,9 +221,9 @@ def attend(
 def _read_store(store: KeyStore, query: Tensor, value: Tensor | None, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return the query in the dtype of the computation, and the keys and values of a store."""
     if value is not None:
-        raise TypeError(f"value must be None with stored keys, which contain the values, got {type(value).__name__}")
+        raise TypeError(f"value must be None if key is a ScreenedKeys with values, got {type(value).__name__}")
     if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (query, *inputs)):
-        raise ValueError("stored keys support no gradients: call the attention inside torch.no_grad()")
+        raise ValueError("attention to ScreenedKeys computes no gradients: call it inside torch.no_grad()")
     keys_and_values = store.read()
     if query.dtype != store.dtype:
         raise TypeError(f"query must have the dtype of the stored keys, {store.dtype}, got {query.dtype}")

@@ -45,9 +45,9 @@ def entmax_loss(
     .. math:: L_\alpha(z; y) = (p - y)^\top z + H_\alpha(p) - H_\alpha(y),
               \qquad p = \mathrm{entmax}_\alpha(z), \qquad \nabla_z L = p - y
 
-    (Peters et al. 2019, eq. 11 and 12). For a class target, the loss is exactly zero if the target's score exceeds all
-    other scores by at least :math:`1/(\alpha - 1)`. The loss is computed from score differences, so adding a constant
-    to all scores does not change the loss. It is finite if the score of the target is finite.
+    (Peters et al. 2019, eq. 11 and 12). Above alpha 1, the loss of a class target is exactly zero if its score exceeds
+    all others by at least :math:`1/(\alpha - 1)`. The loss is computed from score differences, so adding a constant to
+    all scores does not change the loss. It is finite if the score of the target is finite.
 
     Args:
         scores: [..., classes], any floating dtype; a class with a score of -inf is excluded.
@@ -58,10 +58,12 @@ def entmax_loss(
             summed weights of the targets, and probability targets are multiplied by the weights first.
         ignore_index: class targets with this value have loss 0 and no gradient.
         reduction: "mean" over the targets that are not ignored, "sum", or "none" for a loss of shape [...].
-        label_smoothing: share of the target, from 0 to 1, for all finite scores evenly. It makes a learned alpha grow.
+        label_smoothing: share of the target, from 0 to 1, that is spread evenly over the classes with finite scores. It
+            makes a learned alpha grow.
 
     Returns:
-        A number, or losses [...] with reduction "none", in the dtype of `scores`. A mean over no target is NaN.
+        A number, or losses [...] with reduction "none", in the dtype of `scores`. The mean is NaN if all targets are
+        ignored.
 
     Raises:
         ValueError: wrong shapes, a class out of range, an unknown reduction, a smoothing outside [0, 1], a bad alpha.

@@ -147,13 +147,14 @@ def entmax15(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Te
 
 
 def normmax(scores: Tensor, alpha: float = 2.0, dim: int = -1) -> Tensor:
-    r"""Return sparse probabilities whose sparsity does not depend on the number of entries.
+    r"""Return sparse probabilities: like entmax, with a norm of order alpha in place of the entropy.
 
     .. math:: \arg\max_{p \in \triangle} \; p^\top z - \lVert p \rVert_\alpha
 
     The solution is :math:`p_i \propto [z_i - \tau]_+^{1/(\alpha-1)}` (Blondel et al. 2020, sec. 4). It is computed by
     :func:`entmax` and :func:`escort`: :math:`p` is the escort distribution with exponent :math:`1/\alpha` of
-    :math:`\beta`-entmax :math:`(\tfrac{\alpha}{\alpha-1} z)`, where :math:`\beta = 2 - 1/\alpha`.
+    :math:`\beta`-entmax :math:`(\tfrac{\alpha}{\alpha-1} z)`, where :math:`\beta = 2 - 1/\alpha`. An entry has
+    probability 1 if its score exceeds all others by at least 1.
 
     Args:
         scores: any shape, any floating dtype; entries of -inf get probability 0.

@@ -21,9 +21,9 @@ class SparseRows:
     losses accept such rows as targets. An empty row is an ignored target. Leading dimensions are merged: targets for
     scores [batch, length, classes] are `batch * length` rows.
 
-    A sparse teacher's distribution has few entries, so nothing is lost. If entries of a dense distribution were cut,
-    `tail` is the mass `t` that they had. The losses divide each row by its sum. The L1 distance between this target
-    and the full distribution is `2t`, and so is that between the gradients of the scores:
+    The distribution of a sparse model fits completely. If entries of a dense distribution were cut, `tail` is their
+    mass `t`. The losses divide each row by its sum. This target and the full distribution have the L1 distance `2t`. So
+    have the gradients of the scores:
 
     .. math:: \lVert (p - q_{\text{kept}} / (1 - t)) - (p - q) \rVert_1 = 2t
 

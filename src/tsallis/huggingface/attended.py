@@ -31,7 +31,7 @@ def calibrate_attended(model: nn.Module, batches: Iterable[Mapping[str, Any]], a
         attended: Mean number of attended keys, at least 1.
 
     Returns:
-        The mean that was reached, usually within 1 % of `attended`. A warning is given if it differs by 10 %.
+        The mean that was reached, usually within 1 % of `attended`. The function warns if it differs by more than 10 %.
 
     Raises:
         ValueError: `attended` is below 1 or above the mean number of visible keys, the model is not sparsified or has

@@ -52,7 +52,7 @@ def full_mask_forward(*inputs: Any, **kwargs: Any) -> tuple[Tensor, Tensor | Non
 
 def _check_packed(boundaries: Tensor | None, mask: Tensor | None) -> None:
     if mask is None and boundaries is not None and len(boundaries) > 2:
-        raise ValueError("packed sequences need the mask that Transformers creates if model.config.use_cache is False")
+        raise ValueError("packed sequences need a mask: set model.config.use_cache = False, which creates it")
 
 
 def attention_forward(

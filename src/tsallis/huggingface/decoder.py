@@ -48,10 +48,10 @@ class TransformersDecoder(nn.Module):
     hypothesis to the tokenizer's ids, :meth:`symbols` does the reverse for `prefixes`, and :meth:`targets` converts
     labels for :func:`tsallis.search.score`.
 
-    The model computes the same distribution for a single source without a cache. `generation_config`
-    provides the start, a forced first token, the ends and the tokens that are never generated (`suppress_tokens`,
-    `bad_words_ids` of one token). All other settings are ignored, such as temperature, top-k, penalties and lengths. A
-    forced token counts as part of the start.
+    Batching and caching do not change the distribution: the model computes the same one for each source alone, without
+    a cache. `generation_config` provides the start, a forced first token, the ends and the tokens that are never
+    generated (`suppress_tokens`, `bad_words_ids` of one token). All other settings are ignored, such as temperature,
+    top-k, penalties and lengths. A forced token counts as part of the start.
 
     Keys and values are cached if the model uses a :class:`transformers.DynamicCache` without sliding windows. Other
     models read each prefix from its first token at every step, which is slower. Models that can't skip padding, such as

@@ -142,7 +142,8 @@ def _digest(model: Any, alpha: float, shift: bool) -> str:
 class DistilledDataset(torch.utils.data.Dataset[Any]):
     """Dataset whose labels are the distributions in a folder, for a student in `Trainer`.
 
-    A label of a batch is the number of a row of `rows`. :func:`trainer_loss` and :func:`lm_loss` accept these labels.
+    Label -101 stands for row 0 of `rows`, -102 for row 1, and so on; -100 is ignored. :func:`trainer_loss` and
+    :func:`lm_loss` accept these labels.
 
     Args:
         dataset: Dataset that :func:`distill` read; it may have other inputs, but the same `input_ids` and `labels`.
@@ -184,7 +185,7 @@ class DistilledDataset(torch.utils.data.Dataset[Any]):
         return {**self.dataset[index], INDEX: index}
 
     def collate(self, rows: list[dict[str, Any]]) -> Any:
-        """Make a batch, with row numbers as labels. Rows of other datasets keep their labels.
+        """Make a batch whose labels stand for rows, see the class. Rows of other datasets keep their labels.
 
         Raises:
             ValueError: The collator changed the labels or their order.

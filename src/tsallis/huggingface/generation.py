@@ -43,10 +43,10 @@ class EntmaxLogitsProcessor(LogitsProcessor):
     The scores become :math:`\log p`, so that the softmax of `generate` returns :math:`p`. The number of possible tokens
     depends on the model's certainty. Top-k and top-p are not needed.
 
-    Call `generate` with `do_sample=True, top_k=0, top_p=1.0`. `generate` applies top-k, top-p,
-    min-p and similar settings after this processor, and many models set them. They would change :math:`p`, so a call
-    with them raises an error that names the setting and the value to pass. A temperature of `generate` or of the model
-    is undone with a warning; use the argument below. :math:`z` are the scores after penalties and forbidden tokens.
+    Call `generate` with `do_sample=True, top_k=0, top_p=1.0`. `generate` applies top-k, top-p, min-p and similar
+    settings after this processor, and many models set them. They would change :math:`p`, so a call with them raises an
+    error that names the setting and the value to pass. The processor undoes a temperature of `generate` or of the
+    model, and warns; pass `temperature` here instead. :math:`z` are the scores after penalties and forbidden tokens.
 
     `support_sizes` has one column per step of the last call of `generate`. A call whose prompts are the output of the
     previous call counts as the same call. In assisted generation, the last columns may belong to drafts that were not

@@ -38,9 +38,9 @@ def trainer_loss(
 
     (Peters et al. 2019, eq. 11). The result is the mean over all labels except -100. For predictions, use
     :func:`tsallis.entmax` with the same alpha. Trainer removes the labels before it calls the model, so batches of an
-    encoder-decoder need `decoder_input_ids`: use `DataCollatorForSeq2Seq(tokenizer, model=model)`. The loss of routers
-    (mixtures of experts) is not added; :func:`lm_loss` adds it. Trainer ignores its own `label_smoothing_factor`
-    beside a loss function: pass `label_smoothing` here. Labels are classes, or rows of probabilities that sum to 1.
+    encoder-decoder need `decoder_input_ids`: use `DataCollatorForSeq2Seq(tokenizer, model=model)`. The router loss of
+    mixtures of experts is not added; :func:`lm_loss` adds it. With a loss function, Trainer ignores
+    `label_smoothing_factor`: pass `label_smoothing` here. Labels are classes, or rows of probabilities that sum to 1.
 
     Args:
         alpha: Alpha, at least 1; 1 is cross-entropy.
@@ -74,7 +74,7 @@ def trainer_loss(
         if labels.shape not in (logits.shape[:-1], logits.shape):
             raise ValueError(
                 f"labels must have shape {list(logits.shape[:-1])}, one per position of the logits, got "
-                f"{list(labels.shape)}; for a model with a prompt of PEFT, use lm_loss"
+                f"{list(labels.shape)}; with prompt tuning (PEFT), use lm_loss"
             )
         if shift:
             labels = labels[..., 1:, :] if labels.dim() == logits.dim() else labels[..., 1:]
@@ -178,7 +178,7 @@ def _router_factor(lm: Any) -> float:
             if hasattr(owner, name):
                 return float(getattr(owner, name))
     raise ValueError(
-        f"{type(lm).__name__} has a loss of routers without a known factor: pass output_router_logits=False"
+        f"{type(lm).__name__} has a router loss, but its factor is unknown: pass output_router_logits=False"
     )
 
 

@@ -45,7 +45,7 @@ def calibrate_attended(model: Any, batches: Sequence[Batch], attended: float) ->
         attended: Mean number of attended positions, at least 1.
 
     Returns:
-        The mean that was reached, usually within 1 % of `attended`. A warning is given if it differs by 10 %.
+        The mean that was reached, usually within 1 % of `attended`. The function warns if it differs by more than 10 %.
 
     Raises:
         ValueError: `attended` is below 1 or above the mean number of visible positions, or an alpha is learned or 1.

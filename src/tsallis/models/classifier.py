@@ -92,14 +92,14 @@ class BiLSTMClassifier(nn.Module):
         layers: number of layers of the LSTM or GRU.
         dropout: dropout on embeddings, between layers and on the context.
         attention: "discrete", "continuous" or "combined".
-        transform: map of discrete attention, "softmax", "sparsemax", "entmax" (1.5) or an alpha; the density has the
-            same alpha.
+        transform: activation of discrete attention, "softmax", "sparsemax", "entmax" (1.5) or an alpha; the density has
+            the same alpha.
         num_basis: number of Gaussian basis functions of the value function; half of them have width 0.1, half 0.5.
         matching: "scale" as in the paper, or "covariance", see :class:`tsallis.nn.ContinuousAttention1d`.
         density: density in place of the one with the alpha of `transform`: "laplace", "triangular" or another alpha.
         ridge: penalty of the ridge regression.
         d_embedding: size of the embeddings; by default `d_model`.
-        output: map of the output, "softmax", "sparsemax" or "entmax".
+        output: activation of the output, "softmax", "sparsemax" or "entmax".
         output_alpha: alpha of output "entmax".
         cell: "lstm" or "gru".
 

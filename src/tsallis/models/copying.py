@@ -26,22 +26,22 @@ class CopyOutput(MixtureOutput):
 
     (See et al. 2017, eq. 9.) :math:`a_j` is the attention to the source position j, and :math:`p_j` gives the target
     symbol of that position probability 1. A position without a target symbol, such as a tag, has
-    :math:`p_j = p_\mathrm{out}`. So probabilities sum to 1, and a symbol is possible exactly if the map or the
+    :math:`p_j = p_\mathrm{out}`. So probabilities sum to 1, and a symbol is possible exactly if the activation or the
     attention makes it possible.
 
-    The loss of the target y is the mean of two losses. The first is the loss of the map, as in
+    The loss of the target y is the mean of two losses. The first is the loss of the activation, as in
     :class:`tsallis.nn.OutputLayer`. The second is the Bregman divergence of the Tsallis entropy of the mixture,
 
     .. math:: \frac{1 - p_y^{\alpha-1}}{\alpha-1} - \frac{1 - \sum_i p_i^\alpha}{\alpha}.
 
     The second loss is a proper scoring rule, and is finite at :math:`p_y = 0`, where :math:`-\log p_y` is infinite. At
-    :math:`g = 0` both losses are equal if the map makes the target possible; for softmax, the second loss is
-    :math:`-\log p_y`. The second loss alone has no gradient at :math:`p_y = 0`, and teaches the map little if copying
-    is easy. The first loss has a gradient everywhere.
+    :math:`g = 0` both losses are equal if the activation makes the target possible; for softmax, the second loss is
+    :math:`-\log p_y`. The second loss alone has no gradient at :math:`p_y = 0`, and teaches the activation little if
+    copying is easy. The first loss has a gradient everywhere.
 
     Hidden states are larger than `d_model` of the constructor: they also contain the attention to each target symbol,
     and to positions without a target symbol (see :meth:`attend`). Scores are log-probabilities in float64. Only
-    `loss_of_scores` takes the scores of the map.
+    `loss_of_scores` takes the scores of the activation.
 
     Args:
         d_model: Size of the hidden states, without attention.
@@ -111,7 +111,7 @@ class CopyOutput(MixtureOutput):
         return step
 
     def _split(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return four tensors: the map's scores; the gate's logit; the attention to symbols; and to no symbol."""
+        """Return the scores of the activation, the logit of the gate, the attention to symbols, and to no symbol."""
         states, columns = hidden.split([self.projection.in_features, self.d_vocab + 1], -1)
         states = states.to(self.weight.dtype)
         return super().scores(states), self.gate(states), columns[..., :-1], columns[..., -1:]
@@ -128,7 +128,7 @@ class CopyOutput(MixtureOutput):
 
     def _losses(self, hidden: Tensor, target: Tensor, active: Tensor) -> Tensor:
         scores, gate, copied, uncopied = self._split(hidden)
-        known = active & (target < scores.shape[-1])  # the map has no scores for unknown symbols
+        known = active & (target < scores.shape[-1])  # the activation has no scores for unknown symbols
         map_loss = self.loss_of_scores(scores, torch.where(known, target, -100).squeeze(-1), reduction="none")
         target, scores, gate_logit = torch.where(active, target, 0), upcast(scores), upcast(gate)
         gate = gate_logit.sigmoid()

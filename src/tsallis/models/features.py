@@ -81,8 +81,8 @@ class GatedAttention(Features):
         src_vocab: Number of source symbols.
         features: Source symbols that are features.
         d_model: Size of states and of the memory.
-        transform: Map of attention and gate.
-        alpha: Alpha of the map "entmax".
+        transform: Activation of attention and gate.
+        alpha: Alpha of "entmax".
         scorer: Score function, see :class:`tsallis.nn.GlobalAttention`.
     """
 

@@ -68,9 +68,9 @@ class RNNState:
 class RNNSeq2Seq(CompiledSteps, SharingModel):
     r"""Bidirectional LSTM or GRU encoder, and a decoder with input feeding and global attention.
 
-    Each decoder step reads the embedding of the last token and the last attentional state
-    :math:`\tilde h = \tanh(W [c; s])`, attends to the encoder's states with the map `attention`, and predicts with the
-    map `output` (Peters et al. 2019, sec. 4: two layers, 300 units, dropout 0.3 for inflection).
+    Each decoder step reads the embedding of the last token and the last attentional state :math:`\tilde h = \tanh(W [c;
+    s])`, attends to the encoder's states with the activation `attention`, and predicts with the activation `output`
+    (Peters et al. 2019, sec. 4: two layers, 300 units, dropout 0.3 for inflection).
 
     The attribute `attention` can be replaced by any module with the methods of :class:`tsallis.nn.GlobalAttention`.
     `keys(memory)` returns tensors [batch, ...] that are computed once per sentence. `forward(query, memory, mask,
@@ -97,14 +97,16 @@ class RNNSeq2Seq(CompiledSteps, SharingModel):
             discrete attention.
         combine: whether the continuous context is added to the discrete context, as in the paper.
         num_basis: number of basis functions of the continuous attention, a multiple of 3, with widths .03, .1 and .3.
-        matching: meaning of the moments of continuous attention, "covariance" or "scale".
+        matching: parameter of the density that the computed variance sets, "covariance" or "scale".
         cell: "lstm" or "gru".
         scorer: score function of the attention, "bilinear" or "additive", see :class:`tsallis.nn.GlobalAttention`.
         d_embedding: size of the embeddings; by default `d_model`.
         copy: target symbol of each source symbol, or -1 for symbols that are never copied. The output then mixes the
-            map with attention, see :class:`tsallis.models.copying.CopyOutput`. None: nothing is copied.
-        features: source symbols that are features. A second encoder reads them, and the decoder attends to symbols and
-            features separately, see :class:`tsallis.models.features.GatedAttention`. None: one encoder reads all.
+            activation's probabilities with attention, see :class:`tsallis.models.copying.CopyOutput`. None: nothing is
+            copied.
+        features: source symbols that are features, such as morphological tags. A second encoder reads them, and the
+            decoder attends to symbols and features separately, see :class:`tsallis.models.features.GatedAttention`.
+            None: one encoder reads all.
         monotonic: order of hard monotonic attention, 0 or 1, see :class:`tsallis.models.monotonic.MonotonicOutput`. It
             needs `input_feeding` False, because a decoder state can't depend on alignments. None: soft attention.
         initial_state: the decoder's state before the first token: the last states of the "encoder", or "zeros". From

@@ -17,8 +17,8 @@ from tsallis.ops.sparse_rows import row_numbers
 class MixtureOutput(OutputLayer):
     """Output layer that mixes distributions. Its scores are log-probabilities in float64.
 
-    Hidden states begin with the states of the map, of the size of the projection. Only `loss_of_scores` takes the
-    scores of the map. Subclasses define `scores` and `_losses`.
+    Hidden states begin with the states of the activation, of the size of the projection. Only `loss_of_scores` takes
+    the scores of the activation. Subclasses define `scores` and `_losses`.
     """
 
     def probs(self, scores: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class MixtureOutput(OutputLayer):
     ) -> Tensor:
         """Compute the loss of the mixture, with the arguments of :meth:`tsallis.nn.OutputLayer.loss`.
 
-        Label smoothing acts on the map's scores.
+        Label smoothing acts on the activation's scores.
         """
         if isinstance(target, SparseRows):
             if label_smoothing:

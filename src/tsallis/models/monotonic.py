@@ -51,8 +51,8 @@ class MonotonicOutput(MixtureOutput):
     the positions.
 
     With softmax as output map, the loss of a target is :math:`-\log p(y)`. Otherwise the loss of a symbol is the mean
-    of two losses, as in :class:`tsallis.models.copying.CopyOutput`: the expected loss of the map over the positions,
-    and the Bregman divergence of the mixture.
+    of two losses, as in :class:`tsallis.models.copying.CopyOutput`: the expected loss of the activation over the
+    positions, and the Bregman divergence of the mixture.
 
     Args:
         d_model: Size of the hidden states of a position.
@@ -82,7 +82,7 @@ class MonotonicOutput(MixtureOutput):
 
     @property
     def d_model(self) -> int:
-        """Return the size of the hidden states: those of the map, log-probabilities, and a constant of the loss."""
+        """Return the size of the hidden states: the activation's states, log-probabilities, a constant of the loss."""
         return self.projection.in_features + self.d_vocab + 1
 
     def prepare(self, states: Tensor, attention: Tensor, mask: Tensor) -> AlignedSteps:
@@ -170,7 +170,7 @@ class MonotonicOutput(MixtureOutput):
         return _logsumexp(positions.unsqueeze(-1) + transitions, -2)
 
     def _loss_constants(self, scores: Tensor) -> Tensor:
-        """Return the part of the map's loss [...] that does not depend on the target; 0 for softmax."""
+        """Return the part of the activation's loss [...] that does not depend on the target; 0 for softmax."""
         if self.alpha == 1:
             return scores.new_zeros(scores.shape[:-1])
         target = torch.full(scores.shape[:-1], self.allowed, device=scores.device)

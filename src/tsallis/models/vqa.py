@@ -105,8 +105,8 @@ class VisualAnswerer(nn.Module):
         stages: number of convolutions of "cnn"; each convolution halves height and width.
         positions: whether to add position encodings of the grid to the states of the image.
         attention: attention to the image: "discrete", "continuous" or "combined".
-        transform: map of the discrete attention to the image, "softmax", "sparsemax", "entmax" (1.5) or an alpha; the
-            density has the same alpha.
+        transform: activation of the discrete attention to the image, "softmax", "sparsemax", "entmax" (1.5) or an
+            alpha; the density has the same alpha.
         num_basis: number of Gaussian basis functions of the continuous image; a square number.
         basis: "image", or "image-paper" with functions as narrow as the paper's.
         matching: "covariance" as in the paper, or "scale", see :class:`tsallis.nn.ContinuousAttention2d`.
@@ -114,7 +114,7 @@ class VisualAnswerer(nn.Module):
             alpha, or "learned", which adds a parameter. The paper's continuous sparsemax is a density of alpha 2 with
             the moments of softmax weights.
         ridge: penalty of the ridge regression.
-        output: map of the output, "softmax", "sparsemax" or "entmax".
+        output: activation of the output, "softmax", "sparsemax" or "entmax".
         output_alpha: alpha of output "entmax".
 
     Raises:

@@ -144,12 +144,12 @@ class KeyValueCache:
 
 
 class ScreenedKeys(KeyValueCache, KeyStore):
-    """Keys and values for exact attention of up to three queries that reads few of them.
+    """Cache of keys and values; exact attention of up to three queries reads few of them.
 
     Entmax gives weight to few keys. :func:`tsallis.entmax_attention` first scans a copy of the keys in 8 bits, with
     proved bounds of the scores. It then reads only the keys and values that may have a weight. The result is exact up
     to the rounding of float32. Alphas above 1 and up to 2, slopes, masks and grouped queries are supported. Other
-    calls, short caches and heads with flat weights are computed from all keys.
+    calls, short caches, and queries with weights on many keys use all keys.
 
     The scan needs the compiled CPU kernels and float32 or half precision, which is stored in float32. It adds
     `size + 4` bytes per key and head. No gradients are computed. The store also replaces :class:`KeyValueCache` as the
@@ -189,7 +189,7 @@ class ScreenedKeys(KeyValueCache, KeyStore):
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add steps, as :meth:`KeyValueCache.append`; return all keys and values in the dtype of the computation."""
         if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
-            raise ValueError("stored keys support no gradients: append keys and values inside torch.no_grad()")
+            raise ValueError("ScreenedKeys stores no gradients: append keys and values inside torch.no_grad()")
         with torch.no_grad():
             dtype = keys.dtype
             for name, x in (("keys", keys), ("values", values)):

@@ -583,8 +583,8 @@ def attention_stats(module: nn.Module) -> dict[str, AttentionStats]:
         module: module that contains attentions.
 
     Returns:
-        Statistics by name. Attentions that have not run, or whose last pass was compiled, are left out. If this leaves
-        no attention, a warning is given.
+        Statistics by name. Attentions that have not run, or whose last pass was compiled, are left out. The function
+        warns if no attention is left.
 
     Raises:
         ValueError: a module without a :class:`MultiheadAttention`.

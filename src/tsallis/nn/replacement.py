@@ -44,7 +44,7 @@ def sparsify_module(
     :class:`MultiheadAttention` with the same parameters, so an existing optimizer keeps working. The layers around it
     stay the same, but PyTorch's fast path for encoders is switched off, because it computes softmax. At alpha 1 the
     outputs are the same, with three exceptions. PyTorch returns NaN for queries without a key. Its fast path returns
-    zeros for padding. It ignores adapters and hooks of `out_proj`, but the sparse attention runs them. Hooks and added
+    zeros for padding. PyTorch ignores adapters and hooks of `out_proj`; sparse attention runs them. Hooks and added
     attributes move to the new attention. An attention that is sparse already gets the new alpha; a second "learned"
     creates new parameters, so create the optimizer afterwards. :func:`densify_module` undoes the replacement.
 

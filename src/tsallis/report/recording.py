@@ -48,7 +48,8 @@ def show(
         target_tokens: Strings that the decoder of an encoder-decoder reads, in the form of `tokens`. A tokenizer in
             `tokens` converts `decoder_input_ids` itself.
         name: Name of the model on the page; default: its class.
-        tolerance: Maximum difference between the sum of a query's weights and 1. Attention with a sink needs 1.
+        tolerance: Maximum difference between the sum of a query's weights and 1. Pass 1 for attention with a sink,
+            whose weights sum to less than 1.
 
     Returns:
         The page.

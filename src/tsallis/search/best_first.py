@@ -202,14 +202,15 @@ def exhaustive(
     `bound` limits the probability of a missing output, :attr:`Result.proven` contains the outputs whose rank is
     certain, and :attr:`Result.stopped_by` is the reason.
 
-    Memory grows with the states of open prefixes, at most `budget` for each of 16 sources.
+    Memory grows with the states of open (not yet expanded) prefixes, at most `budget` for each of 16 sources.
 
     Args:
         model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
         src, src_lengths: Symbols of the sources [batch, src], and number of symbols per source [batch].
         budget: Maximum number of prefixes to expand per source.
         time_limit: Seconds per source, checked between expansions; sources are then searched one after the other.
-        mass: Stop once the outputs that no open prefix can beat have this total probability, between 0 and 1.
+        mass: Stop once the outputs with a certain rank (:attr:`Result.proven`) have this total probability, between 0
+            and 1.
         n_best: Number of outputs returned per source; None: all.
         known: Results of another search with the same limits, whose outputs count as found. With `n_best`, prefixes
             that can't beat the best of these outputs are skipped. No bound exceeds the bound in `known`.

@@ -156,6 +156,7 @@ def complete(
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
+        >>> from tsallis.models.spellings import Spellings
         >>> class Letters(list):
         ...     def spellings(self, numbers):
         ...         letters = {number: self[number].encode() for number in numbers}
@@ -336,6 +337,7 @@ def next_characters(
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
+        >>> from tsallis.models.spellings import Spellings
         >>> class Pieces(list):
         ...     def spellings(self, numbers):
         ...         pieces = {number: self[number].encode() for number in numbers}

@@ -107,8 +107,8 @@ class Ensemble(nn.Module):
     logarithms, because one model's zero would then exclude symbols that all other models expect.
 
     Args:
-        models: At least one model, each with the decoder protocol. Models may differ in their mappings and sizes, but
-            not in their vocabularies.
+        models: At least one model, each with the decoder protocol. Models may differ in their activations and sizes,
+            but not in their vocabularies.
 
     Raises:
         TypeError: An object is not a model with the decoder protocol.

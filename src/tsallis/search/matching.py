@@ -218,9 +218,9 @@ def match(
 ) -> list[list[Match]]:
     """Bound the probability that an output matches each pattern, and prove that no output or every output matches.
 
-    A best-first search expands prefixes until every pattern is decided for all of them: nothing that follows matches,
-    or everything that follows does. All patterns share one search. With exact zeros, the search often ends, and then
-    the bounds are equal up to rounding.
+    A best-first search expands prefixes until each pattern is decided for each prefix: all its continuations match, or
+    none does. All patterns share one search. With exact zeros, the search often ends, and then the bounds are equal up
+    to rounding.
 
     Verdicts depend on whether any prefix of positive probability is undecided, not on sums that may underflow.
 

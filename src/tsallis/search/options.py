@@ -86,8 +86,8 @@ class SearchOptions:
         default="beam",
     )
     beam_size: int | None = _option(
-        "Number of prefixes that the beam keeps per source; at least the number of outputs (default: "
-        "the run's setting).",
+        "Number of prefixes that the beam keeps per source (default: the run's setting, or the number of outputs if "
+        "larger).",
         *("beam", "exact"),
         minimum=1,
         maximum=MAX_COUNT,
@@ -152,14 +152,15 @@ class SearchOptions:
         of_runs=True,
     )
     end_rule: EndRule | None = _option(  # noqa: RUF009
-        "Finished outputs that beam search keeps. every: all of them. competing: an output only if, at its last step, "
-        "the end symbol is among the best continuations of the beam, as in other toolkits (default: the run's value).",
+        "Finished outputs that beam search keeps. every: all of them. competing: only those whose end symbol "
+        "is among the best continuations of the beam, as in other toolkits (default: the run's setting).",
         "beam",
         default="every",
         of_runs=True,
     )
     min_risk: bool = _option(
-        "Return only one of the outputs found or drawn: the one with the best expected score (minimum Bayes risk).",
+        "Return the output found or drawn with the best expected score (minimum Bayes risk): chrF for translations, "
+        "edit distance for strings.",
         *("beam", "all", "sample"),
         unset=False,
         default=False,
@@ -223,7 +224,7 @@ class SearchOptions:
 
     @property
     def returns(self) -> Literal["best", "list", "draws", "choice"]:
-        """Return what a search returns: the best output, a list, draws, or the one output of least risk."""
+        """Return the kind of result: "best", "list", "draws" or "choice" (the output of least risk)."""
         if self.min_risk or self.mode == "sample":
             return "choice" if self.min_risk else "draws"
         return "best" if self.mode == "beam" and (self.n_best or 1) == 1 else "list"

@@ -37,8 +37,8 @@ def minimum_risk(
     .. math:: \hat y = \arg\max_{c \in C} \sum_{r \in C} p(r \mid x) \, u(c, r)
 
     (Kumar and Byrne 2004, eq. 1; Eikema and Aziz 2020 with samples.) If the list of texts is complete, the sum is
-    over all outputs. If outputs with the total probability `missing` are absent, the choice is proved to be the best
-    *of several listed texts* if it leads by at least `missing`, because utilities are between 0 and 1.
+    over all outputs. If references of total weight `missing` are absent, the choice is proved the best
+    listed text if it leads by at least `missing`: utilities are between 0 and 1. A single listed text is never proved.
 
     References are processed in the order of their weights, and candidates that can't win any more are dropped. This
     does not change the choice.

@@ -170,6 +170,7 @@ def score_texts(
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
+        >>> from tsallis.models.spellings import Spellings
         >>> class Pieces(list):
         ...     def spellings(self, numbers):
         ...         pieces = {number: self[number].encode() for number in numbers}

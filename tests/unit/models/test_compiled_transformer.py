@@ -105,7 +105,6 @@ def test_states_can_be_reused_and_rows_are_independent() -> None:
 @torch.no_grad()
 def test_few_rows_of_wide_products_are_independent(name: str) -> None:
     """Check products with up to three rows, which use wider column blocks; the last block is incomplete here."""
-    torch.manual_seed(0)
     model = TransformerSeq2Seq(20, 300, **{**SMALL, "d_ff": 200}).eval()
     with use(name):
         states, token = (start(model), start(model, compiled=False)), torch.arange(4, 10)
@@ -195,10 +194,6 @@ class Other(TransformerSeq2Seq):
     """A subclass that could override the steps."""
 
 
-def hook(model: TransformerSeq2Seq) -> None:
-    model.decoder.layers[0].multihead_attn.register_forward_hook(lambda *_: None)
-
-
 def other_linear(model: TransformerSeq2Seq) -> None:
     class Adapted(nn.Linear):
         pass
@@ -206,28 +201,32 @@ def other_linear(model: TransformerSeq2Seq) -> None:
     model.decoder.layers[0].linear1 = Adapted(32, 40).eval()
 
 
-def steep_alpha(model: TransformerSeq2Seq) -> None:
-    model.decoder.layers[0].self_attn.alpha = 2.5
+def fewer_hidden_units(model: TransformerSeq2Seq) -> None:
+    layer = model.decoder.layers[1]
+    layer.linear1, layer.linear2 = nn.Linear(32, 16).eval(), nn.Linear(16, 32).eval()
 
 
-def other_epsilon(model: TransformerSeq2Seq) -> None:
-    model.decoder.layers[0].norm1.eps = 1e-3
+def more_heads(model: TransformerSeq2Seq) -> None:
+    model.decoder.layers[1].self_attn = tsallis.nn.MultiheadAttention(32, 4, alpha=1.0, batch_first=True).eval()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        hook,
-        other_linear,
-        steep_alpha,
-        other_epsilon,
-        lambda model: model.double(),
-        lambda model: model.train(),
-        lambda model: setattr(model.decoder.layers[0], "activation", torch.nn.functional.gelu),
-        lambda model: setattr(model, "__class__", Other),
-        lambda model: setattr(model.decoder.layers[0].self_attn, "alpha", nn.Identity()),
-    ],
-)
+UNSUPPORTED = [
+    other_linear,
+    fewer_hidden_units,
+    more_heads,
+    lambda model: model.decoder.layers[0].multihead_attn.register_forward_hook(lambda *_: None),
+    lambda model: setattr(model, "tgt_embedding", nn.Embedding(6, 32).eval()),
+    lambda model: setattr(model.decoder.layers[0].self_attn, "alpha", 2.5),
+    lambda model: setattr(model.decoder.layers[0].norm1, "eps", 1e-3),
+    lambda model: model.double(),
+    lambda model: model.train(),
+    lambda model: setattr(model.decoder.layers[0], "activation", torch.nn.functional.gelu),
+    lambda model: setattr(model, "__class__", Other),
+    lambda model: setattr(model.decoder.layers[0].self_attn, "alpha", nn.Identity()),
+]
+
+
+@pytest.mark.parametrize("change", UNSUPPORTED)
 @pytest.mark.parametrize("packed", [False, True])
 @torch.no_grad()
 def test_unsupported_models_use_plain_steps(change: Any, packed: bool) -> None:
@@ -269,25 +268,8 @@ def test_nan_weights_raise() -> None:
         beam_search(model, *sources())
 
 
-def fewer_hidden_units(model: TransformerSeq2Seq) -> None:
-    layer = model.decoder.layers[1]
-    layer.linear1, layer.linear2 = nn.Linear(32, 16).eval(), nn.Linear(16, 32).eval()
-
-
-def more_heads(model: TransformerSeq2Seq) -> None:
-    model.decoder.layers[1].self_attn = tsallis.nn.MultiheadAttention(32, 4, alpha=1.0, batch_first=True).eval()
-
-
-def fewer_embeddings(model: TransformerSeq2Seq) -> None:
-    model.tgt_embedding = nn.Embedding(6, 32).eval()
-
-
-@pytest.mark.parametrize("change", [fewer_hidden_units, more_heads, fewer_embeddings])
 @torch.no_grad()
-def test_layers_of_other_sizes_use_plain_steps(change: Any) -> None:
-    model = make(**MODELS[0])
-    change(model)
-    assert not isinstance(model.start(model.encode(*sources())), CompiledState)
+def test_encoder_layers_of_other_sizes_use_plain_steps() -> None:
     encoder = make(**MODELS[0])
     encoder.encoder.layers[1] = make(**MODELS[0], heads=4).encoder.layers[1]
     assert not isinstance(encoder.encode(*sources()), CompiledMemory)
@@ -301,5 +283,5 @@ def test_memory_needs_padding_at_the_end() -> None:
         model, (model.start(Memory(states, mask)), model._start_plain(Memory(states, mask))), torch.ones(3).long()
     )
     mask[0, 0] = False
-    with pytest.raises(ValueError, match="must be False only after the last symbol, got others in row 0"):
+    with pytest.raises(ValueError, match="must be True up to the last symbol and False after it, but row 0 differs"):
         model.start(Memory(states, mask))

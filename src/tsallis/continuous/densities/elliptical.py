@@ -347,9 +347,9 @@ class Elliptical(Density):
                 keeps the error below 1e-12 of a function's peak in float64, and below 1e-6 in float32. The bound of the
                 error depends on the narrowest function and on the widest density. If this needs more than 1024 points,
                 or more than 96 rings of 384 points, a warning gives the bound and the required size. The default for
-                other functions is 128 points, or 32 rings of 64 points. Reading the widest density waits for a GPU; a
-                given size avoids this. For a basis without a width, the default assumes that functions are a
-                tenth as wide as the support. Compiled graphs need `points` for a basis.
+                other functions is 128 points, or 32 rings of 64 points. Reading the widest density synchronizes with
+                the GPU; pass `points` to avoid this. For a basis without a width, the default assumes that functions
+                are a tenth as wide as the support. Compiled graphs need `points` for a basis.
 
         Returns:
             [..., size] for a basis, [..., any...] for a function.

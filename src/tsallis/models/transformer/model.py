@@ -98,9 +98,9 @@ class TransformerSeq2Seq(CompiledSteps, AttentionModel):
             the self-attentions, see :class:`tsallis.nn.MultiheadAttention`.
         length_scale: Kind of :class:`tsallis.nn.LengthScale` of the self-attentions: "input", "head", "ssmax" or None.
         copy: Target symbol of each source symbol, or -1 for symbols that are never copied. The output then mixes the
-            map with the last layer's attention to the source, see :class:`tsallis.models.copying.CopyOutput`. None:
-            nothing is copied.
-        features: Source symbols that are features. Their order has no effect, see
+            activation's probabilities with the last layer's attention to the source, see
+            :class:`tsallis.models.copying.CopyOutput`. None: nothing is copied.
+        features: Source symbols that are features, such as morphological tags. Their order has no effect, see
             :class:`tsallis.models.features.FeatureTypes`; this needs positions "sinusoids". None: all symbols have
             positions.
 
@@ -247,7 +247,7 @@ class TransformerSeq2Seq(CompiledSteps, AttentionModel):
             if not memory.mask.equal(prefixes):
                 row = int((memory.mask != prefixes).any(1).nonzero()[0])
                 raise ValueError(
-                    f"mask of the memory must be False only after the last symbol, got others in row {row}"
+                    f"mask of the memory must be True up to the last symbol and False after it, but row {row} differs"
                 )
         plain = type(self) is TransformerSeq2Seq and "step" not in vars(self)
         compiled = start_compiled(self, memory) if plain else None

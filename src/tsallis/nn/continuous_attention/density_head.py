@@ -52,7 +52,8 @@ class DensityKind(nn.Module):
             per head (:class:`tsallis.nn.PerHeadAlpha`), or a module whose `forward()` returns alphas [heads] or [1].
         dims: Number of dimensions, 1 or 2.
         heads: Number of heads of the attention.
-        matching: Meaning of a computed spread: "covariance", or "scale" for the scale in the paper's formula.
+        matching: Parameter of the density that a computed spread sets: "covariance", or "scale" (that of the paper's
+            formula).
         floor: Constant added to variances.
 
     Raises:

@@ -49,8 +49,8 @@ class ContinuousAttention1d(ContinuousAttention):
         components: Number of densities in a mixture; 1 for no mixtures.
         transform: Activation of the discrete attention: "softmax", "sparsemax", "entmax" (1.5) or an alpha.
         combine: Whether to add the discrete attention's context (the paper's combined attention).
-        matching: Meaning of a computed spread: "covariance", or "scale" for :math:`\sigma^2` in the score, as in the
-            paper's text experiments. It applies to all `moments`.
+        matching: Parameter of the density that a computed spread sets: "covariance", or "scale", :math:`\sigma^2` in
+            the score, as in the paper's text experiments. It applies to all `moments`.
         basis: One of the paper's bases "text-32", "text-64", "text-128" or "translation"; a size, for
             :func:`text_basis`; or a :class:`~tsallis.continuous.Basis`.
         ridge: Penalty of the ridge regression, above 0.
@@ -59,8 +59,8 @@ class ContinuousAttention1d(ContinuousAttention):
         filters: Number of filters of the convolution for "pooled" (default: `d_model`).
         filter_width: Width of the convolution, odd.
         floor: Constant added to variances, so that weights on a single position also give a density.
-        points: Size of the quadrature rule. The default depends on the values of each call. Reading these values waits
-            for a GPU, and breaks a compiled graph.
+        points: Size of the quadrature rule. The default depends on the values of each call. Reading these values
+            synchronizes with the GPU, and causes a graph break.
 
     Raises:
         ValueError: If sizes don't fit, or settings are unknown or incompatible.

@@ -80,7 +80,7 @@ def analyze(
 ) -> None:
     """Write a report on attention heads and outputs as one HTML file, which needs no network.
 
-    Beam size and end rule default to those of the first run's configuration.
+    Searches use the end rule of the first run's configuration, and its beam size by default.
     """
     from tsallis.toolkit.cli.report_parts import Report, read_sweep, runs_in
 

@@ -47,7 +47,9 @@ def data_list(
 
 @app.command("get", cls=Command)
 def data_get(
-    name: Annotated[str, typer.Argument(help="Name of the data set; `tsallis data list` prints all names.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the data set; `tsallis data list` prints all names.")
+    ],
     folder: Annotated[Path | None, typer.Option(help="Write the files to this folder (default: data/NAME).")] = None,
     languages: Annotated[
         str | None,
@@ -57,8 +59,7 @@ def data_get(
 ) -> None:
     """Download a data set.
 
-    An interrupted download resumes. Each file must match its published digest. Without one, it must match its first
-    download.
+    An interrupted download resumes. Each file must match its published digest or, without one, its first download.
     """
     from tsallis.toolkit.datasets.registry import get
 

@@ -19,7 +19,7 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 FileArgument = Annotated[
     Path | None, typer.Argument(metavar="[FILE]", help="Input file (- or no file: standard input).")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line of output.")]
 OnError = Annotated[
     Literal["stop", "skip"] | None,
     typer.Option(
@@ -123,6 +123,9 @@ def search_options(
 def _parameter(name: str, help: str, modes: Sequence[Mode], default: Any) -> inspect.Parameter:
     """Return the command parameter of a search option."""
     info, kind = OPTIONS[name], TYPES[name]
+    usable = [mode for mode in modes if mode in info.modes]
+    if usable != list(modes):
+        help = f"{help} Only with --mode {' or '.join(usable)}."
     if name == "mode":
         choices: Any = Literal
         kind = choices[tuple(modes)]

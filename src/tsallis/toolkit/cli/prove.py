@@ -55,6 +55,8 @@ def prove(
 ) -> None:
     """Prove for each input line that no output matches a pattern, or that every output matches it.
 
+    Pass either --never or --always.
+
     An input line is `source<TAB>features`, a sentence to translate, a document to classify, or `image<TAB>question`.
 
     Each row has the line number, the result (proved, refuted or unknown), a lower and an upper bound on the

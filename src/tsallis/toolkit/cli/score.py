@@ -34,7 +34,7 @@ def score(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Print the log-probability of given outputs; -inf if the model excludes one.
+    """Print the log-probability of given outputs; -inf if an output is impossible.
 
     An input line is `source<TAB>target<TAB>features`, `source<TAB>target`, `label<TAB>text` or
     `image<TAB>question<TAB>answer`. A target may be empty.

@@ -460,9 +460,7 @@ class TextRun:
         """
         self.check_command("prove")
         if not self.run.model.output.normalized:
-            raise InputError(
-                f"{self.run.folder}: proofs need probabilities that sum to 1, but alpha-ReLU does not normalise"
-            )
+            raise InputError(f"{self.run.folder}: proofs need probabilities that sum to 1; those of alpha-ReLU do not")
         if not len(lines.corpus):
             return []
         numbers = [first + number + 1 for number in lines.numbers]

@@ -30,7 +30,7 @@ def check_for_run(options: SearchOptions, run: Run) -> None:
     name = "mass" if "mass" in given else "temperature"
     if name in given and given[name] != 1 and not run.model.output.normalized:
         raise OptionError(
-            lambda spell: f"{spell(name)} needs probabilities that sum to 1, but alpha-ReLU does not normalise",
+            lambda spell: f"{spell(name)} needs probabilities that sum to 1; those of alpha-ReLU do not",
             where=run.folder,
         )
 

@@ -280,7 +280,7 @@ class ServedRun:
         if not self.task.searched:
             raise Refusal(400, "prove can't be used with a language model")
         if not self.run.model.output.normalized:
-            raise Refusal(400, "proofs need probabilities that sum to 1, but alpha-ReLU does not normalise")
+            raise Refusal(400, "proofs need probabilities that sum to 1; those of alpha-ReLU do not")
         rule, longest = request.rule, self.limits.longest
         defaults = SearchOptions(max_length=min(self.search.max_length or longest, longest))
         lines = self._read(request.sources, request)

@@ -131,7 +131,7 @@ class Language(SequenceTask):
     searched = False
     refusals: ClassVar[Mapping[str, str]] = {
         "translate": "use tsallis generate to continue texts",
-        "look": "language models are not searched",
+        "look": "use tsallis analyze --text FILE",
     }
 
     @classmethod

@@ -79,8 +79,8 @@ with warnings.catch_warnings():
         """Settings shared by the models with an encoder of symbols."""
 
         copy: bool = False  # type: ignore[assignment]  # whether symbols of the source can be copied
-        # joined: features are read like other symbols. separate: an LSTM reads features with a second encoder and
-        # attends to them separately; in a Transformer, features have a type embedding and no positions.
+        # How the model reads features. joined: like other symbols. separate: an LSTM uses a second encoder and separate
+        # attention; in a Transformer, features have a type embedding and position 0.
         features: Literal["joined", "separate"] = "joined"
 
         def adapt(self, task: Any, data: Data) -> Data:
@@ -155,8 +155,8 @@ class TransformerConfig(EncoderDecoderModel):
     architecture: Literal["transformer"]
     d_model: Size = 512
     heads: Size = 8
-    encoder_layers: Depth = 6
-    decoder_layers: Depth = 6
+    encoder_layers: Depth = 6  # number of encoder layers
+    decoder_layers: Depth = 6  # number of decoder layers
     d_ff: Size = 2048
     dropout: float = Field(0.1, ge=0, lt=1)
     attention_dropout: float = Field(0.0, ge=0, lt=1)  # dropout on attention weights
@@ -164,10 +164,9 @@ class TransformerConfig(EncoderDecoderModel):
     activation: Literal["relu", "gelu"] = "relu"
     attention: Map | Literal["learned"] = "entmax"
     attention_alpha: Alpha = 1.5
-    # Attention of one part. null: the value of `attention`.
-    encoder_attention: Map | Literal["learned"] | None = None
-    decoder_attention: Map | Literal["learned"] | None = None
-    cross_attention: Map | Literal["learned"] | None = None
+    encoder_attention: Map | Literal["learned"] | None = None  # attention of the encoder; null: `attention`
+    decoder_attention: Map | Literal["learned"] | None = None  # attention of the decoder to itself; null: `attention`
+    cross_attention: Map | Literal["learned"] | None = None  # attention of the decoder to the source; null: `attention`
     tie_alphas: Literal["none", "layer", "kind", "global"] = "none"  # scope in which heads share a learned alpha
     share: Literal["none", "target", "all"] = "none"
     checkpoint_activations: bool = False

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from tsallis.analysis import beam_tree, read_model, record, teacher_forced_supports
 from tsallis.errors import InputError, OptionError
@@ -32,22 +31,15 @@ from tsallis.toolkit.serve.requests import (
 from tsallis.toolkit.tasks.registry import task_of
 from tsallis.toolkit.training import load_run
 
+from .conftest import no_check, sources
+
 LINES = ["scan\tV;PST", "trap\tV;3;SG;PRS", "ape\tV.PTCP;PRS"]
 LIMITS = ("prefix", "pattern", "min_length", "max_length", "length_penalty")
-
-
-def no_check() -> None:
-    pass
 
 
 def translate(served: ServedRun, *requests: dict[str, Any]) -> list[list[dict[str, Any]]]:
     schemas = [TranslateRequest(**request) for request in requests]
     return [content["answers"] for content in served.translate(schemas, no_check)]
-
-
-def sources(served: ServedRun, *lines: str) -> tuple[Any, torch.Tensor, torch.Tensor]:
-    batch = served.task.read(lines, "here", served.run, False).corpus.batch(range(len(lines)))
-    return served.run.model, batch.src, batch.src_lengths
 
 
 def test_requests_override_the_end_rule_of_the_run(served: ServedRun) -> None:
@@ -99,9 +91,7 @@ def test_requests_default_to_the_limits_of_the_run(served: ServedRun) -> None:
         {"mode": "sample", "num_samples": 4, "min_risk": True},
     ],
 )
-def test_translate_answers_match_the_command(
-    served: ServedRun, options: dict[str, Any], limits: dict[str, Any]
-) -> None:
+def test_answers_match_the_command(served: ServedRun, options: dict[str, Any], limits: dict[str, Any]) -> None:
     """The API also returns trees and the numbers of symbols."""
     run, defaults = open_run(served.run.folder), SearchOptions(beam_size=3, **limits)
     vars(run)["search_options"] = defaults  # instead of those in its folder
@@ -167,7 +157,7 @@ def test_a_time_limit_of_zero_stops_proofs_at_once(served: ServedRun) -> None:
 def test_proofs_need_a_normalized_model_with_outputs(served: ServedRun) -> None:
     request = ProveRequest(sources=LINES, never="a")
     relu: Any = SimpleNamespace(model=SimpleNamespace(output=SimpleNamespace(normalized=False)))
-    with pytest.raises(Refusal, match="alpha-ReLU does not normalise"):
+    with pytest.raises(Refusal, match="those of alpha-ReLU do not"):
         replace(served, run=relu).prove([request], no_check)
     speaker: Any = SimpleNamespace(searched=False)
     with pytest.raises(Refusal, match="prove can't be used with a language model"):
@@ -233,16 +223,10 @@ def test_attention_rows_match_nonzero_recorded_weights(served: ServedRun) -> Non
         ("steps", StepsRequest(source=LINES[0], tokens=[10**6]), "tokens must be from 3 to"),
         ("attention", AttentionRequest(source=LINES[0], heads=["cross.2.1"]), "got 'cross.2.1'"),
         ("translate", TranslateRequest(sources=LINES[:1], prefix="é"), "prefix: the text 'é' contains symbols"),
-        (
-            "translate",
-            TranslateRequest(sources=LINES[:1], prefix="scan", max_length=3),
-            "prefix: the text 'scan' must have at most max_length 3 symbols, got 4",
-        ),
+        ("translate", TranslateRequest(sources=LINES[:1], prefix="scan", max_length=3), "'scan' .* 3 symbols, got 4"),
     ],
 )
-def test_invalid_tokens_heads_and_prefixes_are_rejected(
-    served: ServedRun, method: str, schema: Any, message: str
-) -> None:
+def test_invalid_tokens_heads_and_prefixes_raise(served: ServedRun, method: str, schema: Any, message: str) -> None:
     with pytest.raises((Refusal, InputError), match=message):
         getattr(served, method)([schema], no_check)
 

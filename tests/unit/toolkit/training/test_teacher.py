@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from torch import Tensor
 
 import small_run
-from small_run import DEV, SRC, TGT, TRAIN, changed
+from small_run import DEV, SRC, TGT, TRAIN, changed, contents
 from tsallis import SparseRows, distillation
 from tsallis.distillation import MANIFEST
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq
-from tsallis.models.batch import has_loss
+from tsallis.models.batch import Batch, has_loss
 from tsallis.search import Ensemble, SearchOptions, beam_search
 from tsallis.symbols import IGNORE_INDEX, UNK
 from tsallis.toolkit.data.corpus import Corpus
@@ -43,8 +44,12 @@ def write(folder: Path, corpus: Corpus = TRAIN, seed: int = 1, **options: object
     return write_teacher(model(seed=seed), corpus, VOCABULARY, DIGESTS, folder, **options)  # type: ignore[arg-type]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+def probs_of(net: Any, batch: Batch) -> Tensor:
+    """Return the probabilities [positions, vocabulary] of a model, zero at positions without a loss."""
+    with torch.no_grad():
+        probs = net.output.probs(net.output.scores(net(batch.src, batch.src_lengths, batch.tgt_in).hidden))
+    probs[~has_loss(batch.tgt_out)] = 0
+    return probs.flatten(0, 1).float()
 
 
 @pytest.mark.parametrize("members", [1, 2])
@@ -54,10 +59,7 @@ def test_stored_distributions_match_the_model(tmp_path: Path, members: int) -> N
     record = write_teacher(one, TRAIN, VOCABULARY, DIGESTS, tmp_path)
     found = read_teacher(tmp_path, TRAIN, VOCABULARY, 1.0)
     batch = TRAIN.batch([20, 3, 31])
-    with torch.no_grad():
-        probs = one.output.probs(one.output.scores(one(batch.src, batch.src_lengths, batch.tgt_in).hidden))
-    probs[~has_loss(batch.tgt_out)] = 0
-    torch.testing.assert_close(found.targets(batch).dense(len(TGT)), probs.flatten(0, 1).float())
+    torch.testing.assert_close(found.targets(batch).dense(len(TGT)), probs_of(one, batch))
     assert record["entries"] == len(found.rows.indices)
     assert record["tokens"] == len(found.rows) == sum(len(row) + 1 for row in TRAIN.tgt)
 
@@ -88,7 +90,7 @@ def test_a_killed_run_resumes_with_equal_bytes(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch, pytest.raises(small_run.Killed):
         patch.setattr(teacher, "part_columns", kill)
         write(tmp_path / "killed")
-    with pytest.raises(InputError, match="unfinished folder; repeat tsallis distill"):
+    with pytest.raises(InputError, match="the folder is unfinished; repeat the distillation"):
         read_teacher(tmp_path / "killed", TRAIN, VOCABULARY, 0.5)
     before = (tmp_path / "killed" / "part-00000000.safetensors").stat().st_mtime_ns
     write(tmp_path / "killed")
@@ -185,10 +187,7 @@ def test_the_best_outputs_replace_the_references(tmp_path: Path) -> None:
     best = [x.hypotheses[0].tokens for x in beam_search(one, batch.src, batch.src_lengths, beam_size=2, n_best=1)]
     assert [tuple(row) for row in found.corpus.tgt] == best != [tuple(row) for row in TRAIN.tgt]
     batch = found.corpus.batch([7, 2])
-    with torch.no_grad():
-        probs = one.output.probs(one.output.scores(one(batch.src, batch.src_lengths, batch.tgt_in).hidden))
-    probs[~has_loss(batch.tgt_out)] = 0
-    torch.testing.assert_close(found.targets(batch).dense(len(TGT)), probs.flatten(0, 1).float())
+    torch.testing.assert_close(found.targets(batch).dense(len(TGT)), probs_of(one, batch))
 
 
 def test_a_student_learns_from_its_teacher_and_resumes(tmp_path: Path) -> None:
