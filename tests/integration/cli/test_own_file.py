@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.cli.conftest import Run
+from integration.cli.conftest import Run, json_lines
 from tsallis.toolkit.evaluation.text_scores import LineScore
 from tsallis.toolkit.tasks.strings import english_verbs
 
@@ -68,11 +68,8 @@ def test_invalid_lines_are_skipped_on_stdin_but_stop_files(trained: Path, tsalli
     done = tsallis("translate", trained, stdin=BAD, status=1)
     answers = done.stdout.split("\n")
     assert len(answers) == 7 and [bool(answer) for answer in answers] == [True, False, False, False, False, True, False]
-    assert [error.split(":")[1:3] for error in done.stderr.splitlines()[:3]] == [
-        [" standard input", "3"],
-        [" standard input", "2"],
-        [" standard input", "5"],
-    ]
+    places = [error.split(":")[1:3] for error in done.stderr.splitlines()[:3]]
+    assert places == [[" standard input", number] for number in "325"]
     (tmp_path / "lines").write_bytes(BAD)
     stopped = tsallis("translate", trained, tmp_path / "lines", status=2)
     assert stopped.stdout == f"{answers[0]}\n"
@@ -102,16 +99,10 @@ def test_lines_after_a_bad_one_are_answered(trained: Path, tsallis: Run) -> None
 
 
 def test_first_lines_equal_to_column_names_are_answered(tsallis: Run, tmp_path: Path) -> None:
-    lines = [
-        f"{word}\t{' '.join(word)}"
-        for word in ["word", "map", "pam", "row", "door", "mop", "warm", "room", "prom", "drop"]
-    ]
+    lines = [f"{word}\t{' '.join(word)}" for word in WORDS]
     (tmp_path / "named.tsv").write_text("\n".join(["word\tpronunciation", *lines]), encoding="utf-8")
     tsallis("train", tmp_path / "named.tsv", *SMALL, "data.held_out=0.2", "--run-dir", tmp_path / "run")
-    answers = [
-        json.loads(line)
-        for line in tsallis("translate", tmp_path / "run", "--json", stdin="word\nmap\n").stdout.splitlines()
-    ]
+    answers = json_lines(tsallis("translate", tmp_path / "run", "--json", stdin="word\nmap\n").stdout)
     assert all(answer["certificate"] != "none" for answer in answers)
     (tmp_path / "gold").write_text("word\tpronunciation\nmap\tm a p\n", encoding="utf-8")
     assert tsallis("score", tmp_path / "run", tmp_path / "gold").stdout.count("\n") == 2
@@ -195,6 +186,20 @@ def test_missing_test_file_is_noted_and_can_be_changed(words: Path, tsallis: Run
     assert "on: test split (40 lines)" in tsallis("evaluate", "runs/words").stdout
 
 
+def test_data_may_move_but_not_change_before_a_run_is_resumed(words: Path, tsallis: Run) -> None:
+    tsallis("train", words, *SMALL)
+    moved = Path("elsewhere") / words.name
+    moved.parent.mkdir()
+    words.rename(moved)
+    resume = ("train", moved, *SMALL[:2], "--run-dir", "runs/words", "training.validate_updates=4")
+    assert "data.folder: changed from . to elsewhere" in tsallis(*resume, "training.updates=6").stdout
+    stored = Path("runs/words/config.yaml").read_bytes()
+    first, *others = moved.read_text().splitlines()
+    moved.write_text("\n".join([*others, first]))
+    assert "data has changed" in tsallis(*resume, "training.updates=8", "data.test=x", status=2).stderr
+    assert Path("runs/words/config.yaml").read_bytes() == stored
+
+
 def test_constant_scores_have_binomial_intervals() -> None:
     assert LineScore([1]).interval() == pytest.approx((0.025, 1.0))
     assert LineScore([0] * 15).interval() == pytest.approx((0.0, 1 - 0.025 ** (1 / 15)))
@@ -237,12 +242,10 @@ def test_unsupported_encodings_and_compressions_are_rejected(words: Path, tsalli
 
 def test_two_runs_keep_their_search_settings(words: Path, tsallis: Run) -> None:
     """Each run must be scored with its own settings, so that the order of the runs does not change the result."""
+    alone = []
     for name, settings in (("narrow", ["search.beam_size=1"]), ("long", ["search.beam_size=2", "search.min_length=9"])):
         tsallis("train", words, *SMALL, *settings, "--run-dir", f"runs/{name}")
-    alone = [
-        json.loads(tsallis("evaluate", f"runs/{name}", "--json").stdout)["symbol_error_rate"]
-        for name in ("narrow", "long")
-    ]
+        alone.append(json.loads(tsallis("evaluate", f"runs/{name}", "--json").stdout)["symbol_error_rate"])
     assert alone[0] != alone[1]
     for pair, expected in ((("narrow", "long"), alone), (("long", "narrow"), alone[::-1])):
         compared = json.loads(tsallis("evaluate", *(f"runs/{name}" for name in pair), "--json").stdout)

@@ -52,9 +52,9 @@ class ClassificationData(Section):
     """
 
     task: Literal["classification"]
-    folder: FileName = "."
-    train: FileName
-    dev: FileName | None = None
+    folder: Annotated[FileName, ON_RESUME] = "."
+    train: Annotated[FileName, ON_RESUME]
+    dev: Annotated[FileName | None, ON_RESUME] = None
     test: Annotated[FileName | None, ON_RESUME] = None
     held_out: float = Field(0.1, gt=0, lt=1)  # share of train to hold out as dev, if dev is not set
     columns: LabelColumnsConfig = LabelColumnsConfig()

@@ -73,16 +73,16 @@ class LanguageData(Section):
     task: Literal["language"]
     embedded: Literal["german-numbers"] | None = None
     synthetic: SyntheticConfig | None = None
-    folder: FileName = "."
-    train: FileName | None = None
-    dev: FileName | None = None
+    folder: Annotated[FileName, ON_RESUME] = "."
+    train: Annotated[FileName | None, ON_RESUME] = None
+    dev: Annotated[FileName | None, ON_RESUME] = None
     test: Annotated[FileName | None, ON_RESUME] = None
     texts: Literal["lines", "paragraphs"] = (
         "lines"  # with "lines", each line is a text; with "paragraphs", blank lines separate texts
     )
     subwords: LearningConfig | None = None  # options for learning subwords; default: symbols are characters
     length: int = Field(256, ge=2, lt=2**31)  # maximum number of tokens per row
-    cache: FileName | None = None  # folder for learned subwords; default: ~/.cache/tsallis
+    cache: Annotated[FileName | None, ON_RESUME] = None  # folder for learned subwords; default: ~/.cache/tsallis
 
     @model_validator(mode="after")
     def _check_combinations(self) -> LanguageData:

@@ -9,7 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby, zip_longest
+from itertools import chain, groupby, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -89,9 +89,10 @@ class StringsData(Section):
 
     task: Literal["strings"] = "strings"
     embedded: Literal["english-verbs"] | None = None
-    folder: FileName = "."
-    train: FileName | None = None  # file name in the folder; {language} is replaced by each language
-    dev: FileName | None = None
+    folder: Annotated[FileName, ON_RESUME] = "."
+    # File name in the folder; {language} is replaced by each language.
+    train: Annotated[FileName | None, ON_RESUME] = None
+    dev: Annotated[FileName | None, ON_RESUME] = None
     test: Annotated[FileName | None, ON_RESUME] = None
     held_out: float = Field(0.1, gt=0, lt=1)  # share of the training sources to hold out as dev, if dev is not set
     # One language, a list of languages, or "all" for every language with a training file.
@@ -245,6 +246,7 @@ class Strings(SequenceTask):
         vocabularies = Vocabularies(src, tgt)
         task.check_known(dev_examples, vocabularies)
         lines = task.encode(dev, vocabularies)
+        task.warn_variants(lines, "dev split")
         refuse_long(lines.corpus, config.max_length, lambda row, _: dev[row].origin, "data.max_length")
         counts = Counts(len(examples), len(train), 0, len(examples) - len(train))
         return task, Data(replace(task.encode(train, vocabularies).corpus, counts=counts), lines, vocabularies)
@@ -539,14 +541,14 @@ class Strings(SequenceTask):
             raise InputError(f"{origin}: lines must end with LF or CRLF, found CR alone: {shorten(line)}")
         target = None
         if len(fields) >= columns.width:
-            target = normalize(fields[columns.target - 1], self.tgt_normalization)
+            target = normalize(fields[columns.target - 1], self.tgt_normalization).strip(" ")
         elif gold or len(fields) < columns.plain_width:
             comment = self.comment is None and line.startswith("#")
             hint = "; if this line is a comment, set data.comment, such as data.comment=#" if comment else ""
             raise InputError(f"{origin}: expected {expected}, found {count_columns(line)}: {shorten(line)}{hint}")
         else:
             fields.insert(columns.target - 1, "")
-        source = normalize(fields[columns.source - 1], self.src_normalization)
+        source = normalize(fields[columns.source - 1], self.src_normalization).strip(" ")
         texts = [fields[column - 1] for column in columns.features]
         features = tuple(feature for text in texts for feature in split_features(text, self.feature_separator))
         if not self._symbols(source, self.src_symbols):
@@ -620,6 +622,21 @@ class Strings(SequenceTask):
         corpus = encode_examples(with_first_answers, vocabularies.src, vocabularies.tgt)
         row_languages = languages if languages and len(languages) == count else None
         return Lines(corpus, references, titles, list(range(count)), count, row_languages)
+
+    def warn_variants(self, lines: Lines, name: str) -> None:
+        """Warn if not all lines can be right, because a source has several targets; `name` is that of the input."""
+        groups: dict[tuple[str, str | None], list[set[str]]] = {}
+        languages: Sequence[str | None] = lines.languages or [None] * len(lines.titles)
+        for title, language, reference in zip(lines.titles, languages, lines.references, strict=True):
+            groups.setdefault((title, language), []).append({*self.answers(reference)} or {""})
+        right = {key: max(Counter(chain(*answers)).values()) for key, answers in groups.items()}
+        if variants := [key for key, count in right.items() if count < len(groups[key])]:
+            hint = (
+                f"sources with several targets on different lines: {len(variants)}, such as "
+                f"{describe(variants[0][0])}; at most {sum(right.values())} of {len(lines.titles)} lines can be right. "
+                "To count each target as right, write all targets in one column (data.answer_separator)"
+            )
+            warnings.warn(f"{name}: {hint}", IgnoredInputWarning, stacklevel=2)
 
     def _reference(self, target: str) -> str:
         """Return the text of a target column with exactly one separator between symbols."""
@@ -779,8 +796,8 @@ class StringsExample:
 def read_strings(path: Path | str, language: str | None = None, task: Strings = Strings()) -> list[StringsExample]:
     r"""Read the examples of a file.
 
-    By default, a line is `source<TAB>target<TAB>features`, and `;` separates features. Blank lines, and spaces and
-    separators at the end of a line, are ignored; other spaces are part of a field.
+    By default, a line is `source<TAB>target<TAB>features`, and `;` separates features. Blank lines, spaces around
+    fields, and separators at the end of a line are ignored.
 
     Args:
         path: Path of the UTF-8 file.

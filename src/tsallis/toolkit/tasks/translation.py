@@ -27,6 +27,7 @@ from tsallis.toolkit.datasets.embedded import german_english_numbers
 from tsallis.toolkit.evaluation.text_scores import (
     CorpusScore,
     length_ratio,
+    sacrebleu_language,
     sentence_chrf,
     translation_scores,
 )
@@ -78,9 +79,9 @@ class TranslationData(Section):
 
     task: Literal["translation"]
     embedded: Literal["german-english-numbers"] | None = None
-    folder: FileName = "."
-    train: FileName | None = None
-    dev: FileName | None = None
+    folder: Annotated[FileName, ON_RESUME] = "."
+    train: Annotated[FileName | None, ON_RESUME] = None
+    dev: Annotated[FileName | None, ON_RESUME] = None
     test: Annotated[FileName | None, ON_RESUME] = None
     src: FileName = "de"
     tgt: FileName = "en"
@@ -89,7 +90,8 @@ class TranslationData(Section):
     tokenized: bool = False  # whether the text is tokenized already: BLEU then splits at white space only
     joiner: str | None = Field(None, min_length=1, max_length=10)  # mark inside a split word, such as @@
     max_length: Count = 256  # maximum number of symbols per side; longer training pairs are left out
-    cache: FileName | None = None  # folder for subwords and encoded text; default: ~/.cache/tsallis
+    # Folder for subwords and encoded text; default: ~/.cache/tsallis.
+    cache: Annotated[FileName | None, ON_RESUME] = None
 
     @model_validator(mode="after")
     def _check_combinations(self) -> TranslationData:
@@ -228,7 +230,8 @@ class Translation(SequenceTask):
         try:
             yield
         except RuntimeError as error:
-            install = f"pip install 'sacrebleu[{self.tgt}]', or set data.tokenized to true if the texts are tokenized"
+            package = f"sacrebleu[{sacrebleu_language(self.tgt or '')}]"
+            install = f"pip install '{package}', or set data.tokenized to true if the texts are tokenized"
             raise InputError(
                 f"data.tgt: the scores of the language {self.tgt} need more packages: {install}"
             ) from error

@@ -37,8 +37,8 @@ WORD = regex.compile(r"\d+|[^\W\d]+(?:['’][^\W\d]+)*|[^\w\s]")
 class SplitImages(Section):
     """Paths of the images of each split; by default, dev uses the images of train."""
 
-    train: FileName  # images of the training questions
-    dev: FileName | None = None  # images of the development questions
+    train: Annotated[FileName, ON_RESUME]  # images of the training questions
+    dev: Annotated[FileName | None, ON_RESUME] = None  # images of the development questions
     test: Annotated[FileName | None, ON_RESUME] = None  # images of the test questions
 
 
@@ -49,11 +49,11 @@ class VisualData(Section):
     """
 
     task: Literal["visual"]
-    folder: FileName = "."
-    train: FileName
-    dev: FileName | None = None
+    folder: Annotated[FileName, ON_RESUME] = "."
+    train: Annotated[FileName, ON_RESUME]
+    dev: Annotated[FileName | None, ON_RESUME] = None
     test: Annotated[FileName | None, ON_RESUME] = None
-    images: FileName | SplitImages
+    images: Annotated[FileName | SplitImages, ON_RESUME]
     size: tuple[Pixels, Pixels] | None = None  # height and width to which photographs are resized
     held_out: float = Field(0.1, gt=0, lt=1)  # share of train's images to hold out as dev, if dev is not set
     max_length: Count = 32  # maximum number of words per question; the rest is ignored
