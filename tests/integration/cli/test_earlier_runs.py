@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from integration.cli.conftest import Run
+from integration.cli.conftest import Run, json_lines
 
 RUNS = Path(__file__).parents[2] / "fixtures" / "version1"
 ANSWERS = ("translate", "run", "input.txt", "--json")
@@ -31,8 +31,8 @@ def earlier(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_earlier_runs_give_the_same_answers(earlier: str, tsallis: Run) -> None:
-    lines = [json.loads(line) for line in tsallis(*COMMANDS[earlier]).stdout.splitlines()]
-    before = [json.loads(line) for line in Path("expected.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = json_lines(tsallis(*COMMANDS[earlier]).stdout)
+    before = json_lines(Path("expected.jsonl").read_text(encoding="utf-8"))
     assert len(before) == 3
     assert [_log_probs(line) for line in lines] == [
         {text: pytest.approx(log_prob, rel=1e-4, abs=1e-5) for text, log_prob in _log_probs(line).items()}
@@ -56,16 +56,23 @@ def test_earlier_runs_resume(earlier: str, tsallis: Run) -> None:
     tsallis(*COMMANDS[earlier])
 
 
+def test_evaluate_names_lines_without_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tsallis: Run) -> None:
+    shutil.copytree(RUNS / "translation", tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    sources = Path("dev.de").read_text(encoding="utf-8").splitlines()
+    Path("dev.de").write_text("\n".join(["", *sources[1:]]), encoding="utf-8")
+    done = tsallis("evaluate", "run", "--split", "dev")
+    assert "dev split: left out lines with an empty source (1)" in done.stderr
+    assert f"on: dev split ({len(sources)} lines)\nexamples {len(sources) - 1:>35}" in done.stdout
+
+
 def test_generate_respects_the_configured_max_length(tmp_path: Path, tsallis: Run) -> None:
     run = Path(shutil.copytree(RUNS / "language" / "run", tmp_path / "run"))
     config = (run / "config.yaml").read_text(encoding="utf-8")
     assert "max_length: null" in config
     (run / "config.yaml").write_text(config.replace("max_length: null", "max_length: 3"), encoding="utf-8")
-    for options, most in (
-        (("--num-samples", 50), 3),
-        (("--num-samples", 50, "--max-length", 5), 5),
-        (("--mode", "beam"), 3),
-    ):
+    samples = "--num-samples", 50
+    for options, most in ((samples, 3), ((*samples, "--max-length", 5), 5), (("--mode", "beam"), 3)):
         (line,) = tsallis("generate", run, "--prefix", "one", "--json", *options).stdout.splitlines()
         answer = json.loads(line)
         assert all(len(text["text"]) <= len("one") + most for text in answer.get("texts", [answer]))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from tsallis.errors import InputError, truncate
+from tsallis.errors import IgnoredInputWarning, InputError, truncate
 from tsallis.search.options import EXPANSIONS, LENGTH, SearchOptions
 from tsallis.toolkit.cli.input import input_name, is_stdin, read_all, warn_unknown
 from tsallis.toolkit.cli.options import (
@@ -178,6 +179,7 @@ class _Data(NamedTuple):
         """Read the lines with a run, and evaluate its outputs."""
         from tsallis.toolkit.tasks.copying import copy_unknown
         from tsallis.toolkit.tasks.scoring import evaluate_outputs
+        from tsallis.toolkit.tasks.strings import Strings
 
         if self.split is None:
             run, lines = read_all(opened.run, opened.task, self.file, gold=True, **self.options)
@@ -185,7 +187,12 @@ class _Data(NamedTuple):
             lines = opened.task.split(opened.run, self.config.data, self.split, **self.options)
             run, lines = copy_unknown(opened.task, opened.run, lines)
             warn_unknown(run, opened.task, lines, f"{self.split} split")
+            if left_out := lines.count - len(lines.corpus):
+                hint = f"{self.split} split: left out lines with an empty source ({left_out})"
+                warnings.warn(hint, IgnoredInputWarning, stacklevel=2)
         opened = opened.for_run(run)
+        if isinstance(opened.task, Strings):
+            opened.task.warn_variants(lines, self.name if self.file else f"{self.name} split")
         return Evaluated(opened, lines, *evaluate_outputs(opened.task, opened.run, lines, search, world))
 
     def evaluate_other(
