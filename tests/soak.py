@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from integration.cli.runs import contents, strings, translation
+from integration.cli.runs import strings, translation
 from process_fork import Child, command
+from small_run import contents
 
 CONFIGURATIONS: tuple[Callable[[Path], Path], ...] = (lambda f: strings(f, lines=320), translation)
 GROWTH = 24 << 20  # bytes by which memory in the last fifth of a training may exceed that in the second fifth

@@ -40,7 +40,6 @@ def over_line(density: Density, function: Callable[[Tensor], Tensor]) -> Tensor:
         values = function(t)
         part = (share.reshape(share.shape + (1,) * (values.dim() - share.dim())) * values).sum(0)
         total = part if total is None else total + part
-    assert total is not None
     return total
 
 

@@ -42,30 +42,17 @@ FORMULAS = (0.25, 1.0, 1.25, 1.5, 2.0, 2.5, 10.0)
 ALPHAS = (0.25, 0.9, 1.0, 1.000001, 1.001, 1.05, 1.25, 4 / 3, 1.5, 1.75, 1.99, 2.0, 2.5, 10.0)
 
 
-def _entmax(alpha: float) -> Map:
-    return Map(
-        f"entmax-{alpha}",
-        lambda z, dim=-1: tsallis.entmax(z, alpha, dim),
-        lambda z: reference.entmax(z, alpha),
-        distinct=alpha in FORMULAS,
-    )
-
-
-def _normmax(alpha: float) -> Map:
-    return Map(
-        f"normmax-{alpha:g}",
-        lambda z, dim=-1: tsallis.normmax(z, alpha, dim),
-        lambda z: reference.normmax(z, alpha),
-        distinct=alpha == 2,
-    )
+def _map(name: str, alpha: float, distinct: bool) -> Map:
+    ours, exact = getattr(tsallis, name), getattr(reference, name)
+    return Map(f"{name}-{alpha}", lambda z, dim=-1: ours(z, alpha, dim), lambda z: exact(z, alpha), distinct=distinct)
 
 
 MAPS = [
-    *(_entmax(alpha) for alpha in ALPHAS),
+    *(_map("entmax", alpha, alpha in FORMULAS) for alpha in ALPHAS),
     Map("sparsemax", lambda z, dim=-1: tsallis.sparsemax(z, dim), lambda z: reference.entmax(z, 2.0), distinct=False),
     Map("entmax15", lambda z, dim=-1: tsallis.entmax15(z, dim), lambda z: reference.entmax(z, 1.5), distinct=False),
-    _normmax(2.0),
-    _normmax(1.5),
+    _map("normmax", 2.0, True),
+    _map("normmax", 1.5, False),
     Map(
         "budgeted_entmax-2",
         lambda z, dim=-1: tsallis.budgeted_entmax(z, 1.5, 2, dim),

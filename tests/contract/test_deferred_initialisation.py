@@ -40,8 +40,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "OutputLayer": [{"forbidden": (0, 3)}, {"transform": "alpha_relu", "tau": 0.3}],
     "LanguageModel": [{"forbidden": (0, 1, 3)}, {"positions": "alibi"}, {"alpha": "learned"}],
-    "TransformerSeq2Seq": [{"forbidden": (0, 1, 3)}, {"attention": "learned", "share": "all", "positions": "nape"}],
-    "RNNSeq2Seq": [{"forbidden": (0, 1, 3)}, {"density": "truncated_parabola"}],
+    "TransformerSeq2Seq": [
+        {"forbidden": (0, 1, 3), "features": [4, 5]},
+        {"attention": "learned", "share": "all", "positions": "nape"},
+    ],
+    "RNNSeq2Seq": [{"forbidden": (0, 1, 3), "features": [4, 5]}, {"density": "truncated_parabola"}],
 }
 
 
@@ -67,9 +70,8 @@ def all_cases() -> Iterator[Any]:
         parameters = inspect.signature(cls).parameters
         more = [{"alpha": ALPHAS}] * (package is compat and "alpha" in parameters)
         more += [{"budget": ALPHAS}] * (package is compat and "budget" in parameters)
-        for number, variant in enumerate(
-            [{}, *more, *(VARIANTS.get(cls.__name__, []) if package is not compat else [])]
-        ):
+        more += VARIANTS.get(cls.__name__, []) if package is not compat else []
+        for number, variant in enumerate([{}, *more]):
             yield pytest.param(cls, variant, id=f"{package.__name__.partition('.')[2]}.{cls.__name__}-{number}")
 
 
@@ -211,7 +213,6 @@ def test_sparsified_meta_bert_equals_the_saved_model(alpha: Any) -> None:
 def test_slopes_survive_dtype_conversions() -> None:
     attention = tsallis.nn.MultiheadAttention(6, 3, positions="alibi", batch_first=True)
     slopes = attention.slopes
-    assert slopes is not None
     attention.bfloat16().float()  # the slopes don't keep the rounding of half precision
     assert torch.equal(attention.slopes, slopes)
     x = torch.randn(1, 4, 6, requires_grad=True)

@@ -114,11 +114,8 @@ def test_generation_is_the_same_with_every_cache(family: Family) -> None:
     batch, model = inputs(family, "left" if family.kind == "decoder" else "right"), sparsify(build(family), 1.5)
     batch.pop("decoder_input_ids", None)
     settings = {"max_new_tokens": 6, "do_sample": False}
-    results = [
-        model.generate(**batch, **settings, use_cache=False),
-        model.generate(**batch, **settings),
-        model.generate(**batch, **settings, cache_implementation="static"),
-    ]
+    caches: Any = {"use_cache": False}, {}, {"cache_implementation": "static"}
+    results = [model.generate(**batch, **settings, **cache) for cache in caches]
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
     own = slice(3, None) if family.kind == "decoder" else slice(4)
     alone = model.generate(**{name: x[1:, own] for name, x in batch.items()}, **settings)

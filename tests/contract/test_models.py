@@ -53,14 +53,7 @@ FEATURES = [4, 7, 11]
 RNNS: list[Build] = [
     rnn,
     variant(rnn, "with features apart that starts from zeros", features=FEATURES, initial_state="zeros"),
-    variant(
-        rnn,
-        "of GRU cells with features apart that copies",
-        cell="gru",
-        features=FEATURES,
-        input_feeding=False,
-        copy=COPY,
-    ),
+    variant(rnn, "of GRU cells and features", cell="gru", features=FEATURES, input_feeding=False, copy=COPY),
     variant(rnn, "that copies", copy=COPY),
     variant(rnn, "of GRU cells that copies", cell="gru", scorer="additive", input_feeding=False, copy=COPY),
     variant(rnn, "with hard attention", input_feeding=False, monotonic=0),
@@ -77,11 +70,7 @@ TRANSFORMERS: list[Build] = [
     variant(transformer, "normalised first", norm="pre", activation="gelu"),
     variant(transformer, "of one layer", layers=1, heads=4, checkpoint_activations=True),
     variant(
-        transformer,
-        "with learned alphas",
-        encoder_attention="learned",
-        decoder_attention="learned",
-        tie_alphas="layer",
+        transformer, "with learned alphas", encoder_attention="learned", decoder_attention="learned", tie_alphas="layer"
     ),
     variant(transformer, "with slopes and a length scale", heads=1, positions="alibi", length_scale="input"),
     variant(transformer, "with rotary positions", layers=1, positions="rope", length_scale="head"),

@@ -28,16 +28,9 @@ from tsallis import compat, nn
 
 CLASSES, SIZE, LENGTH = 5, 4, 3
 FIXED = {  # required arguments, and arguments whose default is too large or has another layout
-    "embed_dim": SIZE,
-    "num_heads": 2,
-    "d_model": SIZE,
-    "d_query": SIZE,
-    "d_memory": SIZE,
-    "d_vocab": CLASSES,
-    "nhead": 2,
-    "dim_feedforward": 8,
-    "batch_first": True,
-    "beta": 0.7,
+    **dict.fromkeys(("embed_dim", "d_model", "d_query", "d_memory"), SIZE),
+    **dict.fromkeys(("num_heads", "nhead"), 2),
+    **{"d_vocab": CLASSES, "dim_feedforward": 8, "batch_first": True, "beta": 0.7},
 }
 OPTIONS: dict[str, list[Any]] = {  # the first value of each option is its default or equals it
     "alpha": [1.5, 1.0, 1.25, 2.0, 2.5, torch.tensor(1.3)],

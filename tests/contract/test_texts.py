@@ -71,16 +71,8 @@ def test_text_certificates_agree_with_enumeration(transform: str, alpha: float, 
     truth = [texts_of(table, source) for source in range(3)]
     results: list[list[Result]] = []
     for size, n_best, competing in itertools.product((1, 2, 6), (None, 1, 3), (False, True)):
-        results.append(
-            beam_search(
-                table,
-                *sources,
-                beam_size=size,
-                n_best=n_best,
-                end_rule="competing" if competing else "every",
-                text=TEXT,
-            )
-        )
+        options = {"beam_size": size, "n_best": n_best, "end_rule": "competing" if competing else "every"}
+        results.append(beam_search(table, *sources, **options, text=TEXT))
     for limits in ({"max_length": 2}, {"min_length": 2}, {"prefixes": [[A]] * 3}, {"length_penalty": 0.7}):
         results.append(beam_search(table, *sources, beam_size=3, text=TEXT, **limits))
         results.append(exhaustive(table, *sources, budget=60, text=TEXT, **limits))

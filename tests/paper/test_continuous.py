@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +58,12 @@ def line(theta: Tensor, alpha: float) -> BetaGaussian:
 THETA = torch.tensor([20.0, -25.0], dtype=D)
 
 
+def escort_power(density: Any, alpha: float, t: Tensor) -> Tensor:
+    """Return the power 2 - alpha of a density at t, 0 outside the support."""
+    inside = density.pdf(t) > 0
+    return torch.where(inside, torch.where(inside, density.pdf(t), 1) ** (2 - alpha), 0)
+
+
 @pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0, 2.5])
 def test_densities_satisfy_propositions_1_and_2(alpha: float) -> None:
     p = line(THETA, alpha)
@@ -65,11 +73,7 @@ def test_densities_satisfy_propositions_1_and_2(alpha: float) -> None:
 
     def escorted(theta: Tensor, function) -> Tensor:  # type: ignore[no-untyped-def]
         d = line(theta, alpha)
-
-        def power(t: Tensor) -> Tensor:
-            inside = d.pdf(t) > 0
-            return torch.where(inside, torch.where(inside, d.pdf(t), 1) ** (2 - alpha), 0)
-
+        power = partial(escort_power, d, alpha)
         mass = over(d, power)
         return over(d, lambda t: power(t) * function(t)) / mass, mass
 
@@ -114,11 +118,7 @@ def test_expectation_gradients_match_proposition_3_in_1d(alpha: float) -> None:
     """Derivatives through the quadrature must equal the generalized covariance of index 2 - alpha (eq. 17 and 18)."""
     jacobian = torch.autograd.functional.jacobian(lambda theta: line(theta, alpha).expect(BASIS), THETA)
     p = line(THETA, alpha)
-
-    def power(t: Tensor) -> Tensor:
-        inside = p.pdf(t) > 0
-        return torch.where(inside, torch.where(inside, p.pdf(t), 1) ** (2 - alpha), 0)
-
+    power = partial(escort_power, p, alpha)
     mass = over(p, power)
     psi = over(p, lambda t: power(t).unsqueeze(-1) * BASIS(t))
     tolerance = {"atol": 1e-6, "rtol": 1e-6} if alpha > 2 else CLOSE
@@ -135,11 +135,7 @@ def test_expectation_gradients_match_proposition_3_in_2d(alpha: float) -> None:
     jacobian = torch.autograd.functional.jacobian(
         lambda theta: BetaGaussian.from_scores(theta, alpha=alpha, dims=2).expect(PLANE_BASIS), theta
     )
-
-    def power(t: Tensor) -> Tensor:
-        inside = density.pdf(t) > 0
-        return torch.where(inside, torch.where(inside, density.pdf(t), 1) ** (2 - alpha), 0)
-
+    power = partial(escort_power, density, alpha)
     mass = over(density, power)
     psi = over(density, lambda t: power(t).unsqueeze(-1) * PLANE_BASIS(t))
 
@@ -211,9 +207,8 @@ def test_alpha_derivatives_pass_gradcheck(dims: int) -> None:
     def expect(alpha: Tensor) -> Tensor:
         d = BetaGaussian(mean, cov, alpha, dims)
         t = d.mean + 0.3 * d.factor.reshape(-1)[0]
-        return torch.cat(
-            [d.expect(basis, points).flatten(), d.pdf(t), d.entropy(), d.tsallis_entropy(), d.scale.flatten()]
-        )
+        parts = [d.expect(basis, points).flatten(), d.pdf(t), d.entropy(), d.tsallis_entropy(), d.scale.flatten()]
+        return torch.cat(parts)
 
     assert torch.autograd.gradcheck(expect, alpha)
     assert torch.autograd.gradgradcheck(expect, alpha)
@@ -298,20 +293,14 @@ def test_wave_and_disk_quadratures_of_equations_53_to_60_agree() -> None:
 
     def waves(mean: Tensor, cov: Tensor) -> Tensor:
         factor = TruncatedParaboloid(mean, (cov + cov.mT) / 2).factor * math.sqrt(6)
-        result = wave_expectation(basis, mean, factor, 3.0)
-        assert result is not None
-        return result
+        return wave_expectation(basis, mean, factor, 3.0)
 
     by_disk = TruncatedParaboloid(mean, cov).expect(basis, (96, 192))
     torch.testing.assert_close(waves(mean, cov), by_disk, **CLOSE)
     torch.testing.assert_close(TruncatedParaboloid(mean, cov).expect(basis), by_disk, **CLOSE)
     upstream = torch.randn(3, 3, dtype=D)
-    torch.testing.assert_close(
-        torch.autograd.grad(waves(mean, cov), (mean, cov), upstream),
-        torch.autograd.grad(by_disk, (mean, cov), upstream),
-        atol=1e-6,
-        rtol=1e-6,
-    )
+    gradients = [torch.autograd.grad(x, (mean, cov), upstream) for x in (waves(mean, cov), by_disk)]
+    torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-6)
     assert torch.autograd.gradcheck(lambda m, c: waves(m, c)[:, 0], (mean, cov))
 
 

@@ -22,6 +22,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RECIPE = BENCHMARKS.parent / "recipes" / "tiny" / "language.yaml"
 ATTENTION = "--attention 1x2x9x4 --bias 1x2x9x4 --layers 1x5 --dropouts 0 0.5 --no-peer"
 ALLOCATOR = f"--train {RECIPE} model.d_model=8 model.layers=1 training.warmup=1 --updates 3"
+SMALL = "--sizes multi30k --sentences 4 --single 2"
 # Script, arguments, and the committed rows with the same columns.
 CASES = [
     ("maps.py", "--maps 6x120 --learned 2x4x3x20 --losses 5x30 --inputs normal --rounds 3 --no-peer", "maps-cpu"),
@@ -34,11 +35,7 @@ CASES = [
     ("race.py", "--accuracy 0 --proved 0", "race-cpu"),
     ("report.py", "--sentences 2 --length 4", "report-cpu"),
     ("decoding_proof.py", "--sizes multi30k --sentences 6 --batch 3", "decoding-proof-cpu"),
-    (
-        "decoding.py",
-        "--sizes multi30k --sentences 4 --single 2 --batches 4 --beams 2 --rounds 1 --eager --plain",
-        "decoding-multi30k-cpu",
-    ),
+    ("decoding.py", f"{SMALL} --batches 4 --beams 2 --rounds 1 --eager --plain", "decoding-multi30k-cpu"),
 ]
 
 

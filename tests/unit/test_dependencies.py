@@ -26,23 +26,8 @@ SPDX = {
     "MIT License": "MIT",
     "Python Software Foundation License": "PSF",
 }
-PERMISSIVE = {
-    "0BSD",
-    "Apache-2.0",
-    "BSD",
-    "BSD-2-Clause",
-    "BSD-3-Clause",
-    "BSL-1.0",
-    "CC0-1.0",
-    "CNRI-Python",
-    "ISC",
-    "LLVM-exception",
-    "MIT",
-    "MIT-CMU",
-    "PSF",
-    "PSF-2.0",
-    "Zlib",
-}
+PERMISSIVE = {"0BSD", "Apache-2.0", "BSD", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python"}
+PERMISSIVE |= {"ISC", "LLVM-exception", "MIT", "MIT-CMU", "PSF", "PSF-2.0", "Zlib"}
 FILE_COPYLEFT = {"tqdm": "MPL-2.0"}  # only for its own files
 
 
@@ -70,9 +55,8 @@ def licences(package: importlib.metadata.Distribution) -> set[str]:
     """Return the licences in a package's metadata: an expression, classifiers or a word."""
     metadata = package.metadata
     named = metadata.get("License-Expression")
-    classes = [
-        c.rpartition("::")[2].strip() for c in metadata.get_all("Classifier") or () if c.startswith("License ::")
-    ]
+    classes = metadata.get_all("Classifier") or ()
+    classes = [c.rpartition("::")[2].strip() for c in classes if c.startswith("License ::")]
     named = named or ", ".join(c for c in classes if c != "OSI Approved") or metadata.get("License") or "none"
     return {SPDX.get(part, part) for part in re.split(r", | AND | OR | WITH ", named)}
 
@@ -139,15 +123,9 @@ def registry() -> None:
 @pytest.mark.parametrize("python", PYTHONS)
 def test_every_extra_installs_with_the_constraints(python: str) -> None:
     """Resolve the torch of the public index, regardless of the build on this machine."""
-    done = _resolve(
-        "torch\n",
-        str(ROOT / "pyproject.toml"),
-        "--all-extras",
-        "--only-binary=:all:",
-        f"--constraints={ROOT / 'constraints.txt'}",
-        f"--python-version={python}",
-        "--python-platform=linux",
-    )
+    target = (f"--python-version={python}", "--python-platform=linux", "--only-binary=:all:")
+    packages = (str(ROOT / "pyproject.toml"), "--all-extras", f"--constraints={ROOT / 'constraints.txt'}")
+    done = _resolve("torch\n", *packages, *target)
     assert done.returncode == 0, done.stderr
     names = {_normal(line.split("==")[0]) for line in done.stdout.splitlines()}
     assert {"torch", "triton", "sphinx", "pytest"} <= names

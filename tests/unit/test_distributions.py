@@ -69,7 +69,6 @@ def test_entropies_match_their_formulas(scores: torch.Tensor) -> None:
 
 
 def test_samples_follow_the_probabilities(scores: torch.Tensor) -> None:
-    torch.manual_seed(0)
     d = EntmaxCategorical(scores)
     drawn = d.sample((20_000,))
     assert drawn.shape == (20_000, 3) and drawn.dtype == torch.long
@@ -235,7 +234,6 @@ def test_an_alpha_below_1_gives_full_support() -> None:
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
 @pytest.mark.parametrize("alpha", [1.0, 1.1, 1.5, 2.0, 3.0])
 def test_from_linear_matches_a_distribution_of_all_scores(alpha: float, shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
     layer = tsallis.nn.OutputLayer(16, 3000, alpha=alpha, forbidden=(0, 7)).requires_grad_(False)
     torch.nn.init.normal_(layer.projection.weight)
     hidden = torch.randn(*shape, 16)
@@ -270,9 +268,7 @@ def of_layer() -> tuple[EntmaxCategorical, EntmaxCategorical]:
     return EntmaxCategorical.from_linear(layer, hidden), EntmaxCategorical(layer.scores(hidden))
 
 
-def test_from_linear_supports_sample_kl_and_expand(
-    of_layer: tuple[EntmaxCategorical, EntmaxCategorical],
-) -> None:
+def test_from_linear_supports_sample_kl_and_expand(of_layer: tuple[EntmaxCategorical, EntmaxCategorical]) -> None:
     few, all_scores = of_layer
     assert few.scores.shape[-1] == few.support_size.max() < 300
     one, other = (d.sample((5000,), torch.Generator().manual_seed(0)) for d in of_layer)

@@ -9,20 +9,19 @@ import torch
 
 from tsallis.errors import InputError, describe, memory_for, one_line, shorten, without_controls
 
+MESSAGES = [
+    ("in.tsv:3: one column", "in.tsv:3: one column"),
+    ("a\nb\r\tc", "a b\\r\\tc"),
+    ("key '\x1b[2J'", "key '\\x1b[2J'"),
+    ("\x9b2J\x7f\u202e\u2028\ud800", "\\x9b2J\\x7f\\u202e\\u2028\\ud800"),
+    ("Größe, 日本, हिन्दी", "Größe, 日本, हिन्दी"),
+    ("x" * 2001, "x" * 1997 + "..."),
+    ("x" * 2000, "x" * 2000),
+    ("\x1b" * 1000, ("\\x1b" * 500)[:1997] + "..."),
+]
 
-@pytest.mark.parametrize(
-    ("message", "line"),
-    [
-        ("in.tsv:3: one column", "in.tsv:3: one column"),
-        ("a\nb\r\tc", "a b\\r\\tc"),
-        ("key '\x1b[2J'", "key '\\x1b[2J'"),
-        ("\x9b2J\x7f\u202e\u2028\ud800", "\\x9b2J\\x7f\\u202e\\u2028\\ud800"),
-        ("Größe, 日本, हिन्दी", "Größe, 日本, हिन्दी"),
-        ("x" * 2001, "x" * 1997 + "..."),
-        ("x" * 2000, "x" * 2000),
-        ("\x1b" * 1000, ("\\x1b" * 500)[:1997] + "..."),
-    ],
-)
+
+@pytest.mark.parametrize(("message", "line"), MESSAGES)
 def test_messages_are_one_printable_line(message: str, line: str) -> None:
     assert one_line(message) == line and one_line(one_line(message)) == line
 

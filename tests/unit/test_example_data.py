@@ -44,10 +44,8 @@ def test_a_words_vector_is_the_mean_of_its_pieces(
     encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "vectors.safetensors"
-    example, arguments = (
-        load_program("examples/piece_vectors"),
-        ("--data", tmp_path, "--encoder", encoder, "--out", path),
-    )
+    arguments = ("--data", tmp_path, "--encoder", encoder, "--out", path)
+    example = load_program("examples/piece_vectors")
     assert run(example, monkeypatch, *arguments) == 0
     symbols = {"good": 4, "films": 5, "!": 6, "xyz": 7}
     matrix = read_word_vectors(path, symbols, path.with_suffix(".txt")).matrix

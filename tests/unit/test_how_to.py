@@ -28,24 +28,20 @@ PAGES = DOCS / "how-to"
 PAGE = PAGES / "add-a-task.md"
 BACKEND = PAGES / "add-a-backend.md"
 DENSITY = PAGES / "add-a-density.md"
+
+
+def with_code(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.md") if "```python" in path.read_text(encoding="utf-8"))
+
+
 # Pages for users; the pages on Hugging Face models and on clusters have separate tests.
 ELSEWHERE = ("add-", "index", "hugging-face", "cluster")
-USERS = sorted(
-    path.stem
-    for path in PAGES.glob("*.md")
-    if not path.stem.startswith(ELSEWHERE) and "```python" in path.read_text(encoding="utf-8")
-)
+USERS = [page for page in with_code(PAGES) if not page.startswith(ELSEWHERE)]
 # Pages on single topics, without those on run folders (needs a run) and analysis (prints more than its comments).
-TOPICS = sorted(
-    path.stem
-    for path in DOCS.glob("*.md")
-    if path.stem not in ("analysis", "run-folder") and "```python" in path.read_text(encoding="utf-8")
-)
-PACKAGES = {
-    "export": ("onnxruntime", "onnxscript"),
-    "distributions": ("pyro",),
-    "distill": ("transformers", "accelerate"),
-}  # required by single pages
+TOPICS = [page for page in with_code(DOCS) if page not in ("analysis", "run-folder")]
+# Required by single pages.
+PACKAGES = {"export": ("onnxruntime", "onnxscript"), "distributions": ("pyro",)}
+PACKAGES["distill"] = ("transformers", "accelerate")
 LONG = ("export", "distributions", "distill", "own-models")  # more than five seconds each
 Y = torch.tensor([2])
 

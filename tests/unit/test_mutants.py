@@ -55,7 +55,6 @@ def module(tmp_path: Path) -> Iterator[types.ModuleType]:
     path = tmp_path / "of_mutants.py"
     path.write_text(CODE)
     spec = importlib.util.spec_from_file_location("of_mutants", path)
-    assert spec is not None and spec.loader is not None
     sys.modules["of_mutants"] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
@@ -82,17 +81,17 @@ def test_a_mutant_has_the_lines_of_its_statement(module: types.ModuleType) -> No
     assert faults["3 -> 4"].lines is None
 
 
-@pytest.mark.parametrize(
-    ("fault", "before", "after"),
-    [
-        ("x < limit -> x <= limit", False, True),
-        ("5 -> 6", False, True),
-        (":by -> :", [1, 2, 3], [1, 2, 3, 4]),
-        ("3 -> 4", 7, 8),
-        ("self.size * self.size -> self.size / self.size", 7, 4),
-        ("2 -> 3", 7, 12),
-    ],
-)
+REFERENCES = [
+    ("x < limit -> x <= limit", False, True),
+    ("5 -> 6", False, True),
+    (":by -> :", [1, 2, 3], [1, 2, 3, 4]),
+    ("3 -> 4", 7, 8),
+    ("self.size * self.size -> self.size / self.size", 7, 4),
+    ("2 -> 3", 7, 12),
+]
+
+
+@pytest.mark.parametrize(("fault", "before", "after"), REFERENCES)
 def test_installed_faults_reach_existing_references(
     module: types.ModuleType, fault: str, before: object, after: object
 ) -> None:

@@ -48,10 +48,8 @@ def test_recipes_are_found_from_every_folder(tmp_path: Path, monkeypatch: pytest
     from tsallis.toolkit.tasks import load_config
 
     monkeypatch.chdir(tmp_path)
-    assert (
-        load_config("recipes/tiny/strings.yaml").model.d_model
-        == load_config(ROOT / "recipes/tiny/strings.yaml").model.d_model
-    )
+    packaged, local = load_config("recipes/tiny/strings.yaml"), load_config(ROOT / "recipes/tiny/strings.yaml")
+    assert packaged.model.d_model == local.model.d_model
     (tmp_path / "recipes/tiny").mkdir(parents=True)
     own = (ROOT / "recipes/tiny/strings.yaml").read_text(encoding="utf-8").replace("run_dir: ", "run_dir: own/")
     (tmp_path / "recipes/tiny/strings.yaml").write_text(own, encoding="utf-8")

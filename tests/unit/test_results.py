@@ -92,17 +92,17 @@ def change(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new", "message"),
-    [
-        ("page.md", "| ours | 0.50", "| ours | 0.40", "page.md:6: not what the rows say"),
-        ("page.md", "<!-- table: speed -->", "<!-- table: size -->", "page.md: there is no template of the table size"),
-        ("results/speed.csv", "theirs,1.5", "others,1.5", "page.md: {speed.csv[owner=theirs].seconds | .2f}: no rows"),
-        ("results/speed.csv", "theirs,1.5", "ours,1.5", "page.md: {speed.csv[owner=ours].seconds | .2f}: 2 rows"),
-        ("results/speed.csv", "ours,0.5,", "ours,,", "speed.csv[owner=ours].seconds | .2f}: there is no seconds"),
-        ("results/runs/model.json", "right", "wrong", "runs/model.json.metrics.right | ,d}: there is no right"),
-    ],
-)
+MISMATCHES = [
+    ("page.md", "| ours | 0.50", "| ours | 0.40", "page.md:6: not what the rows say"),
+    ("page.md", "<!-- table: speed -->", "<!-- table: size -->", "page.md: there is no template of the table size"),
+    ("results/speed.csv", "theirs,1.5", "others,1.5", "page.md: {speed.csv[owner=theirs].seconds | .2f}: no rows"),
+    ("results/speed.csv", "theirs,1.5", "ours,1.5", "page.md: {speed.csv[owner=ours].seconds | .2f}: 2 rows"),
+    ("results/speed.csv", "ours,0.5,", "ours,,", "speed.csv[owner=ours].seconds | .2f}: there is no seconds"),
+    ("results/runs/model.json", "right", "wrong", "runs/model.json.metrics.right | ,d}: there is no right"),
+]
+
+
+@pytest.mark.parametrize(("file", "old", "new", "message"), MISMATCHES)
 def test_mismatches_with_the_rows_are_reported(
     render: ModuleType, folder: Path, file: str, old: str, new: str, message: str
 ) -> None:
@@ -132,18 +132,18 @@ def test_figures_aggregate_manifests_of_several_runs(render: ModuleType, folder:
         render.fill(figures, folder / "results")
 
 
-@pytest.mark.parametrize(
-    ("value", "spec", "text"),
-    [
-        (3.6, ".1e", "3.6e0"),
-        (0, ".1e", "0.0e0"),
-        (3.6e7, ".1e", "3.6e7"),
-        (3.6e10, ".1e", "3.6e10"),
-        (3.6e-7, ".1e", "3.6e-7"),
-        (3.6e-10, ".1e", "3.6e-10"),
-        (2.5, None, "2.5"),
-    ],
-)
+EXPONENTS = [
+    (3.6, ".1e", "3.6e0"),
+    (0, ".1e", "0.0e0"),
+    (3.6e7, ".1e", "3.6e7"),
+    (3.6e10, ".1e", "3.6e10"),
+    (3.6e-7, ".1e", "3.6e-7"),
+    (3.6e-10, ".1e", "3.6e-10"),
+    (2.5, None, "2.5"),
+]
+
+
+@pytest.mark.parametrize(("value", "spec", "text"), EXPONENTS)
 def test_exponents_have_no_plus_or_leading_zeros(render: ModuleType, value: float, spec: str | None, text: str) -> None:
     assert render.format_figure(value, spec) == text
 

@@ -42,14 +42,14 @@ def test_passes(): ...
 }
 
 
-@pytest.mark.parametrize(
-    ("allowed", "workers", "outcome"),
-    [
-        pytest.param(None, 0, "1 passed, 5 skipped, 1 xfailed", marks=pytest.mark.slow),
-        ("mark", 0, "2 failed, 1 passed, 1 skipped, 1 xfailed, 2 errors"),
-        pytest.param("mark", 1, "2 failed, 1 passed, 1 skipped, 1 xfailed, 2 errors", marks=pytest.mark.slow),
-    ],
-)
+DISALLOWED = [
+    pytest.param(None, 0, "1 passed, 5 skipped, 1 xfailed", marks=pytest.mark.slow),
+    ("mark", 0, "2 failed, 1 passed, 1 skipped, 1 xfailed, 2 errors"),
+    pytest.param("mark", 1, "2 failed, 1 passed, 1 skipped, 1 xfailed, 2 errors", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("allowed", "workers", "outcome"), DISALLOWED)
 def test_disallowed_skips_fail(tmp_path: Path, allowed: str | None, workers: int, outcome: str) -> None:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)

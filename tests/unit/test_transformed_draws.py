@@ -157,15 +157,15 @@ def test_integer_alpha_tensors_match_float_alphas(shape, dtype):
         tsallis.entmax(Z, torch.tensor(True))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.nested.nested_tensor([Z[0], Z[1]], layout=torch.jagged),
-        lambda: torch.nested.nested_tensor([Z[0], Z[1]]),
-        lambda: torch.eye(3).to_sparse(),
-        lambda: torch.eye(3).to_sparse_csr(),
-    ],
-)
+SPECIAL = [
+    lambda: torch.nested.nested_tensor([Z[0], Z[1]], layout=torch.jagged),
+    lambda: torch.nested.nested_tensor([Z[0], Z[1]]),
+    lambda: torch.eye(3).to_sparse(),
+    lambda: torch.eye(3).to_sparse_csr(),
+]
+
+
+@pytest.mark.parametrize("make", SPECIAL)
 @pytest.mark.filterwarnings("ignore")
 def test_nested_and_sparse_tensors_raise(make):
     with pytest.raises(TypeError, match="scores must be a dense tensor"):

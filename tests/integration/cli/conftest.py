@@ -31,6 +31,10 @@ training: {{epochs: 4, batch_size: 16, learning_rate: 0.01, checkpoint_every: 5,
 """
 EXAMPLES = Path(__file__).parents[3] / "examples"
 LONGEST = 30  # maximum number of symbols in an output of the translator
+SCREENS = [
+    {"color_scheme": scheme, "viewport": {"width": width, "height": 800}}
+    for scheme, width in (("light", 1280), ("dark", 1280), ("light", 390))
+]
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -85,6 +89,18 @@ def run_example(name: str, *arguments: object, status: int = 0) -> subprocess.Co
     done = subprocess.run(line, capture_output=True, text=True, env=environment(), timeout=600)
     assert done.returncode == status, done.stderr
     return done
+
+
+def json_lines(text: str) -> list[Any]:
+    """Parse the lines that a command prints with --json."""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def accessibility_violations(tab: Any) -> list[tuple[str, str]]:
+    """Return the serious problems that axe-core finds in a page."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    found = axe.Axe().run(tab).response["violations"]
+    return [(v["id"], v["nodes"][0]["html"][:200]) for v in found if v["impact"] in ("serious", "critical")]
 
 
 def write_examples(path: Path, examples: list[StringsExample]) -> None:

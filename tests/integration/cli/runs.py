@@ -1,8 +1,7 @@
-"""Configurations of tiny trainings, and the contents of run folders."""
+"""Configurations of tiny trainings, and their data."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from integration.cli.conftest import write_examples
@@ -52,11 +51,3 @@ def _written(folder: Path, text: str) -> Path:
     path = folder / "config.yaml"
     path.write_text(text.format(folder=folder, seed=SEED))
     return path
-
-
-def contents(run: Path) -> dict[str, object]:
-    """Return the files and folders of a run with their contents, without the seconds in `timing.jsonl`."""
-    result: dict[str, object] = {str(p.relative_to(run)): p.read_bytes() for p in run.rglob("*") if p.is_file()}
-    times = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
-    result["timing.jsonl"] = [{key: value for key, value in event.items() if key != "seconds"} for event in times]
-    return {**result, **{str(p.relative_to(run)): None for p in run.rglob("*") if p.is_dir()}}

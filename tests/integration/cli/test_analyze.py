@@ -88,9 +88,7 @@ def test_text_without_targets_uses_answers_of_the_first_run(translator: Path, tm
         (["{run}", "--text", "{run}/none"], "can't be read"),
     ],
 )
-def test_invalid_input_raises_and_writes_nothing(
-    translator: Path, tmp_path: Path, arguments: list[str], words: str
-) -> None:
+def test_invalid_input_writes_nothing(translator: Path, tmp_path: Path, arguments: list[str], words: str) -> None:
     if "-o" not in arguments:
         arguments = [*arguments, "-o", str(tmp_path / "page.html")]
     before = {path: path.stat().st_mtime_ns for path in translator.rglob("*")}
@@ -138,11 +136,8 @@ def test_the_folder_of_a_sweep_stands_for_its_runs(swept: list[Path], tmp_path: 
     analyze(*swept, "-o", named, "--sweep")
     analyze(folder, "-o", whole, "--sweep")
     assert data_of(whole) == data_of(named)
-    for runs, out, named in (
-        (folder, swept[0] / "log.jsonl", "log.jsonl"),
-        (folder / "empty", whole, "empty: expected"),
-    ):
-        with pytest.raises(InputError, match=named):
+    for runs, out, words in ((folder, swept[0] / "log.jsonl", "log.jsonl"), (folder / "empty", whole, "empty: ")):
+        with pytest.raises(InputError, match=words):
             analyze(runs, "-o", out, "--sweep")
 
 
@@ -226,9 +221,8 @@ def test_interrupted_analyze_keeps_existing_files(
     (tmp_path / "page.html").write_text("before")
     result = analyze(translator, "-o", tmp_path / "page.html", "--json", tmp_path / "all.json", "--limit", 2)
     assert result == 130 and capsys.readouterr().err == "tsallis: interrupted, nothing was written\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["page.html"] and (
-        tmp_path / "page.html"
-    ).read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert (tmp_path / "page.html").read_text() == "before"
 
 
 def test_damaged_logs_give_a_warning(translator: Path, tsallis: Run, tmp_path: Path) -> None:

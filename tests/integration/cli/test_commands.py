@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from integration.cli.conftest import json_lines
 from tsallis.errors import InputError
 from tsallis.toolkit.datasets.registry import SOURCES
 from tsallis.toolkit.training.distributed import World
@@ -51,7 +52,7 @@ def test_translate_score_and_evaluate_agree(tsallis, trained: Path, small_data: 
     request = "".join(f"{line.split(chr(9))[0]}\t{line.split(chr(9))[2]}\n" for line in lines)
     forms = tsallis("translate", trained, stdin=request).stdout.split("\n")[:-1]
     assert len(forms) == len(lines)
-    listed = [json.loads(x) for x in tsallis("translate", trained, "--json", stdin=request).stdout.splitlines()]
+    listed = json_lines(tsallis("translate", trained, "--json", stdin=request).stdout)
     assert [x["hypotheses"][0]["text"] if x["hypotheses"] else "" for x in listed] == forms
     result = [(line, x["hypotheses"][0]) for line, x in zip(lines, listed, strict=True) if x["hypotheses"]]
     answers = "".join(f"{a.split(chr(9))[0]}\t{h['text']}\t{a.split(chr(9))[2]}\n" for a, h in result)
@@ -113,9 +114,7 @@ def test_demo_names_a_run_folder_that_is_a_file(tsallis, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("folder", [".", "/", "..", "runs/.."])
-def test_demo_needs_a_run_folder_with_a_name(
-    tsallis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
-) -> None:
+def test_demo_needs_a_folder_with_a_name(tsallis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     done = tsallis("demo", "--run-dir", folder, status=2)
@@ -125,7 +124,7 @@ def test_demo_needs_a_run_folder_with_a_name(
 
 def test_look_prints_weights(tsallis, trained: Path) -> None:
     done = tsallis("look", trained, "--weights", stdin="walk\tV;PST\nrebel\tV;PST\n")
-    contents = [json.loads(line) for line in done.stdout.splitlines()]
+    contents = json_lines(done.stdout)
     assert [content["line"] for content in contents] == [1, 2] and contents[1]["source"][-5:] == [*"rebel"]
     for content in contents:
         (entry,) = content["attention"]
@@ -154,15 +153,13 @@ def test_every_data_set_is_listed(tsallis) -> None:
 
 
 def test_data_list_filters_by_text_and_language(tsallis) -> None:
-    sets = [json.loads(line) for line in tsallis("data", "list", "--json").stdout.splitlines()]
+    sets = json_lines(tsallis("data", "list", "--json").stdout)
     assert len(sets) > 5 and all(s["licence"] and s["citation"] and s["files"] for s in sets)
-    german = [json.loads(x)["name"] for x in tsallis("data", "list", "--language", "de", "--json").stdout.splitlines()]
+    german = [s["name"] for s in json_lines(tsallis("data", "list", "--language", "de", "--json").stdout)]
     assert german == [s["name"] for s in sets if "de" in s["languages"]] and 0 < len(german) < len(sets)
-    (one,) = (json.loads(x) for x in tsallis("data", "list", "TASK 1: CAPTIONS", "--json").stdout.splitlines())
+    (one,) = json_lines(tsallis("data", "list", "TASK 1: CAPTIONS", "--json").stdout)
     assert one["name"] == "multi30k" and one["bytes"] > 10**6
-    assert (
-        "no language 'it'; it has cs, de, en, fr"
-        in tsallis("data", "get", "multi30k", "--languages", "de, it", status=2).stderr
-    )
+    errors = tsallis("data", "get", "multi30k", "--languages", "de, it", status=2).stderr
+    assert "no language 'it'; it has cs, de, en, fr" in errors
     assert "no language ''" in tsallis("data", "get", "multi30k", "--languages", "", status=2).stderr
     assert "no data set matches 'nothing'" in tsallis("data", "list", "nothing", status=2).stderr

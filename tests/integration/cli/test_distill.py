@@ -19,11 +19,7 @@ from tsallis.toolkit import inference
 from tsallis.toolkit.training import Checkpoints
 
 PAGE = (DOCS / "how-to" / "distill.md").read_text(encoding="utf-8")
-COMMANDS = [
-    line.removeprefix("$ tsallis ")
-    for block in re.findall(r"```console\n(.*?)```", PAGE, re.S)
-    for line in block.splitlines()
-]
+COMMANDS = re.findall(r"^\$ tsallis (.*)$", PAGE, re.M)
 
 
 def parameters(run: Path) -> dict[str, torch.Tensor]:
@@ -101,10 +97,8 @@ def test_teacher_weight_0_equals_training_without_a_teacher(tsallis: Run, teache
 def test_distill_supports_outputs_of_the_teacher_and_top_k(tsallis: Run, teacher: Path, tmp_path: Path) -> None:
     """With weight 0, the student still learns the teacher's outputs as references."""
     config = teacher / "data" / "config.yaml"
-    shown = tsallis(
-        "distill", teacher / "run", "-o", tmp_path / "out", "--sequence-level", "--top-k", "2", "--json"
-    ).stdout
-    record = json.loads(shown)
+    options = "--sequence-level", "--top-k", 2, "--json"
+    record = json.loads(tsallis("distill", teacher / "run", "-o", tmp_path / "out", *options).stdout)
     assert record["entries"] <= 2 * record["tokens"]
     for weight in (0, 0.5):
         section = f"training.teacher={{folder: {tmp_path / 'out'}, weight: {weight}}}"

@@ -27,10 +27,8 @@ def test_study_skips_finished_runs_and_records_settings(tmp_path: Path) -> None:
     assert "asentmax" not in printed and second.stem in printed
     assert first.read_text(encoding="utf-8") == text and sorted(tmp_path.iterdir()) == [first, second]
     result = json.loads(second.read_text(encoding="utf-8"))
-    assert (
-        result["model"]["alpha"] == "learned"
-        and result["training"] | {"updates": 2, "max_length": 64} == result["training"]
-    )
+    assert result["model"]["alpha"] == "learned"
+    assert result["training"] | {"updates": 2, "max_length": 64} == result["training"]
     assert result["torch"] and result["cpu"] and result["threads"] == 1 and "commit" in result
     assert [test["length"] for test in result["tests"]] == [64, 200]
     for test in result["tests"]:

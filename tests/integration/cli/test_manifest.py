@@ -15,9 +15,7 @@ from tsallis.toolkit.evaluation.provenance import digest_files, find_commit
 pytestmark = pytest.mark.process
 
 
-def test_a_manifest_has_scores_configuration_data_and_origin(
-    tsallis, trained: Path, small_data: Path, tmp_path: Path
-) -> None:
+def test_manifests_have_scores_config_data_and_origin(tsallis, trained: Path, small_data: Path, tmp_path: Path) -> None:
     path = tmp_path / "results" / "verbs.json"
     printed = json.loads(tsallis("evaluate", trained, "--beam-size", 2, "--manifest", path, "--json").stdout)
     manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -50,21 +48,15 @@ def test_manifest_records_files_and_ensemble_members(tsallis, trained: Path, sma
 
 def test_manifest_records_the_end_rule(tsallis, trained: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    for options, rule in (
-        ({}, "every"),
-        ({"end_rule": "every"}, "every"),
-        ({"end_rule": "competing"}, "competing"),
-        ({"mode": "exact"}, None),
-    ):
+    for options in ({}, {"end_rule": "every"}, {"end_rule": "competing"}, {"mode": "exact"}):
+        rule = None if "mode" in options else options.get("end_rule", "every")
         tsallis("evaluate", trained, "--split", "dev", *flags(**options), "--manifest", path)
         evaluation = json.loads(path.read_text(encoding="utf-8"))["evaluation"]
         assert evaluation.get("end_rule") == rule and evaluation["mode"] == options.get("mode", "beam")
         assert evaluation.get("budget") == (10_000 if "mode" in options else None)
 
 
-def test_files_named_like_a_split_get_a_separate_entry(
-    tsallis, trained: Path, small_data: Path, tmp_path: Path
-) -> None:
+def test_files_named_like_a_split_have_another_entry(tsallis, trained: Path, small_data: Path, tmp_path: Path) -> None:
     path, lines = tmp_path / "a.json", tmp_path / "test"
     lines.write_text("walk\twalked\tV;PST\n", encoding="utf-8")
     tsallis("evaluate", trained, lines, "--manifest", path)

@@ -39,9 +39,8 @@ def lines_of(name: str, file: str) -> list[str]:
 # Three lines per task, without and with references.
 PLAIN = {name: lines_of(name, "input.txt") for name in ANSWERED}
 GOLD = {name: lines_of(name, "dev.tsv")[:3] for name in ANSWERED if name != "translation"}
-GOLD["translation"] = [
-    "\t".join(pair) for pair in zip(*(lines_of("translation", f"dev.{side}")[:3] for side in ("de", "en")), strict=True)
-]
+SIDES = (lines_of("translation", f"dev.{side}")[:3] for side in ("de", "en"))
+GOLD["translation"] = ["\t".join(pair) for pair in zip(*SIDES, strict=True)]
 
 
 @pytest.fixture(scope="session")
@@ -280,16 +279,12 @@ def test_word_vectors_accept_odd_lines(tmp_path: Path) -> None:
 
 def test_run_folders_accept_byte_order_marks(runs, call, tmp_path: Path) -> None:
     """An editor may add byte order marks; the run must stay the same."""
-    run = runs("strings")
+    run = Path(shutil.copytree(runs("strings").parent, tmp_path / "strings")) / "run"
     for name in ("config.yaml", "task.json", "model.json", "src.vocab.json"):
         (run / name).write_bytes(MARK + (run / name).read_bytes())
-    try:
-        assert call("translate", run, stdin=text_of(*PLAIN["strings"])).status == 0
-        prepared = prepare(load_config(run / "config.yaml"), run)
-        assert prepared.folder == run and prepared.changes is None
-    finally:
-        for name in ("config.yaml", "task.json", "model.json", "src.vocab.json"):
-            (run / name).write_bytes((run / name).read_bytes().removeprefix(MARK))
+    assert call("translate", run, stdin=text_of(*PLAIN["strings"])).status == 0
+    prepared = prepare(load_config(run / "config.yaml"), run)
+    assert prepared.folder == run and prepared.changes is None
 
 
 @pytest.mark.parametrize("name", ["strings", "translation", "classification"])

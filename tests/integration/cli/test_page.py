@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from analysis_samples import labels_of
+from integration.cli.conftest import SCREENS, accessibility_violations
 from tsallis import entmax
 from tsallis.analysis import Histogram, SignalDensity, draw_density, read_model, summarize_attention, summarize_weights
 from tsallis.analysis.histories import ValueHistory
@@ -28,7 +29,7 @@ from tsallis.toolkit.run_analysis import Options, SweepRun, summarize, sweep
 from tsallis.toolkit.training.run_folder import Run, build_model
 
 pytest.importorskip("playwright")
-axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+pytest.importorskip("axe_playwright_python.sync_playwright")
 
 VIEWS = ("overview", "outputs", "wrong", "sentence", "heads", "contrasts", "training")
 
@@ -52,9 +53,20 @@ class Visit:
         return self.tab
 
     def check_accessibility(self) -> None:
-        found = axe.Axe().run(self.tab).response["violations"]
-        serious = [(v["id"], v["nodes"][0]["html"][:200]) for v in found if v["impact"] in ("serious", "critical")]
-        assert serious == [], self.tab.url
+        assert accessibility_violations(self.tab) == [], self.tab.url
+
+    def check_views(self, *views: str) -> Any:
+        """Open views and check their accessibility; return the tab with the last one."""
+        for view in views:
+            self.open(view).wait_for_selector(f'main[data-view="{view}"] h1')
+            self.check_accessibility()
+        return self.tab
+
+
+def cells_of(tab: Any, rows: str, *columns: int) -> list[list[str]]:
+    """Return the texts of the cells of each row in these columns."""
+    cells = ", ".join(f"row.cells[{column}].innerText" for column in columns)
+    return tab.eval_on_selector_all(rows, f"rows => rows.map(row => [{cells}])")
 
 
 @pytest.fixture
@@ -98,12 +110,10 @@ def test_heads_table_is_sorted_and_matches_records(visit: Visit, report: tuple[P
     for ascending in (False, True):
         if ascending:
             tab.click('[data-key="density"]')
-        shown = tab.eval_on_selector_all(
-            "tbody tr", "rows => rows.map(r => [r.cells[0].innerText, r.cells[2].innerText])"
-        )
+        shown = cells_of(tab, "tbody tr", 2)
         heads = [head for run in report[1] for head in run["heads"]]
         expected = sorted((head["density"] for head in heads), reverse=not ascending)
-        for (_, density), exact in zip(shown, expected, strict=True):
+        for (density,), exact in zip(shown, expected, strict=True):
             margin = 1 if density.startswith(">") else 0.5
             assert abs(float(density.removesuffix(" %").strip("<>")) - 100 * exact) <= margin + 1e-9
     assert tab.get_attribute("th[aria-sort]", "aria-sort") == "ascending"
@@ -137,9 +147,7 @@ def test_explorer_weights_match_records(visit: Visit, report: tuple[Path, Any]) 
         assert tab.eval_on_selector_all(f".panel:first-child {drawing}", pieces) == (first > 0).sum()
     tab.click(".panel:first-child summary")
     tab.wait_for_selector(".panel:first-child tbody tr")
-    shown = tab.eval_on_selector_all(
-        ".panel:first-child tbody tr", "rows => rows.map(r => [r.cells[1].innerText, r.cells[2].innerText])"
-    )
+    shown = cells_of(tab, ".panel:first-child tbody tr", 1, 2)
     for (count, listed), row in zip(shown, first, strict=True):
         assert count == f"{(row > 0).sum()} of {keys}"
         values = [part.rpartition(" ")[2] for part in listed.split(", ")]
@@ -166,9 +174,7 @@ def test_steps_and_trees_match_records(visit: Visit, report: tuple[Path, Any]) -
     sentences = report[1][0]["sentences"]
     number = next(i for i, sentence in enumerate(sentences) if i > 1 and sentence["tree"]["edges"])
     tab, sentence = visit.open(f"outputs/{number}"), sentences[number]
-    cells = tab.eval_on_selector_all(
-        "section:nth-of-type(1) .steps tbody tr", "rows => rows.map(r => [r.cells[2].innerText, r.cells[3].innerText])"
-    )[: len(sentence["steps"])]
+    cells = cells_of(tab, "section:nth-of-type(1) .steps tbody tr", 2, 3)[: len(sentence["steps"])]
     for (prob, support), step in zip(cells, sentence["steps"], strict=True):
         assert support == str(step["support"])
         assert (prob == "impossible") == (step["prob"] == 0)
@@ -190,10 +196,8 @@ def test_contrasts_match_records(visit: Visit, report: tuple[Path, Any]) -> None
         assert f"{pair['kind']} layer {pair['layer'] + 1} head {pair['head'] + 1}" in title
         shown = [int(number) for number in re.findall(r"(?:sparse|dense): density (\d+) %", title)]
         assert shown == pytest.approx([100 * pair[side]["score"] for side in ("sparse", "dense")], abs=0.5)
-    rows = tab.eval_on_selector_all(
-        "table.contrasts >> nth=0 >> tbody tr", "rows => rows.map(r => r.cells[2].innerText)"
-    )
-    assert rows and set(rows) == {"0.000"}  # the page compares a run with itself
+    rows = cells_of(tab, "table.contrasts >> nth=0 >> tbody tr", 2)
+    assert rows and {text for (text,) in rows} == {"0.000"}  # the page compares a run with itself
 
 
 def test_curves_match_the_training_log(visit: Visit, report: tuple[Path, Any]) -> None:
@@ -228,14 +232,7 @@ def test_a_figure_is_saved_as_svg(visit: Visit, tmp_path: Path) -> None:
     assert lines and all(line.get("stroke", "").startswith("rgb") for line in lines)
 
 
-@pytest.mark.parametrize(
-    "visit",
-    [
-        {"color_scheme": scheme, "viewport": {"width": width, "height": 800}}
-        for scheme, width in (("light", 1280), ("dark", 1280), ("light", 390))
-    ],
-    indirect=True,
-)
+@pytest.mark.parametrize("visit", SCREENS, indirect=True)
 @pytest.mark.parametrize("view", [*VIEWS, "head/0/encoder/0/0"])
 def test_views_have_no_accessibility_violations(visit: Visit, view: str) -> None:
     tab = visit.open(view)
@@ -270,8 +267,7 @@ def test_densities_are_drawn_with_their_supports(visits: Callable[..., Visit], d
     assert len(tab.query_selector_all("svg .support")) == 1 and "neg (.750), correct: pos" in tab.inner_text("main")
     tab.click("summary")
     tab.wait_for_selector("table.weights tbody tr")
-    cells = "rows => rows.map(r => [...r.cells].map(c => c.innerText))"
-    rows = tab.eval_on_selector_all("table.weights tbody tr", cells)
+    rows = cells_of(tab, "table.weights tbody tr", 0, 1, 2)
     assert rows == [["a", "0", ".100"], ["fine", "1.000", ".800"], ["film", "0", ".100"]]
     visit.check_accessibility()
     tab.select_option("main select >> nth=0", "1")
@@ -300,20 +296,14 @@ def sweep_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
-def test_a_sweep_shows_every_run_and_the_means(
-    visits: Callable[..., Visit], sweep_page: Path, scheme: str, width: int
-) -> None:
+def test_a_sweep_shows_runs_and_means(visits: Callable[..., Visit], sweep_page: Path, scheme: str, width: int) -> None:
     visit = visits(sweep_page, color_scheme=scheme, viewport={"width": width, "height": 800})
     tab = visit.open("sweep")
     assert "5 runs that differ in one setting, the alpha of the output" in tab.inner_text("main")
     assert len(tab.query_selector_all("figure >> nth=0 >> circle")) == 5
     assert len(tab.query_selector_all("figure >> nth=0 >> line.threshold")) == 2  # deviations of two seeds each
-    rows = tab.eval_on_selector_all("tbody tr", "rows => rows.map(r => [...r.cells].map(c => c.innerText))")
-    assert [row[:3] for row in rows] == [
-        ["1", "2", "20.500 ± 0.707"],
-        ["1.5", "1", "25.000"],
-        ["2", "2", "23.000 ± 1.414"],
-    ]
+    rows = [" | ".join(row) for row in cells_of(tab, "tbody tr", 0, 1, 2)]
+    assert rows == ["1 | 2 | 20.500 ± 0.707", "1.5 | 1 | 25.000", "2 | 2 | 23.000 ± 1.414"]
     visit.check_accessibility()
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
@@ -340,10 +330,7 @@ def test_attention_only_page_has_no_outputs_or_training(visits: Callable[..., Vi
     tab.click("text=All settings and numbers")
     facts = tab.inner_text("details table.facts")
     assert "parameters" in facts and "updates" not in facts and "Possible symbols" not in facts
-    for view in ("overview", *VIEWS[3:]):
-        tab = visit.open(view)
-        tab.wait_for_selector(f'main[data-view="{view}"] h1')
-        visit.check_accessibility()
+    visit.check_views("overview", *VIEWS[3:])
 
 
 @pytest.fixture(scope="module")
@@ -363,10 +350,7 @@ def texts_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_language_model_page_shows_steps_and_no_search(visits: Callable[..., Visit], texts_page: Path) -> None:
     visit = visits(texts_page)
-    for view in ("overview", "heads", "sentence", "contrasts", "outputs"):
-        tab = visit.open(view)
-        tab.wait_for_selector(f'main[data-view="{view}"] h1')
-        visit.check_accessibility()
+    tab = visit.check_views("overview", "heads", "sentence", "contrasts", "outputs")
     assert len(tab.query_selector_all("table.steps tbody tr")) == 4  # three symbols and the end
     text = tab.inner_text("main")
     assert "Source" not in text and "search" not in text
@@ -420,10 +404,7 @@ def test_weights_only_page_has_views_that_need_no_model(visits: Callable[..., Vi
         tab = visit.open(f"head/0/{name}/2/0")
         tab.wait_for_selector(".example svg")
         assert "lpha" not in tab.inner_text("main")
-    for view in ("overview", "heads", "sentence", "training"):
-        tab = visit.open(view)
-        tab.wait_for_selector(f'main[data-view="{view}"] h1')
-        visit.check_accessibility()
+    tab = visit.check_views("overview", "heads", "sentence", "training")
     titles = tab.locator("figure >> nth=-2 >> rect title").all_text_contents()  # densities by layer
     assert titles and {title.split(" head ")[0] for title in titles} == {f"{name} layer {n}" for n in (1, 3)}
     ticks = tab.locator("figure >> nth=-2 >> text.tick[text-anchor=middle]").all_text_contents()
@@ -441,9 +422,7 @@ def test_printed_page_is_white_and_has_no_controls(visit: Visit) -> None:
     tab.emulate_media(media="print")
     assert tab.evaluate(colour) == "rgb(255, 255, 255)"
     assert not any(tab.is_visible(part) for part in ("header", ".controls", ".save"))
-    assert tab.evaluate(
-        "document.querySelector('.scroll').scrollHeight <= document.querySelector('.scroll').clientHeight"
-    )
+    assert tab.locator(".scroll").first.evaluate("table => table.scrollHeight <= table.clientHeight")
 
 
 @pytest.mark.parametrize("visit", [{"viewport": {"width": 390, "height": 800}}], indirect=True)

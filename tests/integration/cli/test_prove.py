@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from integration.cli.conftest import json_lines
 from tsallis.errors import InputError
 from tsallis.search import SearchOptions
 from tsallis.toolkit.inference import TextRun, open_run
@@ -25,7 +26,7 @@ def opened(trained: Path) -> TextRun:
 
 def proofs(tsallis: Any, trained: Path, *options: object, status: int) -> list[dict[str, Any]]:
     done = tsallis("prove", trained, *options, "--json", stdin=ASKED, status=status)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return json_lines(done.stdout)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +70,7 @@ def test_small_budgets_give_unknown_with_status_3(tsallis: Any, trained: Path) -
         *((("--never", "(?=a)"), "look-around"), (("--never", "a", "--at-least", "2"), "at-least")),
     ],
 )
-def test_invalid_options_exit_with_status_2(
-    tsallis: Any, trained: Path, options: tuple[str, ...], message: str
-) -> None:
+def test_invalid_options_have_status_2(tsallis: Any, trained: Path, options: tuple[str, ...], message: str) -> None:
     assert message in tsallis("prove", trained, *options, stdin=ASKED, status=2).stderr
 
 
@@ -93,13 +92,8 @@ def test_translations_match_the_pattern(tsallis: Any, trained: Path, mode: str) 
     regex = ".*e.*"
     limits = ("--budget", 300) if mode in ("exact", "all") else ("--num-samples", 20) if mode == "sample" else ()
     shown = tsallis("translate", trained, "--mode", mode, *limits, "--pattern", regex, "--json", stdin=ASKED)
-    answers = [json.loads(line) for line in shown.stdout.splitlines()]
-    texts = [
-        output["text"]
-        for answer in answers
-        for output in answer["draws" if mode == "sample" else "hypotheses"]
-        if output
-    ]
+    answers, outputs = json_lines(shown.stdout), "draws" if mode == "sample" else "hypotheses"
+    texts = [output["text"] for answer in answers for output in answer[outputs] if output]
     assert texts and all(re.fullmatch(regex, text) for text in texts)
     assert answers[0]["limits"]["pattern"] == regex
     refused = tsallis("translate", trained, "--pattern", "(a", stdin=ASKED, status=2).stderr

@@ -24,31 +24,11 @@ from tsallis.toolkit.tasks.strings import english_verbs
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-OTHERS = (
-    "tutorial",
-    "own-file",
-    "tutorial-g2p",
-    "how-to/from-yoyodyne",
-    "how-to/cluster",
-    "command-line",
-    "training",
-    "translation",
-    "language-models",
-    "continuous-models",
-    "report",
-    "results-peters",
-    "results-correia",
-    "results-tezekbayev",
-    "results-long-contexts",
-)
-PAGES = [README, *((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in OTHERS)]
-CONSOLE = [
-    line.removeprefix("$ ")
-    for page in PAGES
-    for block in re.findall(r"```console\n(.*?)```", page, re.S)
-    for line in block.splitlines()
-    if line.startswith("$ ")
-]
+OTHERS = """tutorial own-file tutorial-g2p how-to/from-yoyodyne how-to/cluster command-line training translation
+language-models continuous-models report results-peters results-correia results-tezekbayev results-long-contexts"""
+PAGES = [README, *((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in OTHERS.split())]
+BLOCKS = [block for page in PAGES for block in re.findall(r"```console\n(.*?)```", page, re.S)]
+CONSOLE = [command for block in BLOCKS for command in re.findall(r"^\$ (.*)$", block, re.M)]
 # A Transformer that trains in a second.
 MINUTE = (
     " training.updates=3 training.warmup=2 training.validate_updates=3 training.validation_rows=5"

@@ -15,8 +15,9 @@ import pytest
 
 from integration.cli.conftest import command as process_command
 from integration.cli.conftest import environment
-from integration.cli.runs import contents, strings
+from integration.cli.runs import strings
 from process_fork import ALLOCATING, Child, Ended, Faults, command, run_forked
+from small_run import contents
 from soak import CONFIGURATIONS, Training, killed, results, undisturbed
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs fork: processes are forked and killed")

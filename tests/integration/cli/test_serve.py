@@ -25,7 +25,7 @@ from tsallis.toolkit.evaluation.text_probabilities import complete_results
 from tsallis.toolkit.tasks.registry import task_of
 from tsallis.toolkit.training import load_run
 
-from .conftest import LONGEST, command, environment
+from .conftest import LONGEST, SCREENS, accessibility_violations, command, environment
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -92,10 +92,8 @@ def test_documented_requests_succeed(serving: Serving) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("mode", ["exact", "all"])
-def test_exact_searches_with_subwords_match_translate(
-    serving: Serving, translator: Path, tsallis: Any, mode: str
-) -> None:
-    """The probability of a text is the sum over all its segmentations, as in the command."""
+def test_exact_searches_match_translate(serving: Serving, translator: Path, tsallis: Any, mode: str) -> None:
+    """The run has subwords: the probability of a text is the sum over all its segmentations, as in the command."""
     options = "--json", f"--{mode}", "--budget", 60, "--n-best", 3
     (line,) = tsallis("translate", translator, *options, stdin=f"{SOURCE}\n").stdout.splitlines()
     body = {"run": "numbers", "sources": [SOURCE], "mode": mode, "budget": 60, "n_best": 3}
@@ -315,26 +313,11 @@ def test_html_in_error_messages_is_escaped(tab: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "tab",
-    [
-        {"color_scheme": scheme, "viewport": {"width": width, "height": 800}}
-        for scheme, width in (("light", 1280), ("dark", 1280), ("light", 390))
-    ],
-    indirect=True,
-)
+@pytest.mark.parametrize("tab", SCREENS, indirect=True)
 def test_page_has_no_accessibility_violations(tab: Any) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    results = [axe.Axe().run(tab)]
+    assert accessibility_violations(tab) == []
     ask_numbers(tab)
     tab.fill("#typed", "t")
     tab.wait_for_timeout(500)
-    results.append(axe.Axe().run(tab))
-    for result in results:
-        serious = [
-            (v["id"], v["nodes"][0]["html"][:200])
-            for v in result.response["violations"]
-            if v["impact"] in ("serious", "critical")
-        ]
-        assert serious == []
+    assert accessibility_violations(tab) == []
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import pty
@@ -19,14 +18,14 @@ import pytest
 from tsallis.errors import InputError
 from tsallis.toolkit.inference import open_run
 
-from .conftest import command, environment
+from .conftest import command, environment, json_lines
 
 SOURCE = "walk\tV;PST"
 
 
 def suggestions(tsallis, run: Path, *lines: str, options: tuple[object, ...] = ()) -> list[dict[str, Any]]:
     text = "".join(f"{line}\n" for line in lines)
-    return [json.loads(line) for line in tsallis("suggest", run, "--json", *options, stdin=text).stdout.splitlines()]
+    return json_lines(tsallis("suggest", run, "--json", *options, stdin=text).stdout)
 
 
 def test_suggestions_extend_the_typed_text_and_sum_to_1(tsallis, trained: Path) -> None:
@@ -40,9 +39,7 @@ def test_suggestions_extend_the_typed_text_and_sum_to_1(tsallis, trained: Path) 
         assert all(choice["text"].startswith(content["text"]) for choice in content["next"])
         assert content["text"].startswith(content["typed"])
     # Typed symbols have the log-probability that `score` prints.
-    (scored,) = (
-        json.loads(x) for x in tsallis("score", trained, "--json", stdin="walk\ta\tV;PST\n").stdout.splitlines()
-    )
+    (scored,) = json_lines(tsallis("score", trained, "--json", stdin="walk\ta\tV;PST\n").stdout)
     assert typed["log_prob"] == pytest.approx(scored["tokens"][0]["log_prob"], abs=1e-5)
 
 

@@ -13,9 +13,10 @@ import pytest
 
 from integration.cli.conftest import Run, command, environment, train_here
 from integration.cli.runs import strings
-from tsallis.errors import InputError
-from tsallis.toolkit.cli.sweep import combinations, name_runs, run_name, split_settings
+from tsallis.errors import IgnoredInputWarning, InputError
+from tsallis.toolkit.cli.sweep import _results, _write_charts, combinations, name_runs, run_name, split_settings
 from tsallis.toolkit.training import Checkpoints, load_run
+from tsallis.toolkit.training.log import Log
 
 pytestmark = pytest.mark.process
 SWEEP = "model.dropout=[0.0,0.4]", "training.seed=[1]", "training.epochs=1"
@@ -45,6 +46,25 @@ def test_a_sweep_trains_compares_and_resumes(tmp_path: Path, tsallis: Run) -> No
         assert value.equal(load_run(folder / names[1], "last").model.state_dict()[name])
 
 
+def test_runs_with_different_losses_are_ranked_by_another_score(tmp_path: Path) -> None:
+    swept = {"model.output": ["softmax", "sparsemax"], "model.layers": [1, 2]}
+    runs = name_runs(combinations(swept, None, 1))
+    for number, (name, values) in enumerate(runs.items()):
+        (tmp_path / name).mkdir()
+        model = {key.removeprefix("model."): value for key, value in values.items()}
+        config = {"version": 1, "data": {"task": "language", "embedded": "german-numbers"}, "model": model}
+        (tmp_path / name / "config.yaml").write_text(json.dumps(config))
+        scores = {"dev_loss": 9 - number, "dev_epsilon_perplexity": 9 - number, "dev_sparsemax_score": 0.5 - number / 9}
+        Log(tmp_path / name / "log.jsonl").write("epoch", step=1, select="loss", **scores)
+    with pytest.warns(IgnoredInputWarning, match=r"model\.tau: compared by sparsemax_score"):
+        results = _results(runs, tmp_path)
+        paths = _write_charts(swept, results, tmp_path)
+    assert [result["run"] for result in results] == [*runs]
+    assert {result["score"] for result in results} == {"sparsemax_score"} and results[0]["value"] == 0.5
+    pages = [path.read_text() for path in paths]
+    assert len(pages) == 2 and all('"score":"dev_sparsemax_score"' in page.replace(": ", ":") for page in pages)
+
+
 @pytest.mark.slow
 def test_failed_runs_are_reported_and_other_runs_finish(tmp_path: Path, tsallis: Run) -> None:
     config, folder = strings(tmp_path / "data"), tmp_path / "out"
@@ -59,9 +79,8 @@ def test_failed_runs_are_reported_and_other_runs_finish(tmp_path: Path, tsallis:
 def test_sigterm_stops_the_sweep_and_its_runs(tmp_path: Path, tsallis: Run) -> None:
     config, folder = strings(tmp_path / "data"), tmp_path / "out"
     settings = "model.dropout=[0.0]", "training.epochs=10000"
-    process = subprocess.Popen(
-        command("sweep", config, *settings, "--run-dir", folder, "--device", "cpu"), env=environment()
-    )
+    line = command("sweep", config, *settings, "--run-dir", folder, "--device", "cpu")
+    process = subprocess.Popen(line, env=environment())
     log = folder / "model.dropout=0.0" / "timing.jsonl"
     limit = time.monotonic() + 300
     while not log.exists() and time.monotonic() < limit:
@@ -83,9 +102,7 @@ def test_sigterm_stops_the_sweep_and_its_runs(tmp_path: Path, tsallis: Run) -> N
         (["run_dir=[a,b]"], "run_dir can't have several values"),
     ],
 )
-def test_invalid_settings_are_rejected_before_the_first_run(
-    tmp_path: Path, tsallis: Run, settings: list[str], message: str
-) -> None:
+def test_invalid_settings_start_no_run(tmp_path: Path, tsallis: Run, settings: list[str], message: str) -> None:
     folder = tmp_path / "out"
     errors = tsallis("sweep", strings(tmp_path / "data"), *settings, "--run-dir", folder, status=2).stderr
     assert re.search(message, errors), errors
@@ -117,9 +134,8 @@ def test_random_combinations_are_distinct_and_seeded() -> None:
 
 
 def test_nested_lists_are_single_values() -> None:
-    assert split_settings(["training.betas=[[0.9, 0.98], [0.9, 0.999]]"])[1] == {
-        "training.betas": [[0.9, 0.98], [0.9, 0.999]]
-    }
+    betas = [[0.9, 0.98], [0.9, 0.999]]
+    assert split_settings([f"training.betas={betas}"])[1] == {"training.betas": betas}
     with pytest.raises(InputError, match="override 'a=\\[1'"):
         split_settings(["a=[1"])
 
@@ -140,9 +156,7 @@ def test_every_combination_gets_a_distinct_folder_name() -> None:
         (("run_dir=there",), "use --run-dir for the folder of all runs"),
     ],
 )
-def test_options_without_effect_are_refused_before_any_run(
-    tmp_path: Path, tsallis: Run, extra: tuple[str, ...], message: str
-) -> None:
+def test_invalid_options_start_no_run(tmp_path: Path, tsallis: Run, extra: tuple[str, ...], message: str) -> None:
     sweep = "sweep", strings(tmp_path / "data"), "training.seed=[1]", "--run-dir", tmp_path / "out"
     assert message in tsallis(*sweep, *extra, status=2).stderr
     assert not (tmp_path / "out").exists()

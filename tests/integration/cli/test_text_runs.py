@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from flags import flags
-from integration.cli.conftest import train_here
+from integration.cli.conftest import json_lines, train_here
 from integration.cli.runs import translation
 from tsallis.errors import InputError
 from tsallis.search import SearchOptions
@@ -21,6 +20,7 @@ from tsallis.toolkit.inference import TextRun, open_run
 
 VERBS = ["walk\tV;PST", "bake\tV;V.PTCP;PRS", "rebel\tV;FOO", "rebel\tV;PST"]
 NUMBERS = ["dreiundzwanzig", "", "sieben", "   ", "hundert q"]
+STDIN = "".join(f"{line}\n" for line in VERBS)
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +82,13 @@ def assert_same_but_for_rounding(ours: str, theirs: str) -> None:
 def test_python_translate_matches_the_command(
     tsallis, trained: Path, verbs: TextRun, capsys, options: dict[str, Any], details: dict[str, Any]
 ) -> None:
-    stdin = "".join(f"{line}\n" for line in VERBS)
-    done = tsallis("translate", trained, *flags(**options, **details), "--json", stdin=stdin)
+    done = tsallis("translate", trained, *flags(**options, **details), "--json", stdin=STDIN)
     answers = verbs.translate(VERBS, SearchOptions(**options), **details)
     assert printed(capsys, [answer.to_dict() for answer in answers]) == done.stdout
     assert [answer.line for answer in answers] == [1, 2, 3, 4] and sum(answer.unknown for answer in answers) > 0
     if "mode" not in options and "alignment" not in details:
         plain = {name: value for name, value in options.items() if name != "n_best"}
-        text = tsallis("translate", trained, *flags(**plain), stdin=stdin).stdout
+        text = tsallis("translate", trained, *flags(**plain), stdin=STDIN).stdout
         assert [answer.text for answer in verbs.translate(VERBS, SearchOptions(**plain))] == text.splitlines()
 
 
@@ -106,9 +105,8 @@ def test_translations_in_several_blocks_match_the_command(tsallis, translator: P
         assert answer.best is None or answer.text == numbers.run.tgt_vocab.decode(answer.best.hypothesis.tokens)
     drawn = SearchOptions(mode="sample", num_samples=2, max_length=6)
     draws = tsallis("translate", translator, *flags(**drawn.given), "--json", stdin=stdin).stdout
-    assert_same_but_for_rounding(
-        printed(capsys, [answer.to_dict() for answer in numbers.translate(lines, drawn)]), draws
-    )
+    answers = numbers.translate(lines, drawn)
+    assert_same_but_for_rounding(printed(capsys, [answer.to_dict() for answer in answers]), draws)
 
 
 def test_python_prefixes_match_the_prefix_column(tsallis, trained: Path, verbs: TextRun, capsys) -> None:
@@ -123,9 +121,7 @@ def test_python_prefixes_match_the_prefix_column(tsallis, trained: Path, verbs: 
 
 def test_python_scores_match_the_command(tsallis, trained: Path, translator: Path, verbs, numbers, capsys) -> None:
     forms = ["walked", "baking", "1", ""]
-    lines = [
-        "\t".join((line.split("\t")[0], form, line.split("\t")[1])) for line, form in zip(VERBS, forms, strict=True)
-    ]
+    lines = [line.replace("\t", f"\t{form}\t") for line, form in zip(VERBS, forms, strict=True)]
     done = tsallis("score", trained, "--json", stdin="".join(f"{line}\n" for line in lines))
     scores = verbs.score(VERBS, forms)
     assert printed(capsys, [score.to_dict() for score in scores]) == done.stdout
@@ -148,12 +144,9 @@ def test_python_scores_match_the_command(tsallis, trained: Path, translator: Pat
     ],
 )
 def test_token_log_probs_sum_to_the_output_log_prob(tsallis, trained: Path, options: dict[str, Any]) -> None:
-    done = tsallis(
-        "translate", trained, *flags(**options), "--json", "--tokens", stdin="".join(f"{line}\n" for line in VERBS)
-    )
+    done = tsallis("translate", trained, *flags(**options), "--json", "--tokens", stdin=STDIN)
     count = 0
-    for line in done.stdout.splitlines():
-        content = json.loads(line)
+    for content in json_lines(done.stdout):
         for output in content.get("hypotheses") or [draw for draw in content["draws"] if draw]:
             assert "".join(token["symbol"] for token in output["tokens"]) == output["text"] + "</s>"
             assert sum(token["log_prob"] for token in output["tokens"]) == pytest.approx(output["log_prob"], abs=1e-4)
@@ -167,12 +160,13 @@ def test_alignments_match_the_weights_of_look(tsallis, request: pytest.FixtureRe
     """Alignments link each symbol to the source by its largest weight or by all weights above zero."""
     run, lines = (request.getfixturevalue(kind), VERBS if kind == "verbs" else NUMBERS)
     stdin = "".join(f"{line}\n" for line in lines)
-    looks = [json.loads(x) for x in tsallis("look", run.run.folder, "--weights", stdin=stdin).stdout.splitlines()]
+    looks = json_lines(tsallis("look", run.run.folder, "--weights", stdin=stdin).stdout)
     count = 0
     for links in ("largest", "support"):
         done = tsallis("translate", run.run.folder, "--alignment", links, "--json", "--tokens", stdin=stdin)
+        contents = json_lines(done.stdout)
         columns = tsallis("translate", run.run.folder, "--alignment", links, stdin=stdin).stdout.split("\n")
-        for look, line, text in zip(looks, map(json.loads, done.stdout.splitlines()), columns, strict=False):
+        for look, line, text in zip(looks, contents, columns, strict=False):
             if not line["hypotheses"]:
                 assert text == "\t" and look["text"] is None
                 continue
@@ -195,9 +189,7 @@ def test_alignments_match_the_weights_of_look(tsallis, request: pytest.FixtureRe
                     assert [t for t, _ in pairs] == list(range(end))
                     assert all(matrix[t][s] > max(matrix[t].values()) - 1e-5 for t, s in pairs)
             count += 1
-        assert [i for i, line in enumerate(map(json.loads, done.stdout.splitlines())) if "source" in line] == [
-            i for i, line in enumerate(lines) if line.strip()
-        ]
+        assert ["source" in content for content in contents] == [bool(line.strip()) for line in lines]
     assert kind != "softmax" or count == 2 * sum(bool(line.strip()) for line in lines)
 
 
@@ -248,10 +240,7 @@ def test_invalid_lines_are_rejected(verbs: TextRun, lines: Any, words: str) -> N
 
 def test_score_requires_one_target_per_source(verbs: TextRun) -> None:
     assert verbs.translate([]) == [] == verbs.score([], [])
-    for targets, words in (
-        (["walked"], "targets must have one target per source, got 1 targets for 4 sources"),
-        (["a\tb"] * 4, "targets:1: expected"),
-    ):
+    for targets, words in ((["walked"], "got 1 targets for 4 sources"), (["a\tb"] * 4, "targets:1: expected")):
         with pytest.raises(InputError, match=words):
             verbs.score(VERBS, targets)
     with pytest.raises(InputError, match=r"^sources:2: expected source<TAB>target<TAB>features"):

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from integration.cli.conftest import Run
-from integration.cli.runs import contents, strings
+from integration.cli.runs import strings
+from small_run import contents
 from tsallis.errors import InputError
 from tsallis.toolkit.config import refuse_idle
 from tsallis.toolkit.tasks.prepared import prepare
@@ -48,19 +49,14 @@ def test_initialized_runs_resume_without_their_source(tsallis: Run, inflector: P
     assert tsallis("translate", tmp_path / "killed", stdin="walk\tV;PST\n").stdout.count("\n") == 1
 
 
-def test_invalid_training_settings_are_rejected(
-    tsallis: Run, inflector: Path, translator: Path, tmp_path: Path
-) -> None:
+def test_wrong_training_settings_are_rejected(tsallis: Run, inflector: Path, translator: Path, tmp_path: Path) -> None:
     config = strings(tmp_path / "data")
     for overrides, words in (
         ([f"training.init_from={tmp_path}"], "training.init_from: .*: not a run folder"),
         ([f"training.init_from={translator}"], "expected a run of the task strings, found translation"),
         ([f"training.init_from={inflector}", "model.d_model=6"], r"settings of the section model differ: d_model \("),
         ([f"training.init_from={inflector}", "model.output=alpha_relu"], "model.tau: auto can't use"),
-        (
-            ["training.init_checkpoint=last"],
-            "init_checkpoint: last has no effect with init_from: null; .* set training",
-        ),
+        (["training.init_checkpoint=last"], "init_checkpoint: last has no effect with init_from: null; .* set train"),
         (["training.alpha_lr_scale=5"], "training.alpha_lr_scale: 5 has no effect, because no alpha is learned"),
         (["training.warmup=50"], "training.warmup: 50 has no effect with schedule: halve-on-worse"),
         (["training.src_embeddings={fiel: x}"], "training.src_embeddings.file: missing; .*fiel: unknown key"),
@@ -84,9 +80,8 @@ def test_extended_runs_equal_runs_of_the_final_length(tsallis: Run, tmp_path: Pa
         assert words in tsallis("train", config, change, "--run-dir", run, status=2).stderr
     assert words in tsallis("train", config, change, "--run-dir", run, "--dry-run", status=2).stderr
     assert contents(run) == before
-    assert (
-        "training.epochs: changed from 2 to 4" in tsallis("train", config, *more, "--run-dir", run, "--dry-run").stdout
-    )
+    plan = tsallis("train", config, *more, "--run-dir", run, "--dry-run").stdout
+    assert "training.epochs: changed from 2 to 4" in plan
     assert contents(run) == before
     text = tsallis("train", config, *more, "--run-dir", run).stdout
     assert "\ntraining.epochs: changed from 2 to 4\n" in text and "\nsearch.beam_size: changed from 5 to 2\n" in text
@@ -128,23 +123,19 @@ def test_a_dry_run_writes_nothing(tsallis: Run, tmp_path: Path) -> None:
     (tmp_path / "whole.yaml").write_text(text)
     assert tsallis("train", tmp_path / "whole.yaml", "--run-dir", run, "--dry-run").stdout == text
     tsallis("train", tmp_path / "whole.yaml", "--run-dir", run)
-    assert (run / "config.yaml").read_text() == "".join(
-        line for line in text.splitlines(keepends=True) if not line.startswith("#")
-    )
+    settings = [line for line in text.splitlines(keepends=True) if not line.startswith("#")]
+    assert (run / "config.yaml").read_text() == "".join(settings)
     before = contents(run)
-    assert (
-        f"# {run}: the run in this folder is resumed"
-        in tsallis("train", tmp_path / "whole.yaml", "--run-dir", run, "--dry-run").stdout
-    )
+    plan = tsallis("train", tmp_path / "whole.yaml", "--run-dir", run, "--dry-run").stdout
+    assert f"# {run}: the run in this folder is resumed" in plan
     assert contents(run) == before
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes").write_text("x")
     done = tsallis("train", config, "--run-dir", tmp_path / "other", "--dry-run", status=2)
     assert "the folder is not empty and contains no run" in done.stderr
     done = tsallis("train", config, "data.max_length=11", "--run-dir", tmp_path / "short", "--dry-run")
-    assert re.search(
-        "# left out of 32 examples: [1-9] longer than data.max_length, 0 with an empty source or target\n", done.stdout
-    )
+    left_out = "# left out of 32 examples: [1-9] longer than data.max_length, 0 with an empty source or target\n"
+    assert re.search(left_out, done.stdout)
 
 
 def test_overrides_may_make_file_settings_ineffective(tmp_path: Path) -> None:

@@ -23,11 +23,7 @@ TRAIN = encode_examples(EXAMPLES[:36], VOCAB, VOCAB)
 DEV = encode_examples(EXAMPLES[36:], VOCAB, VOCAB)
 # Nine batches give three updates with up to four batches. The last update has one, so the second process has none.
 SETTINGS = Settings(epochs=4, batch_size=4, accumulate=2, learning_rate=0.01, checkpoint_every=2, seed=SEED, keep=2)
-KINDS: dict[str, dict[str, Any]] = {
-    "rnn": {"layers": 1},
-    "transformer": {"share": "all"},
-    "tied alphas": {"tie_alphas": "kind"},
-}
+KINDS: dict[str, Any] = {"rnn": {"layers": 1}, "transformer": {"share": "all"}, "tied alphas": {"tie_alphas": "kind"}}
 
 
 def model(kind: str = "transformer", dropout: float = 0.0) -> nn.Module:

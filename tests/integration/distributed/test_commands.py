@@ -35,7 +35,6 @@ def test_training_finds_images_on_every_process(launch: Launch, tmp_path: Path) 
     config, run = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(VISUAL.replace("FOLDER", str(tmp_path)))
     done = launch("-m", "tsallis", "train", config, "--run-dir", run, "--device", "cpu")
-    assert done.stdout.count("dev accuracy") == 1
     assert done.stdout.count(f"Training in {run}") == 1 and done.stdout.count("dev accuracy") == 1
 
 

@@ -40,9 +40,8 @@ def alone() -> dict[str, Any]:
 def two_processes(alone: dict[str, Any], launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("updates")
     stored, out, request = folder / "stored.pt", folder / "out.pt", folder / "asked.json"
-    torch.save(
-        {kind: {name: result[name] for name in ("model", "optimizer")} for kind, result in alone.items()}, stored
-    )
+    states = {kind: {name: result[name] for name in ("model", "optimizer")} for kind, result in alone.items()}
+    torch.save(states, stored)
     request.write_text(json.dumps({"stored": str(stored), "out": str(out)}))
     launch(Path(__file__).with_name("updates.py"), request)
     result: dict[str, Any] = torch.load(out, weights_only=True)

@@ -8,30 +8,11 @@ from typing import Any
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
 BITS = (
-    b"\x00",
-    b"\xff",
-    b"\xef\xbb\xbf",
+    *(b"\x00", b"\xff", b"\xef\xbb\xbf"),
     b"\xed\xa0\x80",  # half a surrogate pair
     b"\xc2\x9b2J",  # a control sequence of one character
-    "\u202e\u2028\u200d\ufeff".encode(),
-    ESCAPE.encode(),
-    b"\r\n",
-    b"\n\n",
-    b"\t",
-    b"\t\t\t",
-    b"\t\n",
-    b";;",
-    b",,",
-    b"\\u0000",
-    b"nan",
-    b"-1",
-    b"1e999",
-    b"9" * 5000,
-    b"[" * 3000,
-    b'{"a":' * 3000,
-    b"'",
-    b'"',
-    b"%s{}",
+    *("\u202e\u2028\u200d\ufeff".encode(), ESCAPE.encode(), b"\r\n", b"\n\n", b"\t", b"\t\t\t", b"\t\n", b";;", b",,"),
+    *(b"\\u0000", b"nan", b"-1", b"1e999", b"9" * 5000, b"[" * 3000, b'{"a":' * 3000, b"'", b'"', b"%s{}"),
 )
 WORDS = ("", " ", "a", "\0", ESCAPE, "\x9b2J", "../../x", "/dev/zero", "-", "--help", "null", "nan", "𝔘\u0301", "<s>")
 NUMBERS = (0, -1, 1, 2, 3, 7, 255, 1 << 31, (1 << 31) - 1, 1 << 53, 1 << 63, 10**400, 0.5, -0.5, 1e-300, 1e308)

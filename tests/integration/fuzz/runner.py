@@ -238,12 +238,8 @@ def main() -> None:
         folder = (inputs.folder or Path(own) / "samples").resolve()
         prepare(folder)
         alone = not inputs.cases[0].isdecimal()
-        split = [case.rpartition(":") for case in inputs.cases]
-        cases = (
-            [(n, int(seed)) for n, _, seed in split]
-            if alone
-            else choose(int(inputs.cases[0]), inputs.first, inputs.only)
-        )
+        named = [(name, int(seed)) for name, _, seed in (case.rpartition(":") for case in inputs.cases)]
+        cases = named if alone else choose(int(inputs.cases[0]), inputs.first, inputs.only)
         started = time.monotonic()
         spent: dict[str, float] = defaultdict(float)
 

@@ -25,16 +25,10 @@ LINES = {
 }
 TASKS = (*LINES,)
 TRAINING = {"epochs": 1, "updates": 2, "batch_size": 8}
+TRANSFORMER = {"architecture": "transformer", "d_model": 8, "heads": 2}
 MODELS: dict[str, dict[str, Any]] = {
     "strings": {"architecture": "rnn", "d_model": 8, "layers": 1},
-    "translation": {
-        "architecture": "transformer",
-        "d_model": 8,
-        "heads": 2,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "d_ff": 8,
-    },
+    "translation": {**TRANSFORMER, "encoder_layers": 1, "decoder_layers": 1, "d_ff": 8},
     "classification": {"architecture": "classifier", "d_model": 8, "num_basis": 4},
     "visual": {"architecture": "answerer", "d_model": 8, "heads": 2, "layers": 1, "stages": 2, "num_basis": 4},
     "language": {"architecture": "language", "d_model": 8, "heads": 2, "layers": 1, "d_ff": 8},
@@ -128,9 +122,8 @@ def _write_others(folder: Path) -> None:
             Image.fromarray(pixels).save(stream, "PNG" if number % 2 else "JPEG")
             _add(tar, f"photos/{number}.{'png' if number % 2 else 'jpg'}", stream.getvalue())
     (folder / "vectors.txt").write_text("3 2\nwalk 0.5 1\nof 0 -1\nthe 2 0.25\n")
-    (folder / "request.json").write_text(
-        json.dumps({"sources": ["walk"], "source": "walk", "mode": "all", "n_best": 2})
-    )
+    request = {"sources": ["walk"], "source": "walk", "mode": "all", "n_best": 2}
+    (folder / "request.json").write_text(json.dumps(request))
     Vocabulary(["w", "a", "l", "k"]).save(folder / "vocabulary.json")
     questions = json.dumps([["is it red?", "yes", 1], ["what is it?", "a box", 2]])
     (folder / "questions.json").write_text(questions)

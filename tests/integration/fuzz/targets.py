@@ -142,7 +142,7 @@ def wrong_config(chance: Random, base: Path, work: Path) -> Case:
         tree = spoil_tree(tree, chance)
     else:
         section = chance.choice(("data", "model", "training"))
-        name, value = chance.choice(SETTINGS[section])
+        name, value = chance.choice([(name, value) for name, values in SETTINGS[section].items() for value in values])
         tree[section] = {**tree[section], name: value if chance.random() < 0.5 else wrong_value(chance)}
     try:
         path.write_text(yaml.safe_dump(tree, allow_unicode=True), encoding="utf-8")
@@ -151,58 +151,30 @@ def wrong_config(chance: Random, base: Path, work: Path) -> Case:
     return train(path, base, work)
 
 
-# More settings than in the samples, with values that may be valid.
-SETTINGS: dict[str, list[tuple[str, Any]]] = {
-    "data": [
-        ("max_length", 3),
-        ("size", [5, 7]),
-        ("size", [1, 1]),
-        ("answers", 1),
-        ("languages", ["x"]),
-        ("dev", "dev"),
-        ("length", 2),
-        ("texts", "paragraphs"),
-        ("synthetic", {"name": "copy", "examples": 3}),
-    ],
-    "model": [
-        ("output", "softmax"),
-        ("output", "alpha_relu"),
-        ("output_alpha", 1e300),
-        ("attention", "continuous"),
-        ("density", 1.7),
-        ("num_basis", 3),
-        ("dropout", 0.999),
-        ("ridge", 1e-300),
-        ("tau", 1e300),
-        ("share", "all"),
-        ("heads", 3),
-        ("alpha", "learned"),
-        ("kv_heads", 1),
-        ("positions", "rope"),
-        ("length_scale", "input"),
-    ],
-    "training": [
-        ("learning_rate", 1e300),
-        ("clip", 1e-300),
-        ("max_tokens", 1),
-        ("batch_size", 2**31 - 1),
-        ("schedule", "linear"),
-        ("precision", "bfloat16"),
-        ("label_smoothing", 0.99),
-        ("accumulate", 10_000),
-        ("validation_beam", 50),
-        ("keep", 3),
-        ("seed", 2**63 - 1),
-    ],
+# More settings than in the samples, each with a list of values that may be valid.
+SETTINGS: dict[str, dict[str, list[Any]]] = {
+    "data": {
+        **{"max_length": [3], "size": [[5, 7], [1, 1]], "answers": [1], "languages": [["x"]], "dev": ["dev"]},
+        **{"length": [2], "texts": ["paragraphs"], "synthetic": [{"name": "copy", "examples": 3}]},
+    },
+    "model": {
+        **{"output": ["softmax", "alpha_relu"], "output_alpha": [1e300], "attention": ["continuous"], "density": [1.7]},
+        **{"num_basis": [3], "dropout": [0.999], "ridge": [1e-300], "tau": [1e300], "share": ["all"], "heads": [3]},
+        **{"alpha": ["learned"], "kv_heads": [1], "positions": ["rope"], "length_scale": ["input"]},
+    },
+    "training": {
+        **{"learning_rate": [1e300], "clip": [1e-300], "max_tokens": [1], "batch_size": [2**31 - 1]},
+        **{"schedule": ["linear"], "precision": ["bfloat16"], "label_smoothing": [0.99], "accumulate": [10_000]},
+        **{"validation_beam": [50], "keep": [3], "seed": [2**63 - 1]},
+    },
 }
 
 
 def train(config: Path, base: Path, work: Path, *overrides: str) -> Case:
     """Train for two updates in a new folder."""
-    return Case(
-        ["train", str(config), "--run-dir", str(work / "run"), "training.updates=2", "training.epochs=1", *overrides],
-        watched=[config, base / "data"],
-    )
+    shortened = "training.updates=2", "training.epochs=1"
+    arguments = ["train", str(config), "--run-dir", str(work / "run"), *shortened, *overrides]
+    return Case(arguments, watched=[config, base / "data"])
 
 
 def overrides(chance: Random, base: Path, work: Path) -> Case:
@@ -222,9 +194,8 @@ def overrides(chance: Random, base: Path, work: Path) -> Case:
         inputs.append(f"{key}={text}".replace("\0", "\\0")[:100_000])
     if chance.random() < 0.5:
         return Case(call=partial(read_config, path, *inputs), watched=[path])
-    return Case(
-        ["train", str(path), "--run-dir", str(work / "run"), *inputs, "training.updates=1"], watched=[base / "data"]
-    )
+    arguments = ["train", str(path), "--run-dir", str(work / "run"), *inputs, "training.updates=1"]
+    return Case(arguments, watched=[base / "data"])
 
 
 def spoilt_data(task: str) -> Make:

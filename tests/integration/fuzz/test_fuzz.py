@@ -23,11 +23,14 @@ from tsallis.toolkit.tasks import registry
 TESTS = Path(__file__).resolve().parents[2]
 
 
-def fuzz(*arguments: object, module: str = "runner") -> subprocess.CompletedProcess[str]:
+def python(*arguments: object) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command = [sys.executable, "-m", f"integration.fuzz.{module}", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
+    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, env=environment)
+
+
+def fuzz(*arguments: object, module: str = "runner") -> subprocess.CompletedProcess[str]:
+    return python("-m", f"integration.fuzz.{module}", *arguments)
 
 
 def test_every_task_has_samples() -> None:
@@ -135,9 +138,6 @@ for behaviour in {[*FAULTS]}:
     targets.TARGETS["x"] = target(behaviour)
     print([(found["case"], found["fault"]) for found in runner.run([("x", seed) for seed in range(5)], Path("."))])
 """
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
-    )
+    done = python("-c", code)
     expected = [[("x:3", fault)] if fault else [] for fault in FAULTS.values()]
     assert done.stdout.splitlines() == [*map(str, expected)], done.stderr

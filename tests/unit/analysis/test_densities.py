@@ -66,12 +66,8 @@ def test_draw_density_selects_one_of_a_batch() -> None:
 def test_signal_densities_are_per_channel_and_head() -> None:
     density = TruncatedParabola(torch.rand(1, 3, 2), 0.01 + 0.01 * torch.rand(1, 3, 2))
     densities = signal_densities(density, ["pulse", "temperature"])
-    assert [(one.channel, one.head) for one in densities][:4] == [
-        ("pulse", 0),
-        ("pulse", 1),
-        ("pulse", 2),
-        ("temperature", 0),
-    ]
+    names = [(one.channel, one.head) for one in densities]
+    assert names[:4] == [("pulse", 0), ("pulse", 1), ("pulse", 2), ("temperature", 0)]
     for number, one in enumerate(densities):
         channel, head = divmod(number, 3)
         assert one.density.mean[0] == pytest.approx(float(density.mean[0, head, channel]))

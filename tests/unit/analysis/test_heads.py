@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from analysis_samples import corpus, encoder, recording_of, transformer
@@ -144,20 +143,20 @@ def test_divergence_matches_loops(model_recording: Recording) -> None:
 # Words
 
 
-@pytest.mark.parametrize(
-    ("pieces", "clusters"),
-    [
-        ("▁lam p s", [[0, 1, 2]]),
-        ("▁a ▁lam p .", [[0], [1, 2], [3]]),
-        ("▁« ▁we ll - know n » ▁.", [[0], [1, 2, 3, 4, 5], [6], [7]]),
-        ("▁( what ? ! ▁ok", [[0], [1], [2], [3], [4]]),
-        ("<s> ▁lam p </s>", [[0], [1, 2], [3]]),
-        ("<s> lam p </s> ▁x", [[0], [1, 2], [3], [4]]),
-        ("d r a w", [[0], [1], [2], [3]]),
-        ("▁- -", [[0], [1]]),
-        ("", []),
-    ],
-)
+SPLITS = [
+    ("▁lam p s", [[0, 1, 2]]),
+    ("▁a ▁lam p .", [[0], [1, 2], [3]]),
+    ("▁« ▁we ll - know n » ▁.", [[0], [1, 2, 3, 4, 5], [6], [7]]),
+    ("▁( what ? ! ▁ok", [[0], [1], [2], [3], [4]]),
+    ("<s> ▁lam p </s>", [[0], [1, 2], [3]]),
+    ("<s> lam p </s> ▁x", [[0], [1, 2], [3], [4]]),
+    ("d r a w", [[0], [1], [2], [3]]),
+    ("▁- -", [[0], [1]]),
+    ("", []),
+]
+
+
+@pytest.mark.parametrize(("pieces", "clusters"), SPLITS)
 def test_pieces_are_grouped_into_words(pieces: str, clusters: list[list[int]]) -> None:
     assert [list(cluster) for cluster in word_clusters(pieces.split())] == clusters
 
@@ -181,17 +180,11 @@ def test_a_uniform_head_has_no_role() -> None:
     assert head.scores["previous"] == pytest.approx(1 / 6)
 
 
-@pytest.mark.parametrize(
-    ("size", "weight", "tendency"),
-    [
-        (8, 0.41, None),
-        (8, 0.43, "previous"),
-        (8, 0.69, "previous"),
-        (8, 0.71, None),
-        (3, 0.5, None),
-        (4, 0.51, "previous"),
-    ],
-)
+TENDENCIES = [(8, 0.41, None), (8, 0.43, "previous"), (8, 0.69, "previous"), (8, 0.71, None)]
+TENDENCIES += [(3, 0.5, None), (4, 0.51, "previous")]
+
+
+@pytest.mark.parametrize(("size", "weight", "tendency"), TENDENCIES)
 def test_tendency_is_near_threshold_and_far_above_uniform(size: int, weight: float, tendency: str | None) -> None:
     weights = np.full((size, size), (1 - weight) / (size - 1))
     weights[np.eye(size, k=-1, dtype=bool)] = weight
@@ -403,7 +396,6 @@ def test_models_are_compared_word_by_word() -> None:
 
 def test_model_comparison_matches_loops() -> None:
     """Compare the extreme divergences of mean heads with a loop over words, on dense weights of two models."""
-    torch.manual_seed(0)
     data = corpus(12)
     recordings = [recording_of(transformer(), data, 4) for _ in range(2)]
     divergences = []

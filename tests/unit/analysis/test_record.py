@@ -75,15 +75,9 @@ def test_recorded_weights_match_recomputed_weights() -> None:
     data = corpus(3)
     model = transformer(encoder_layers=3)
     recording = recording_of(model, data)
-    assert [layer.name for layer in recording.layers] == [
-        "encoder layer 1",
-        "encoder layer 2",
-        "encoder layer 3",
-        "decoder layer 1",
-        "decoder layer 2",
-        "cross layer 1",
-        "cross layer 2",
-    ]
+    kinds = ["encoder"] * 3 + ["decoder"] * 2 + ["cross"] * 2
+    names = [f"{kind} layer {number}" for kind, number in zip(kinds, (1, 2, 3, 1, 2, 1, 2), strict=True)]
+    assert [layer.name for layer in recording.layers] == names
     alphas = [alpha for layer in recording.layers for alpha in layer.alphas]
     assert alphas == torch.cat([a.flatten() for a in model.alphas().values()]).tolist()
     assert [layer.causal for layer in recording.layers] == [False] * 3 + [True] * 2 + [False] * 2
@@ -153,11 +147,8 @@ def test_capture_weights_keeps_module_outputs(module: Any, batch_first: bool) ->
     attention = module(8, 2, batch_first=batch_first).eval()
     x = torch.randn(3, 4, 8)
     captured: list[Tensor] = []
-    calls: list[tuple[Any, Any]] = [
-        ((x, x, x), {"need_weights": False}),
-        ((x, x, x), {}),
-        ((x, x, x, None, True), {"average_attn_weights": False}),
-    ]
+    calls: list[tuple[Any, Any]] = [((x, x, x), {"need_weights": False}), ((x, x, x), {})]
+    calls += [((x, x, x, None, True), {"average_attn_weights": False})]
     with capture_weights([attention], lambda number, weights: captured.append(weights)):
         inside = [attention(*args, **kwargs) for args, kwargs in calls]
     outside = [attention(*args, **kwargs) for args, kwargs in calls]
@@ -218,15 +209,15 @@ def test_models_without_supported_attention_raise() -> None:
         read_model(nn.Linear(1, 1), SRC, TGT)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("self", 0, (1.5,)), "encoder, decoder, cross, got 'self'"),
-        (("encoder", -1, (1.5,)), "layer must be at least 0"),
-        (("encoder", 0, ()), "alphas must not be empty"),
-        (("cross", 0, (1.5,), True), "causal must be False"),
-    ],
-)
+INVALID_LAYERS = [
+    (("self", 0, (1.5,)), "encoder, decoder, cross, got 'self'"),
+    (("encoder", -1, (1.5,)), "layer must be at least 0"),
+    (("encoder", 0, ()), "alphas must not be empty"),
+    (("cross", 0, (1.5,), True), "causal must be False"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), INVALID_LAYERS)
 def test_invalid_attention_layers_raise(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AttentionLayer(*arguments)

@@ -131,55 +131,49 @@ ONE, TOKENS = softmax(1, 1, 4, 4), {"tokens": PIECES}
 SHAPE = r"must have shape \[1, heads, 4, 4\] .* got"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "pass either attention, or at least one of encoder_attention, .* got none of them"),
-        ({**TOKENS, "attention": [ONE], "cross_attention": [ONE]}, "got attention and cross_attention"),
-        ({"attention": [ONE]}, "tokens must be given, got None"),
-        ({"cross_attention": [ONE], "decoder_tokens": PIECES}, "encoder_tokens must be given, got None"),
-        (
-            {"cross_attention": [], "decoder_tokens": [PIECES], "encoder_tokens": [PIECES] * 2},
-            "encoder_tokens and decoder_tokens must have the same number of sentences, got 2 and 1",
-        ),
-        ({"attention": [ONE], "tokens": []}, "tokens must have at least one token per sentence"),
-        (
-            {"attention": [softmax(2, 1, 4, 4)], "tokens": [PIECES, []]},
-            "one token per sentence, got none in sentence 1",
-        ),
-        ({**TOKENS, "attention": []}, r"attention must have the weights of at least one layer, got \[\]"),
-        ({**TOKENS, "attention": (None, None)}, r"got \(None, None\); .* attn_implementation='eager'"),
-        ({**TOKENS, "attention": [softmax(1, 2, 5, 5)]}, r"\[0\]\[0, 0, 0\] must sum to 1 within 0\.01 over 4 keys"),
-        ({**TOKENS, "attention": [softmax(1, 2, 3, 4)]}, rf"attention\[0\] {SHAPE} \[1, 2, 3, 4\]"),
-        ({**TOKENS, "attention": [softmax(4, 4)]}, r"attention\[0\] must have shape .* got \[4, 4\]"),
-        (
-            {"cross_attention": [softmax(1, 1, 4, 2)], "decoder_tokens": ["<s>", "a"], "encoder_tokens": PIECES},
-            r"cross_attention\[0\] must have shape \[1, heads, 2, 4\] .* 2 tokens for queries and 4 for keys",
-        ),
-        (
-            {**TOKENS, "attention": [softmax(1, 2, 4, 4, causal=True), softmax(1, 2, 4, 4)], "causal": True},
-            r"attention\[1\]\[0, 0, 0, 1\] must be 0 for a key after the query, got 0\.\d+",
-        ),
-        ({**TOKENS, "attention": [ONE], "tolerance": 2}, "tolerance must be from 0 to 1, got 2"),
-    ],
-)
+INVALID = [
+    ({}, "pass either attention, or at least one of encoder_attention, .* got none of them"),
+    ({**TOKENS, "attention": [ONE], "cross_attention": [ONE]}, "got attention and cross_attention"),
+    ({"attention": [ONE]}, "tokens must be given, got None"),
+    ({"cross_attention": [ONE], "decoder_tokens": PIECES}, "encoder_tokens must be given, got None"),
+    ({"cross_attention": [], "decoder_tokens": [PIECES], "encoder_tokens": [PIECES] * 2}, "encoder.* 2 and 1"),
+    ({"attention": [ONE], "tokens": []}, "tokens must have at least one token per sentence"),
+    ({"attention": [softmax(2, 1, 4, 4)], "tokens": [PIECES, []]}, "token per sentence, got none in sentence 1"),
+    ({**TOKENS, "attention": []}, r"attention must have the weights of at least one layer, got \[\]"),
+    ({**TOKENS, "attention": (None, None)}, r"got \(None, None\); .* attn_implementation='eager'"),
+    ({**TOKENS, "attention": [softmax(1, 2, 5, 5)]}, r"\[0\]\[0, 0, 0\] must sum to 1 within 0\.01 over 4 keys"),
+    ({**TOKENS, "attention": [softmax(1, 2, 3, 4)]}, rf"attention\[0\] {SHAPE} \[1, 2, 3, 4\]"),
+    ({**TOKENS, "attention": [softmax(4, 4)]}, r"attention\[0\] must have shape .* got \[4, 4\]"),
+    (
+        {"cross_attention": [softmax(1, 1, 4, 2)], "decoder_tokens": ["<s>", "a"], "encoder_tokens": PIECES},
+        r"cross_attention\[0\] must have shape \[1, heads, 2, 4\] .* 2 tokens for queries and 4 for keys",
+    ),
+    (
+        {**TOKENS, "attention": [softmax(1, 2, 4, 4, causal=True), softmax(1, 2, 4, 4)], "causal": True},
+        r"attention\[1\]\[0, 0, 0, 1\] must be 0 for a key after the query, got 0\.\d+",
+    ),
+    ({**TOKENS, "attention": [ONE], "tolerance": 2}, "tolerance must be from 0 to 1, got 2"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), INVALID)
 def test_invalid_arguments_raise(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as raised:
         summarize_weights(**arguments)
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("index", "value", "message"),
-    [
-        ((1, 0, 2, 3), -0.25, r"attention\[0\]\[1, 0, 2, 3\] must be finite and at least 0, got -0.25"),
-        ((0, 1, 2, 3), math.nan, r"attention\[0\]\[0, 1, 2, 3\] must be finite and at least 0, got nan"),
-        ((0, 0, 0, 0), math.inf, r"attention\[0\]\[0, 0, 0, 0\] must be finite and at least 0, got inf"),
-        ((0, 1, 3), 0.3, r"attention\[0\]\[0, 1, 3\] must sum to 1 within 0.01 over 4 keys, got 1.2"),
-        ((1, 1, 1, 3), 0.5, None),  # a key after the end of the second sentence
-        ((1, 1, 3), -1.0, None),  # a query after its end
-    ],
-)
+INVALID_WEIGHTS = [
+    ((1, 0, 2, 3), -0.25, r"attention\[0\]\[1, 0, 2, 3\] must be finite and at least 0, got -0.25"),
+    ((0, 1, 2, 3), math.nan, r"attention\[0\]\[0, 1, 2, 3\] must be finite and at least 0, got nan"),
+    ((0, 0, 0, 0), math.inf, r"attention\[0\]\[0, 0, 0, 0\] must be finite and at least 0, got inf"),
+    ((0, 1, 3), 0.3, r"attention\[0\]\[0, 1, 3\] must sum to 1 within 0.01 over 4 keys, got 1.2"),
+    ((1, 1, 1, 3), 0.5, None),  # a key after the end of the second sentence
+    ((1, 1, 3), -1.0, None),  # a query after its end
+]
+
+
+@pytest.mark.parametrize(("index", "value", "message"), INVALID_WEIGHTS)
 def test_invalid_weights_outside_padding_raise(index: tuple[int, ...], value: float, message: str | None) -> None:
     weights = softmax(2, 2, 4, 4)
     weights[1, ..., 3] = 0
@@ -237,19 +231,19 @@ def test_weight_on_padding_raises() -> None:
         summarize_weights([softmax(2, 1, 4, 4)], [PIECES, PIECES[:3]])
 
 
-@pytest.mark.parametrize(
-    ("attention", "tokens", "message"),
-    [
-        ([softmax(1, 1, 4, 4)], "we saw it ?", "tokens must be a sequence of strings, got 'we saw it"),
-        ([softmax(1, 1, 4, 4)], [1, 2, 3, 4], "tokens must be a list of strings, .* got 1"),
-        ([softmax(1, 1, 4, 4)], ["a", ["b"]], "tokens must be a list of strings, .* got 'a'"),
-        ([softmax(1, 1, 4, 4)], torch.tensor([1, 2, 3, 4]), "tokens must be a sequence of strings"),
-        (softmax(1, 1, 4, 4), PIECES, r"attention must be a sequence .* got a tensor of float32 with shape \[1, 1, 4"),
-        ([softmax(1, 1, 4, 4).numpy()], PIECES, r"attention\[0\] must be a floating-point tensor or None, got ndarray"),
-        ([torch.ones(1, 1, 4, 4, dtype=torch.long)], PIECES, r"attention\[0\] must be a floating-point .* int64"),
-        ([[softmax(1, 1, 4, 4)]], PIECES, r"attention\[0\] must be a floating-point tensor or None, got list"),
-    ],
-)
+WRONG_TYPES = [
+    ([softmax(1, 1, 4, 4)], "we saw it ?", "tokens must be a sequence of strings, got 'we saw it"),
+    ([softmax(1, 1, 4, 4)], [1, 2, 3, 4], "tokens must be a list of strings, .* got 1"),
+    ([softmax(1, 1, 4, 4)], ["a", ["b"]], "tokens must be a list of strings, .* got 'a'"),
+    ([softmax(1, 1, 4, 4)], torch.tensor([1, 2, 3, 4]), "tokens must be a sequence of strings"),
+    (softmax(1, 1, 4, 4), PIECES, r"attention must be a sequence .* got a tensor of float32 with shape \[1, 1, 4"),
+    ([softmax(1, 1, 4, 4).numpy()], PIECES, r"attention\[0\] must be a floating-point tensor or None, got ndarray"),
+    ([torch.ones(1, 1, 4, 4, dtype=torch.long)], PIECES, r"attention\[0\] must be a floating-point .* int64"),
+    ([[softmax(1, 1, 4, 4)]], PIECES, r"attention\[0\] must be a floating-point tensor or None, got list"),
+]
+
+
+@pytest.mark.parametrize(("attention", "tokens", "message"), WRONG_TYPES)
 def test_wrong_types_raise(attention: Any, tokens: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         summarize_weights(attention, tokens)

@@ -35,6 +35,7 @@ from tsallis.continuous import (
     quadrature_sizes,
     text_basis,
 )
+from tsallis.continuous.quadrature_sizes import Halves, Normal, Roots, WeightedRule
 
 D = torch.float64
 TOLERANCE = {torch.float32: 2e-6, D: 2e-12}  # twice the promised error, to allow for rounding
@@ -106,16 +107,7 @@ def test_expectations_and_gradients_in_1d_are_accurate(dtype: torch.dtype) -> No
             assert abs(slope.item() / peak - expected) < room / width / max(width, std), case
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        quadrature_sizes.WeightedRule(1.0),
-        quadrature_sizes.WeightedRule(1.0, 4),
-        quadrature_sizes.Halves(1.0),
-        quadrature_sizes.Normal(),
-        quadrature_sizes.Roots(),
-    ],
-)
+@pytest.mark.parametrize("rule", [WeightedRule(1.0), WeightedRule(1.0, 4), Halves(1.0), Normal(), Roots()])
 def test_error_bounds_hold_and_are_tight(rule: quadrature_sizes.Error) -> None:
     """Sharper functions never need fewer points, and half of the points are not enough for 1e-12."""
     counts = []
@@ -173,6 +165,8 @@ def test_strongly_correlated_cell_masses_are_accurate() -> None:
 def test_invalid_covariances_positions_and_factors_raise() -> None:
     eye, nan, inf = torch.eye(2), math.nan, math.inf
     skew = torch.tensor([[1.0, 0.4], [0.1, 1.0]])
+    factors = [eye + torch.tensor([[0, 0], [x, 0]]) for x in (nan, inf)]
+    three = torch.tensor([0, nan, 1])
     for make, message in (
         (lambda: Gaussian(torch.zeros(3), -torch.eye(3), 3), "covariance must be positive definite"),
         (lambda: Gaussian(torch.zeros(3), torch.full((3, 3), nan), 3), "covariance must be positive definite"),
@@ -183,17 +177,8 @@ def test_invalid_covariances_positions_and_factors_raise() -> None:
         (lambda: GaussianBasis(torch.tensor([0.0, nan]), 0.1), "centres must be finite, got nan"),
         (lambda: GaussianBasis(torch.zeros(1), inf), "variance must be finite, got inf"),
         (lambda: TruncatedParaboloid.from_factor(torch.zeros(2), skew), "lower triangular, got 0.4 above"),
-        *(
-            (
-                lambda x=x: Gaussian.from_factor(torch.zeros(2), eye + torch.tensor([[0, 0], [x, 0]]), dims=2),
-                "below the",
-            )
-            for x in (nan, inf)
-        ),
-        (
-            lambda: ValueFunction(text_basis(32))(torch.ones(2, 3), positions=torch.tensor([0, nan, 1])),
-            r"positions must have shape \[\.\.\., 2\], got \(3,\)",
-        ),
+        *((lambda f=f: Gaussian.from_factor(torch.zeros(2), f, dims=2), "below the") for f in factors),
+        (lambda: ValueFunction(text_basis(32))(torch.ones(2, 3), positions=three), r"positions must .* got \(3,\)"),
         (lambda: match_moments(Gaussian, torch.ones(2, 3) / 3, torch.rand(2, 3, 2)), r"for dims=1 .* got \(2, 3, 2\)"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -20,16 +20,15 @@ def summed(density: Any, height: int, width: int, fine: int) -> Tensor:
     return pdf.mean((1, 3)) / (height * width)
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        lambda mean, cov: Gaussian.from_mean_cov(mean, cov, dims=2),
-        TruncatedParaboloid.from_mean_cov,
-        lambda mean, cov: BetaGaussian.from_mean_cov(mean, cov, alpha=1.5, dims=2),
-        lambda mean, cov: BetaGaussian.from_mean_cov(mean, cov, alpha=torch.tensor(1.3).double(), dims=2),
-    ],
-    ids=["gaussian", "paraboloid", "1.5", "tensor"],
-)
+GRIDS = [
+    lambda mean, cov: Gaussian.from_mean_cov(mean, cov, dims=2),
+    TruncatedParaboloid.from_mean_cov,
+    lambda mean, cov: BetaGaussian.from_mean_cov(mean, cov, alpha=1.5, dims=2),
+    lambda mean, cov: BetaGaussian.from_mean_cov(mean, cov, alpha=torch.tensor(1.3).double(), dims=2),
+]
+
+
+@pytest.mark.parametrize("family", GRIDS, ids=["gaussian", "paraboloid", "1.5", "tensor"])
 def test_cell_masses_match_summed_pdf(family: Any) -> None:
     mean = torch.tensor([0.6, 0.35]).double()
     density = family(mean, torch.tensor(COV).double())

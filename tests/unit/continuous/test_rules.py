@@ -146,10 +146,8 @@ def test_chunked_sums_of_products_match_einsum(chunk: int, monkeypatch: pytest.M
     from tsallis.continuous import gaussian_products
 
     monkeypatch.setattr(gaussian_products, "CHUNK", chunk)
-    first, second = (
-        bells(torch.rand(4, dtype=D), torch.full((4,), 0.3, dtype=D)),
-        bells(torch.rand(3, dtype=D), torch.full((3,), 0.2, dtype=D)),
-    )
+    first = bells(torch.rand(4, dtype=D), torch.full((4,), 0.3, dtype=D))
+    second = bells(torch.rand(3, dtype=D), torch.full((3,), 0.2, dtype=D))
     weights = torch.rand(5, dtype=D)
     x, y = torch.rand(2, 6, 5, dtype=D).unbind()
     x.requires_grad_()
@@ -169,10 +167,7 @@ def test_invalid_bases_and_densities_raise() -> None:
         (lambda: GaussianBasis(torch.zeros(3), 0.0), "variance must be positive"),
         (lambda: Gaussian(0.0, -1.0), "variance must be positive and finite, got -1"),
         (lambda: TruncatedParabola.from_scale(0.0, -1.0), "scale must be positive and finite, got -1"),
-        (
-            lambda: match_moments(TruncatedParabola, torch.ones(1), torch.zeros(1, 2), dims=2),
-            "dims must be 1 for TruncatedParabola, got 2",
-        ),
+        (lambda: match_moments(TruncatedParabola, torch.ones(1), torch.zeros(1, 2), dims=2), "dims must be 1 .* got 2"),
         (lambda: GaussianBasis(torch.zeros(3, 2), -torch.eye(2).expand(3, 2, 2)), "positive"),
         (lambda: GaussianBasis(torch.zeros(3, 3), 0.1), "centres must have shape"),
         (lambda: GaussianBasis(torch.zeros(0), 0.1), "centres must have shape"),
@@ -183,10 +178,7 @@ def test_invalid_bases_and_densities_raise() -> None:
         (lambda: ProductBasis(image_basis()), "must have 1 dimension, got 2"),
         (lambda: gaussian_grid(7, [0.1, 0.2]), "multiple of the number of widths, got size 7 and 2"),
         (lambda: image_basis()(torch.zeros(3)), r"\[\.\.\., 2\]"),
-        (
-            lambda: Gaussian(torch.zeros(3), torch.ones(3)).expect(image_basis()),
-            "the basis must have as many dimensions as the density, 1, got 2",
-        ),
+        (lambda: Gaussian(torch.zeros(3), torch.ones(3)).expect(image_basis()), "basis must .* density, 1, got 2"),
         (lambda: BetaGaussian(torch.zeros(3), torch.ones(3), 0.9), "at least 1, got 0.9"),
         (lambda: BetaGaussian(torch.zeros(3), torch.ones(3), torch.tensor(0.5)), "a tensor with 0.5"),
         (lambda: BetaGaussian(torch.zeros(3), torch.ones(3), dims=0), "dims must be at least 1"),
@@ -365,9 +357,8 @@ def test_supports_of_gaussian_rows_in_a_batch_are_unbounded() -> None:
     mixture = Mixture(torch.tensor([0.5, 0.5], dtype=D), plane).support
     assert not mixture.bounded and mixture.check(torch.full((2,), 9.0, dtype=D))
     line = BetaGaussian(torch.zeros(2, dtype=D), torch.ones(2, dtype=D), plane.alpha).support
-    assert (
-        isinstance(line, Interval) and not line.bounded and line.check(torch.full((2,), 9.0)).tolist() == [True, False]
-    )
+    assert isinstance(line, Interval) and not line.bounded
+    assert line.check(torch.full((2,), 9.0)).tolist() == [True, False]
     alphas = torch.tensor([[1.0], [2.0]], dtype=D)
     checked = torch.func.vmap(lambda a: BetaGaussian(plane.mean[:1], cov, a, 2).support.check(plane.mean[:1] + 9))(
         alphas
@@ -393,18 +384,13 @@ def test_points_of_wrong_type_raise(points: Any, message: str) -> None:
 
 @pytest.mark.parametrize("kind", [Gaussian, TruncatedParabola, Laplace])
 def test_unknown_arguments_of_a_density_are_named(kind: Any) -> None:
-    ways = [
-        lambda: kind.from_mean_cov(0.0, 1.0, alpha=2),
-        lambda: kind.from_scale(0.0, 1.0, alpha=2),
-        lambda: kind.from_factor(0.0, 1.0, alpha=2),
-        lambda: match_moments(kind, torch.ones(1), torch.ones(1), alpha=2),
-    ]
+    ways = [(make, 0.0, 1.0) for make in (kind.from_mean_cov, kind.from_scale, kind.from_factor)]
+    ways += [(match_moments, kind, torch.ones(1), torch.ones(1))]
     if kind is not Laplace:
-        ways.append(lambda: kind.from_scores(torch.tensor([0.0, -1.0]), alpha=2))
-    for way in ways:
-        with pytest.raises(
-            TypeError, match=f"^{kind.__name__} has no argument 'alpha', got 2; only BetaGaussian has one"
-        ):
-            way()
+        ways += [(kind.from_scores, torch.tensor([0.0, -1.0]))]
+    message = f"^{kind.__name__} has no argument 'alpha', got 2; only BetaGaussian has one"
+    for make, *arguments in ways:
+        with pytest.raises(TypeError, match=message):
+            make(*arguments, alpha=2)
     with pytest.raises(TypeError, match=r"^BetaGaussian has no argument 'beta', got 2$"):
         BetaGaussian.from_mean_cov(0.0, 1.0, beta=2)

@@ -151,10 +151,7 @@ def test_invalid_observations_raise() -> None:
         ({"positions": torch.rand(2, 5)}, r"\[\.\.\., 6\]"),
         ({"positions": torch.rand(3, 6)}, r"\(2,\) of values, \(3,\) of positions"),
         ({"lengths": [6, 2, 1]}, r"lengths must be broadcastable to shape \(2,\), got \(3,\)"),
-        (
-            {"mask": torch.ones(2, 5, dtype=torch.bool), "positions": torch.rand(6)},
-            r"mask must be broadcastable to shape \(2, 6\), got \(2, 5\)",
-        ),
+        ({"mask": torch.ones(2, 5).bool(), "positions": torch.rand(6)}, r"mask must .* \(2, 6\), got \(2, 5\)"),
         ({"grid": (2, 3)}, r"grid must be None .* got \(2, 3\)"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -280,9 +277,8 @@ def test_cache_follows_a_basis_without_buffers() -> None:
     fit.basis = ProductBasis(basis, gaussian_grid(2, 0.5))
     fit(values, grid=(3, 3))
     basis.slope = -1.0
-    torch.testing.assert_close(
-        fit(values, grid=(3, 3)).coefficients, ValueFunction(fit.basis)(values, grid=(3, 3)).coefficients
-    )
+    expected = ValueFunction(fit.basis)(values, grid=(3, 3)).coefficients
+    torch.testing.assert_close(fit(values, grid=(3, 3)).coefficients, expected)
 
 
 def test_cache_detects_replaced_buffers() -> None:

@@ -22,13 +22,8 @@ LINES = "7,0,Age,54\n7,7,HR,73\n7,37,HR,77.5\n9,2,pH,-1\n"
 def events(*rows: tuple[int, float, str, float]) -> Events:
     names = sorted({name for _, _, name, _ in rows})
     series, times, channels, values = zip(*rows, strict=True)
-    return Events(
-        np.array(series, np.int64),
-        np.array(times, np.float64),
-        np.array([names.index(name) for name in channels], np.int64),
-        np.array(values, np.float64),
-        names,
-    )
+    numbers = np.array([names.index(name) for name in channels], np.int64)
+    return Events(np.array(series, np.int64), np.array(times, np.float64), numbers, np.array(values, np.float64), names)
 
 
 def some(seed: int, rows: int = 6, count: int = 90) -> Events:
@@ -52,15 +47,15 @@ def test_read_events_reads_plain_and_compressed_files(tmp_path: Path) -> None:
     assert saved.series.tolist() == [7, 7, 7] and saved.names == result.names
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (HEADER + "7,0,HR,73\n7,1,HR\n", r"f.csv:3: expected series,time,channel,value, found '7,1,HR'"),
-        (HEADER + "7,0,HR,nan\n", r"f.csv:2: .* found '7,0,HR,nan'"),
-        ("minute,value\n7,0\n", r"f.csv:1: expected a header such as .* found 'minute,value'"),
-        (HEADER, "there is no observation"),
-    ],
-)
+MALFORMED = [
+    (HEADER + "7,0,HR,73\n7,1,HR\n", r"f.csv:3: expected series,time,channel,value, found '7,1,HR'"),
+    (HEADER + "7,0,HR,nan\n", r"f.csv:2: .* found '7,0,HR,nan'"),
+    ("minute,value\n7,0\n", r"f.csv:1: expected a header such as .* found 'minute,value'"),
+    (HEADER, "there is no observation"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), MALFORMED)
 def test_malformed_observations_raise(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "f.csv"
     path.write_text(content)

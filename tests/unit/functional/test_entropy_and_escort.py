@@ -85,6 +85,5 @@ def test_escort_supports_negative_beta(beta: float) -> None:
     escort = tsallis.escort(tiny, beta)
     assert escort.isfinite().all() and escort[1] > escort[0]
     inner = torch.rand(3, 4, dtype=torch.float64).add(0.1).requires_grad_()
-    assert gradcheck(lambda x: tsallis.escort(x, beta), inner) and gradgradcheck(
-        lambda x: tsallis.escort(x, beta), inner
-    )
+    assert gradcheck(lambda x: tsallis.escort(x, beta), inner)
+    assert gradgradcheck(lambda x: tsallis.escort(x, beta), inner)

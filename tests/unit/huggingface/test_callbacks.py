@@ -88,12 +88,8 @@ def test_best_model_restores_its_alpha(tmp_path: Path) -> None:
 def test_learned_alphas_train_and_are_logged(tmp_path: Path) -> None:
     model = sparsify(build("bert"), "learned", initial=1.5)
     before = alphas(model)
-    run = trainer(
-        model,
-        tmp_path,
-        optimizers=(torch.optim.AdamW(parameter_groups(model, 1e-3)), None),
-        compute_loss_func=trainer_loss(1.5),
-    )
+    optimizers = (torch.optim.AdamW(parameter_groups(model, 1e-3)), None)
+    run = trainer(model, tmp_path, optimizers=optimizers, compute_loss_func=trainer_loss(1.5))
     run.add_callback(AttentionLog(run))
     run.train()
     assert all((x - before[name]).abs().min() > 1e-3 for name, x in alphas(model).items())
@@ -106,15 +102,15 @@ def test_learned_alphas_train_and_are_logged(tmp_path: Path) -> None:
     assert all(torch.equal(alphas(loaded)[key], x) for key, x in alphas(model).items())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "steps"),
-    [
-        ({"logging_steps": 3, "logging_first_step": True}, [1, 3]),
-        ({"logging_steps": 0.5}, [2, 4]),
-        ({"logging_strategy": "epoch", "logging_first_step": True, "gradient_accumulation_steps": 3}, [1, 2, 3, 4]),
-        ({"logging_strategy": "no"}, []),
-    ],
-)
+LOGGED = [
+    ({"logging_steps": 3, "logging_first_step": True}, [1, 3]),
+    ({"logging_steps": 0.5}, [2, 4]),
+    ({"logging_strategy": "epoch", "logging_first_step": True, "gradient_accumulation_steps": 3}, [1, 2, 3, 4]),
+    ({"logging_strategy": "no"}, []),
+]
+
+
+@pytest.mark.parametrize(("arguments", "steps"), LOGGED)
 def test_attention_is_logged_at_the_steps_of_the_loss(
     arguments: dict[str, Any], steps: list[int], tmp_path: Path
 ) -> None:
@@ -166,16 +162,11 @@ def test_trainer_excludes_alphas_from_weight_decay(tmp_path: Path) -> None:
     assert decayed and not [name for name in decayed if "alpha" in name]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"share": 0.0}, r"share must be above 0 and at most 1, got 0\.0"),
-        ({"target": 0.5}, r"alpha must be finite and at least 1, got 0\.5"),
-    ],
-)
-def test_invalid_settings_raise(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        AnnealAlpha(**options)
+def test_invalid_settings_raise() -> None:
+    with pytest.raises(ValueError, match=r"share must be above 0 and at most 1, got 0\.0"):
+        AnnealAlpha(share=0.0)
+    with pytest.raises(ValueError, match=r"alpha must be finite and at least 1, got 0\.5"):
+        AnnealAlpha(target=0.5)
 
 
 def test_peft_adapters_learn_and_save_alphas(tmp_path: Path) -> None:

@@ -91,7 +91,6 @@ def test_exhaustive_and_exact_search_match_enumeration(kind: str, end: int | lis
         assert (result.certificate.kind == "complete") == (every.cut == 0)
         most = max(every.probs.values())
         if best[row].certificate.proves_best:
-            assert best[row].best is not None
             assert best[row].best.prob == pytest.approx(most)
         else:  # only a longer output may be more probable
             assert math.exp(best[row].certificate.bound) > most
@@ -148,7 +147,6 @@ def test_attention_matches_full_forward_passes(family: Family, kind: str) -> Non
     src, lengths = sources(decoder, family)
     results = beam_search(decoder, src, lengths, beam_size=2, min_length=2, max_length=4, keep_attention=True)
     for row, (result, length) in enumerate(zip(results, lengths.tolist(), strict=True)):
-        assert result.best is not None
         output, source = decoder.ids(result.best.tokens), src[row, :length]
         with torch.no_grad():
             if decoder.is_encoder_decoder:
@@ -159,7 +157,6 @@ def test_attention_matches_full_forward_passes(family: Family, kind: str) -> Non
                 ids = torch.cat([source, source.new_tensor(output)])
                 passed = model(input_ids=ids[None], output_attentions=True)
                 expected = passed.attentions[-1][0].mean(0)[length - 1 :, :length]
-        assert result.best.attention is not None
         torch.testing.assert_close(result.best.attention, expected, **tolerance, check_dtype=False)
         assert [*result.best.num_attended] == (expected > 0).sum(-1).tolist()
     if kind == "sparse":
@@ -190,7 +187,6 @@ def test_suppressed_tokens_have_no_probability() -> None:
     assert decoder.suppress == [7, 11, 12]
     src, lengths = sources(decoder, "llama")
     (scores, _) = score_tokens(decoder, src, lengths, *decoder.targets([[5, 7], [5, 6]]))
-    assert scores.exclusion is not None
     assert decoder.ids([scores.exclusion.token]) == [7]
     # Softmax over the other tokens: padding, the start and reserved ids are not counted as tokens.
     assert scores.support[0] == 40 - 3
@@ -210,7 +206,6 @@ def test_last_vocabulary_id_can_start_an_output(end: int | list[int]) -> None:
     decoder = make("llama", alpha=1.0, end=end)
     prefix = decoder.symbols([39])
     for result in beam_search(decoder, *sources(decoder, "llama"), max_length=3, prefixes=[prefix] * 2):
-        assert result.best is not None
         assert decoder.ids(result.best.tokens)[0] == 39
     with pytest.raises(ValueError, match="ids of the output must be from 0 to 39 for LlamaForCausalLM, got 40"):
         decoder.symbols([40])

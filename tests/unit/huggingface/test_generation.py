@@ -48,18 +48,18 @@ def test_sampled_tokens_lie_in_the_support(name: str) -> None:
     assert processor.support_sizes.min() >= 1 and processor.support_sizes.max() < VOCABULARY
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "neutral"),
-    [
-        ("top_k", 3, "top_k=0"),
-        ("top_p", 0.9, "top_p=1.0"),
-        ("min_p", 0.1, "min_p=None"),
-        ("typical_p", 0.5, "typical_p=1.0"),
-        ("epsilon_cutoff", 0.1, "epsilon_cutoff=0.0"),
-        ("eta_cutoff", 0.1, "eta_cutoff=0.0"),
-        ("top_h", 0.5, "top_h=None"),
-    ],
-)
+SETTINGS = [
+    ("top_k", 3, "top_k=0"),
+    ("top_p", 0.9, "top_p=1.0"),
+    ("min_p", 0.1, "min_p=None"),
+    ("typical_p", 0.5, "typical_p=1.0"),
+    ("epsilon_cutoff", 0.1, "epsilon_cutoff=0.0"),
+    ("eta_cutoff", 0.1, "eta_cutoff=0.0"),
+    ("top_h", 0.5, "top_h=None"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "neutral"), SETTINGS)
 def test_settings_applied_after_entmax_raise(name: str, value: float, neutral: str) -> None:
     """Check that such settings are rejected, and that the value in the error message changes no probability."""
     model, prompts = build("llama"), torch.full((2000, 3), 5)
@@ -215,10 +215,8 @@ def test_generation_with_a_screened_cache_matches_default(name: str, options: di
 def test_t5gemma_creates_a_screened_cache() -> None:
     side = {**GROUPED, "head_dim": 4, "sliding_window": 16, "attn_logit_softcapping": None}
     config = tf.T5GemmaConfig(encoder=side, decoder=side | {"cross_attention_hidden_size": 16}, **SPECIAL)
-    model, prompt = (
-        sparsify(fill(lambda: tf.T5GemmaForConditionalGeneration(config)), 1.5),
-        torch.randint(5, VOCABULARY, (2, 9)),
-    )
+    model = sparsify(fill(lambda: tf.T5GemmaForConditionalGeneration(config)), 1.5)
+    prompt = torch.randint(5, VOCABULARY, (2, 9))
     options = {"max_new_tokens": 6, "decoder_start_token_id": 1, "do_sample": False}
     cache = EncoderDecoderCache(ScreenedCache(), ScreenedCache())
     outputs = [model.generate(prompt, past_key_values=x, **options) for x in (cache, None)]
@@ -280,11 +278,8 @@ def test_screened_cache_is_accurate_under_autocast(name: str) -> None:
 @pytest.mark.usefixtures("scans")
 @torch.no_grad()
 def test_screened_cache_matches_one_pass_in_bfloat16() -> None:
-    model, ids, cache = (
-        sparsify(build("llama"), 1.5).to(torch.bfloat16),
-        torch.randint(5, VOCABULARY, (1, 9)),
-        ScreenedCache(),
-    )
+    model, cache = sparsify(build("llama"), 1.5).to(torch.bfloat16), ScreenedCache()
+    ids = torch.randint(5, VOCABULARY, (1, 9))
     for part in ids.split([6, 1, 1, 1], 1):
         logits = model(part, past_key_values=cache).logits
     torch.testing.assert_close(logits[:, -1], model(ids).logits[:, -1], atol=0.05, rtol=0.05)

@@ -175,11 +175,8 @@ def test_configs_that_request_attentions_are_rejected() -> None:
 
 def test_whisper_rejects_token_timestamps_and_stays_sparse() -> None:
     """For such timestamps, `generate` of Transformers sets softmax attention, also for all later calls."""
-    model = fill(
-        lambda: tf.WhisperForConditionalGeneration(
-            tf.WhisperConfig(**SEQ2SEQ, **SPECIAL, vocab_size=1700, num_mel_bins=8, max_source_positions=20)
-        )
-    )
+    config = tf.WhisperConfig(**SEQ2SEQ, **SPECIAL, vocab_size=1700, num_mel_bins=8, max_source_positions=20)
+    model = fill(lambda: tf.WhisperForConditionalGeneration(config))
     settings = {"no_timestamps_token_id": 100, "alignment_heads": [[0, 0]], "is_multilingual": False}
     vars(model.generation_config).update(**settings, **SPECIAL, decoder_start_token_id=1, suppress_tokens=None)
     sound, timestamps = torch.randn(1, 8, 40), {"return_token_timestamps": True, "return_timestamps": True}

@@ -114,9 +114,8 @@ def test_alphas_missing_from_the_config_raise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"has alphas of {SECOND}, but the model has no sparse"):
         from_pretrained(tf.BertForMaskedLM, tmp_path)
     sparsify(model, 1.5).save_pretrained(tmp_path)
-    assert list(alphas(from_pretrained(tf.BertModel, tmp_path, num_hidden_layers=1))) == [
-        "encoder.layer.0.attention.self"
-    ]
+    loaded = from_pretrained(tf.BertModel, tmp_path, num_hidden_layers=1)
+    assert list(alphas(loaded)) == ["encoder.layer.0.attention.self"]
 
 
 def test_loaded_alphas_come_from_the_weights(tmp_path: Path) -> None:

@@ -39,15 +39,15 @@ def test_t5_layer_numbers_are_block_numbers() -> None:
     assert list(choose_attentions(build("t5"), 1, "cross")) == ["decoder.block.1.layer.1.EncDecAttention"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layers": 2}, r"layers must match one of bert\.encoder\.layer\.0\.attention\.self, .*, got 2"),
-        ({"layers": ["*.0.*", "*.7.*"]}, r"layers must match .*, got '\*\.7\.\*'"),
-        ({"kind": "cross"}, "kind 'cross' matches none of the attentions bert"),
-        ({"kind": "global"}, "kind must be 'self', 'cross' or None, got 'global'"),
-    ],
-)
+UNMATCHED = [
+    ({"layers": 2}, r"layers must match one of bert\.encoder\.layer\.0\.attention\.self, .*, got 2"),
+    ({"layers": ["*.0.*", "*.7.*"]}, r"layers must match .*, got '\*\.7\.\*'"),
+    ({"kind": "cross"}, "kind 'cross' matches none of the attentions bert"),
+    ({"kind": "global"}, "kind must be 'self', 'cross' or None, got 'global'"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), UNMATCHED)
 def test_unmatched_layers_and_kinds_raise(options: dict, message: str) -> None:
     model = build("bert")
     with pytest.raises(ValueError, match=message):

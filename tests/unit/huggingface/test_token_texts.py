@@ -75,7 +75,6 @@ def test_patterns_match_decoded_texts(make: Any) -> None:
 def test_searches_of_a_model_accept_the_texts() -> None:
     tokenizer = byte_level(["a bad cab"])
     end = [n for n in range(len(tokenizer)) if not re.search("[a-z]", tokenizer.decode([n], **SETTINGS))]
-    torch.manual_seed(0)
     decoder = decoder_of(len(tokenizer), end)
     sources = decoder.sources({"input_ids": torch.tensor([[5, 6, 7]])})
     letters = Pattern("(?s:.*[a-z].*)", decoder.texts(tokenizer))

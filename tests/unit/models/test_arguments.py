@@ -38,65 +38,57 @@ def grid(**options: Any) -> ImageGrid:
     return ImageGrid(**{"d_model": 8, **options})
 
 
-@pytest.mark.parametrize(
-    ("make", "options", "message"),
-    [
-        (rnn, {"d_model": 7}, "d_model must be even.*7"),
-        (rnn, {"layers": 0}, "layers must be at least 1, got 0"),
-        (rnn, {"dropout": 1.0}, "dropout must be .* below 1, got 1.0"),
-        (rnn, {"cell": "rnn"}, "cell must be one of lstm, gru, got 'rnn'"),
-        (
-            rnn,
-            {"share": "target", "d_embedding": 4},
-            "d_embedding must be equal to d_model, 8, with share 'target', got 4",
-        ),
-        (rnn, {"share": "all"}, "share must be one of none, target, got 'all'"),
-        (transformer, {"heads": 3}, "d_model must be even and a multiple of heads, got 8 and 3 heads"),
-        (transformer, {"d_model": 7, "heads": 1}, "d_model must be even .* got 7"),
-        (transformer, {"heads": 0}, "heads must be at least 1, got 0"),
-        (transformer, {"layers": 0}, "encoder_layers must be at least 1, got 0"),
-        (transformer, {"decoder_layers": -1}, "decoder_layers must be at least 1, got -1"),
-        (transformer, {"d_ff": 0}, "d_ff must be at least 1, got 0"),
-        (transformer, {"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
-        (transformer, {"attention_dropout": -0.1}, "attention_dropout must be .* got -0.1"),
-        (transformer, {"norm": "both"}, "norm must be one of post, pre, got 'both'"),
-        (transformer, {"activation": "swish"}, "activation must be one of relu, gelu, got 'swish'"),
-        (transformer, {"attention": "hard"}, "encoder_attention must be one of softmax, .*learned, got 'hard'"),
-        (transformer, {"cross_attention": "alpha_relu"}, "cross_attention must be one of .* got 'alpha_relu'"),
-        (transformer, {"tie_alphas": "head"}, "tie_alphas must be one of none, layer, kind, global, got 'head'"),
-        (transformer, {"tie_alphas": "kind"}, "tie_alphas must be 'none' .* got 'kind'"),
-        (transformer, {"share": "source"}, "share must be one of none, target, all, got 'source'"),
-        (transformer, {"share": "all"}, "src_vocab and tgt_vocab must be equal .* got 13 and 11"),
-        (language, {"layers": 0}, "layers must be at least 1, got 0"),
-        (language, {"positions": "sinusoids"}, "positions must be one of"),
-        (classifier, {"d_model": 7}, "d_model must be even.*got 7"),
-        (classifier, {"layers": 0}, "layers must be at least 1, got 0"),
-        (classifier, {"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1"),
-        (classifier, {"attention": "both"}, "must be one of discrete, continuous, combined, got 'both'"),
-        (
-            classifier,
-            {"attention": "discrete", "density": "laplace"},
-            "density must be None with discrete attention, got 'laplace'",
-        ),
-        (classifier, {"num_basis": 7}, "size must be a multiple"),
-        (classifier, {"output": "alpha_relu"}, "output must be one of softmax, sparsemax, entmax, got 'alpha_relu'"),
-        (answerer, {"attention": "soft"}, "discrete, continuous, combined, got 'soft'"),
-        (answerer, {"attention": "discrete", "density": 2.0}, "density must be None with discrete attention, got 2.0"),
-        (answerer, {"num_basis": 15}, "num_basis must be a square number, got 15"),
-        (answerer, {"num_basis": 0}, "num_basis must be a square number, got 0"),
-        (answerer, {"basis": "text-32"}, "image, image-paper, got 'text-32'"),
-        (answerer, {"density": "laplace"}, "got 'laplace'"),
-        (answerer, {"layers": 0}, "layers must be at least 1, got 0"),
-        (answerer, {"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
-        (answerer, {"d_model": 6}, "multiple of 4 .*got 6"),
-        (answerer, {"image": "video"}, "got 'video'"),
-        (grid, {"kind": "cat"}, "cnn, features, got 'cat'"),
-        (grid, {"d_model": 6}, "multiple of 4 .*got 6"),
-        (grid, {"stages": 0}, "got 3 and 0"),
-        (LabelDecoder, {"src_vocab": 30, "tgt_vocab": 4}, "tgt_vocab must be above 4"),
-        (LabelDecoder, {"src_vocab": 30, "tgt_vocab": 5, "kind": "songs"}, "documents or questions, got 'songs'"),
-    ],
-)
+INVALID = [
+    (rnn, {"d_model": 7}, "d_model must be even.*7"),
+    (rnn, {"layers": 0}, "layers must be at least 1, got 0"),
+    (rnn, {"dropout": 1.0}, "dropout must be .* below 1, got 1.0"),
+    (rnn, {"cell": "rnn"}, "cell must be one of lstm, gru, got 'rnn'"),
+    (rnn, {"share": "target", "d_embedding": 4}, "d_embedding must be equal to d_model, 8, .* got 4"),
+    (rnn, {"share": "all"}, "share must be one of none, target, got 'all'"),
+    (transformer, {"heads": 3}, "d_model must be even and a multiple of heads, got 8 and 3 heads"),
+    (transformer, {"d_model": 7, "heads": 1}, "d_model must be even .* got 7"),
+    (transformer, {"heads": 0}, "heads must be at least 1, got 0"),
+    (transformer, {"layers": 0}, "encoder_layers must be at least 1, got 0"),
+    (transformer, {"decoder_layers": -1}, "decoder_layers must be at least 1, got -1"),
+    (transformer, {"d_ff": 0}, "d_ff must be at least 1, got 0"),
+    (transformer, {"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+    (transformer, {"attention_dropout": -0.1}, "attention_dropout must be .* got -0.1"),
+    (transformer, {"norm": "both"}, "norm must be one of post, pre, got 'both'"),
+    (transformer, {"activation": "swish"}, "activation must be one of relu, gelu, got 'swish'"),
+    (transformer, {"attention": "hard"}, "encoder_attention must be one of softmax, .*learned, got 'hard'"),
+    (transformer, {"cross_attention": "alpha_relu"}, "cross_attention must be one of .* got 'alpha_relu'"),
+    (transformer, {"tie_alphas": "head"}, "tie_alphas must be one of none, layer, kind, global, got 'head'"),
+    (transformer, {"tie_alphas": "kind"}, "tie_alphas must be 'none' .* got 'kind'"),
+    (transformer, {"share": "source"}, "share must be one of none, target, all, got 'source'"),
+    (transformer, {"share": "all"}, "src_vocab and tgt_vocab must be equal .* got 13 and 11"),
+    (language, {"layers": 0}, "layers must be at least 1, got 0"),
+    (language, {"positions": "sinusoids"}, "positions must be one of"),
+    (classifier, {"d_model": 7}, "d_model must be even.*got 7"),
+    (classifier, {"layers": 0}, "layers must be at least 1, got 0"),
+    (classifier, {"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1"),
+    (classifier, {"attention": "both"}, "must be one of discrete, continuous, combined, got 'both'"),
+    (classifier, {"attention": "discrete", "density": "laplace"}, "density must be None .* got 'laplace'"),
+    (classifier, {"num_basis": 7}, "size must be a multiple"),
+    (classifier, {"output": "alpha_relu"}, "output must be one of softmax, sparsemax, entmax, got 'alpha_relu'"),
+    (answerer, {"attention": "soft"}, "discrete, continuous, combined, got 'soft'"),
+    (answerer, {"attention": "discrete", "density": 2.0}, "density must be None with discrete attention, got 2.0"),
+    (answerer, {"num_basis": 15}, "num_basis must be a square number, got 15"),
+    (answerer, {"num_basis": 0}, "num_basis must be a square number, got 0"),
+    (answerer, {"basis": "text-32"}, "image, image-paper, got 'text-32'"),
+    (answerer, {"density": "laplace"}, "got 'laplace'"),
+    (answerer, {"layers": 0}, "layers must be at least 1, got 0"),
+    (answerer, {"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+    (answerer, {"d_model": 6}, "multiple of 4 .*got 6"),
+    (answerer, {"image": "video"}, "got 'video'"),
+    (grid, {"kind": "cat"}, "cnn, features, got 'cat'"),
+    (grid, {"d_model": 6}, "multiple of 4 .*got 6"),
+    (grid, {"stages": 0}, "got 3 and 0"),
+    (LabelDecoder, {"src_vocab": 30, "tgt_vocab": 4}, "tgt_vocab must be above 4"),
+    (LabelDecoder, {"src_vocab": 30, "tgt_vocab": 5, "kind": "songs"}, "documents or questions, got 'songs'"),
+]
+
+
+@pytest.mark.parametrize(("make", "options", "message"), INVALID)
 def test_invalid_arguments_raise(make: Callable[..., nn.Module], options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**options)
@@ -140,26 +132,22 @@ def test_step_accepts_one_integer_token_per_row(make: Callable[..., Any]) -> Non
     expected = model.step(state, torch.tensor([1, 1])).scores
     assert torch.equal(model.step(state, torch.tensor([1, 1], dtype=torch.int32)).scores, expected)
     if type(state).__name__ == "CompiledState":
-        for token, error in (
-            ([1.0, 1.0], TypeError),
-            ([1], ValueError),
-            ([1, 1, 1], ValueError),
-            ([1, 99], IndexError),
-        ):
+        tokens = [[1.0, 1.0], [1], [1, 1, 1], [1, 99]]
+        for token, error in zip(tokens, (TypeError, ValueError, ValueError, IndexError), strict=True):
             with pytest.raises(error, match="token"):
                 model.step(state, torch.tensor(token))
 
 
-@pytest.mark.parametrize(
-    ("options", "images", "message"),
-    [
-        ({}, torch.zeros(2, 8, 8, 4), r"\[batch, height, width, 3\], got \[2, 8, 8, 4\]"),
-        ({}, torch.zeros(8, 8, 3), r"\[batch, height, width, 3\], got \[8, 8, 3\]"),
-        ({}, torch.zeros(1, 8, 4, 3), r"at least 8 pixels per side, got \[8, 4\]"),
-        ({}, torch.zeros(1, 8, 8, 3, dtype=torch.long), "uint8 or floating point, got torch.int64"),
-        ({"kind": "features"}, torch.zeros(1, 8, 8, 3, dtype=torch.uint8), "floating point, got torch.uint8"),
-    ],
-)
+INVALID_IMAGES = [
+    ({}, torch.zeros(2, 8, 8, 4), r"\[batch, height, width, 3\], got \[2, 8, 8, 4\]"),
+    ({}, torch.zeros(8, 8, 3), r"\[batch, height, width, 3\], got \[8, 8, 3\]"),
+    ({}, torch.zeros(1, 8, 4, 3), r"at least 8 pixels per side, got \[8, 4\]"),
+    ({}, torch.zeros(1, 8, 8, 3, dtype=torch.long), "uint8 or floating point, got torch.int64"),
+    ({"kind": "features"}, torch.zeros(1, 8, 8, 3, dtype=torch.uint8), "floating point, got torch.uint8"),
+]
+
+
+@pytest.mark.parametrize(("options", "images", "message"), INVALID_IMAGES)
 def test_invalid_images_raise(options: dict[str, Any], images: torch.Tensor, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         grid(**options)(images)

@@ -197,15 +197,15 @@ class Weighted(Ensemble):
     """A subclass that could override the steps."""
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        lambda: Ensemble([make(), plain(make(cell="gru"))]),
-        lambda: Ensemble([make(), with_temperature(make(), 0.5)]),
-        lambda: Ensemble([make(), Ensemble([make()])]),
-        lambda: Weighted([make(), make()]),
-    ],
-)
+PLAIN_ENSEMBLES = [
+    lambda: Ensemble([make(), plain(make(cell="gru"))]),
+    lambda: Ensemble([make(), with_temperature(make(), 0.5)]),
+    lambda: Ensemble([make(), Ensemble([make()])]),
+    lambda: Weighted([make(), make()]),
+]
+
+
+@pytest.mark.parametrize("model", PLAIN_ENSEMBLES)
 def test_unsupported_ensembles_use_plain_steps(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = recorded_calls(monkeypatch)
     beam_search(model(), *sources())
@@ -239,22 +239,18 @@ def test_changed_weights_take_effect() -> None:
         before = now
 
 
-def hook(model: RNNSeq2Seq) -> None:
-    model.attention.register_forward_hook(lambda *_: None)
+PLAIN_MODELS = [
+    lambda model: model.attention.register_forward_hook(lambda *_: None),
+    lambda model: model.double(),
+    lambda model: model.train(),
+    lambda model: setattr(model.attention, "alpha", 2.5),
+    lambda model: setattr(model.output, "alpha", 2.5),
+    lambda model: setattr(model, "__class__", Plain),
+    lambda model: setattr(model, "combine", nn.Sequential(model.combine)),
+]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        hook,
-        lambda model: model.double(),
-        lambda model: model.train(),
-        lambda model: setattr(model.attention, "alpha", 2.5),
-        lambda model: setattr(model.output, "alpha", 2.5),
-        lambda model: setattr(model, "__class__", Plain),
-        lambda model: setattr(model, "combine", nn.Sequential(model.combine)),
-    ],
-)
+@pytest.mark.parametrize("change", PLAIN_MODELS)
 @pytest.mark.parametrize("packed", [False, True])
 @torch.no_grad()
 def test_unsupported_models_use_plain_steps(change: Any, packed: bool) -> None:
@@ -265,16 +261,15 @@ def test_unsupported_models_use_plain_steps(change: Any, packed: bool) -> None:
     assert not isinstance(model.start(model.encode(*sources())), CompiledState)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"copy": [-1] * 4 + list(range(4, 20))},
-        {"features": [4, 5]},
-        {"density": "gaussian"},
-        {"monotonic": 1, "input_feeding": False},
-    ],
-    ids=str,
-)
+PLAIN_OPTIONS = [
+    {"copy": [-1] * 4 + list(range(4, 20))},
+    {"features": [4, 5]},
+    {"density": "gaussian"},
+    {"monotonic": 1, "input_feeding": False},
+]
+
+
+@pytest.mark.parametrize("options", PLAIN_OPTIONS, ids=str)
 @torch.no_grad()
 def test_unsupported_options_use_plain_steps(options: dict[str, Any]) -> None:
     model = make(**options)

@@ -199,16 +199,16 @@ def test_scores_in_float32_are_close_to_float64() -> None:
     assert all(h.log_prob > -math.inf for h in result.hypotheses)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"monotonic": 2}, "monotonic must be 0 or 1, .* got 2"),
-        ({"input_feeding": True}, "input_feeding must be False with monotonic, got True"),
-        ({"copy": [-1] * 8}, "copy must be None with monotonic"),
-        ({"features": [4]}, "features must be None with monotonic"),
-        ({"density": "gaussian"}, "density must be None with monotonic"),
-    ],
-)
+INCOMPATIBLE = [
+    ({"monotonic": 2}, "monotonic must be 0 or 1, .* got 2"),
+    ({"input_feeding": True}, "input_feeding must be False with monotonic, got True"),
+    ({"copy": [-1] * 8}, "copy must be None with monotonic"),
+    ({"features": [4]}, "features must be None with monotonic"),
+    ({"density": "gaussian"}, "density must be None with monotonic"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), INCOMPATIBLE)
 def test_incompatible_arguments_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(0, **options)

@@ -13,31 +13,31 @@ from tsallis.toolkit.data.subwords import Subwords
 LINES = ["low lower lowest new newest wide widest abc ä"] * 3
 
 
-@pytest.mark.parametrize(
-    ("symbols", "unique"),
-    [
-        (["a", "b", "ä", " "], True),
-        (["a", "b", "ab"], False),
-        (["<tag:V>", "a"], True),
-        ([" a", " ab", " b"], True),
-        ([" a", " ab", "b"], False),
-        (["a", ""], False),
-    ],
-)
+UNIQUE = [
+    (["a", "b", "ä", " "], True),
+    (["a", "b", "ab"], False),
+    (["<tag:V>", "a"], True),
+    ([" a", " ab", " b"], True),
+    ([" a", " ab", "b"], False),
+    (["a", ""], False),
+]
+
+
+@pytest.mark.parametrize(("symbols", "unique"), UNIQUE)
 def test_unique_spellings_are_detected(symbols: list[str], unique: bool) -> None:
     assert Spellings(Vocabulary(symbols)).unique is unique
 
 
-@pytest.mark.parametrize(
-    ("kind", "size", "options"),
-    [
-        ("bpe", 40, {}),
-        ("unigram", 24, {}),
-        ("bpe", 300, {"byte_fallback": True}),
-        ("bpe", 40, {"normalization": "nmt_nfkc_cf", "split_digits": True}),
-        ("word", 40, {}),
-    ],
-)
+FOLLOWED = [
+    ("bpe", 40, {}),
+    ("unigram", 24, {}),
+    ("bpe", 300, {"byte_fallback": True}),
+    ("bpe", 40, {"normalization": "nmt_nfkc_cf", "split_digits": True}),
+    ("word", 40, {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "size", "options"), FOLLOWED)
 def test_subword_sequences_are_followed_in_their_text(kind: str, size: int, options: dict[str, bool]) -> None:
     subwords = Subwords.train(LINES, size, kind=kind, **options)
     spellings, draw = Spellings(subwords), random.Random(3)

@@ -97,18 +97,11 @@ def test_positions_have_no_limit() -> None:
 
 def test_attention_options_set_alphas_per_kind() -> None:
     inputs = {"encoder_attention": "softmax", "decoder_attention": "sparsemax", "cross_attention": "entmax"}
-    result = model(**inputs, attention_alpha=1.3)
-    assert {kind: x.tolist() for kind, x in result.alphas().items()} == {
-        "encoder": [[1, 1], [1, 1]],
-        "decoder": [[2, 2], [2, 2]],
-        "cross": [[pytest.approx(1.3)] * 2] * 2,
-    }
+    alphas = {kind: x.tolist() for kind, x in model(**inputs, attention_alpha=1.3).alphas().items()}
+    assert alphas == {"encoder": [[1, 1]] * 2, "decoder": [[2, 2]] * 2, "cross": [[pytest.approx(1.3)] * 2] * 2}
     mixed = model(attention="sparsemax", cross_attention="learned", encoder_layers=1, decoder_layers=3)
-    assert {kind: tuple(x.shape) for kind, x in mixed.alphas().items()} == {
-        "encoder": (1, 2),
-        "decoder": (3, 2),
-        "cross": (3, 2),
-    }
+    shapes = {kind: tuple(x.shape) for kind, x in mixed.alphas().items()}
+    assert shapes == {"encoder": (1, 2), "decoder": (3, 2), "cross": (3, 2)}
     names = [name for name, _ in mixed.named_parameters() if "alpha" in name]
     assert names == [f"decoder.layers.{i}.multihead_attn.alpha.bias" for i in range(3)]
 
@@ -132,15 +125,6 @@ def test_tie_alphas_shares_learned_alphas(tie: str, parameters: list[int]) -> No
     again = copy.deepcopy(result)
     again.load_state_dict({n: x for n, x in result.state_dict().items() if n not in result.shared_parameters()})
     assert torch.stack(list(again.alphas().values())).equal(alphas)
-
-
-def test_globally_tied_alpha_matches_fixed_alpha() -> None:
-    result = sharp(attention="learned", tie_alphas="global").eval()
-    with torch.no_grad():
-        result.encoder.layers[0].self_attn.alpha.bias.fill_(0.0)
-    plain = sharp(attention="entmax").eval()
-    plain.load_state_dict({n: x for n, x in result.state_dict().items() if "alpha" not in n})
-    torch.testing.assert_close(plain(SRC, LENGTHS, TGT).hidden, result(SRC, LENGTHS, TGT).hidden)
 
 
 @pytest.mark.parametrize("share", ["none", "target", "all"])
@@ -237,11 +221,10 @@ def test_num_attended_and_statistics_match_weights() -> None:
 def test_num_attended_raises_after_another_pass() -> None:
     result = sharp()
     decoded = result(SRC, LENGTHS, TGT)
-    fresh = sharp()
     with pytest.raises(RuntimeError, match="no attended positions are recorded"):
-        fresh.num_attended(decoded)
+        sharp().num_attended(decoded)
     with pytest.raises(RuntimeError, match="no attention weights are recorded"):
-        fresh.attention_stats()
+        sharp().attention_stats()
     result(SRC[:2], LENGTHS[:2], TGT[:2, :3])
     with pytest.raises(RuntimeError, match=r"2 rows and 3 steps, .* 3 rows and 4 steps"):
         result.num_attended(decoded)
@@ -314,12 +297,10 @@ def test_long_outputs_match_one_pass() -> None:
         history = torch.cat([history, token.unsqueeze(1)], 1)
         step = result.step(state, token)
         state = step.state
+        scores = step.scores
         if t % 3 == 1:
             index = torch.randint(len(order), (4,), generator=generator)
-            state, history, order = state.select(index), history[index], order[index]
-            scores = step.scores[index]
-        else:
-            scores = step.scores
+            state, history, order, scores = state.select(index), history[index], order[index], scores[index]
         if t in (0, 7, 8, 9, 39):
             hidden = result(SRC[order], LENGTHS[order], history).hidden[:, -1]
             torch.testing.assert_close(scores, result.output.scores(hidden))
@@ -361,7 +342,6 @@ def test_float32_and_autocast_match_float64() -> None:
 @pytest.mark.slow
 def test_several_learned_attentions_compile_with_dynamic_shapes() -> None:
     """Check that the compiler does not trace backward passes of the mappings: it fails on the second one."""
-    torch.manual_seed(0)
     model = TransformerSeq2Seq(12, 12, d_model=8, heads=2, layers=1, d_ff=8, dropout=0.0, attention="learned")
     src, lengths, tgt = torch.randint(4, 12, (2, 5)), torch.tensor([5, 3]), torch.randint(4, 12, (2, 4))
 

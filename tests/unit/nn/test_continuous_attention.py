@@ -11,7 +11,6 @@ from torch import Tensor
 import tsallis
 from tsallis.continuous import (
     GaussianBasis,
-    Interval,
     TruncatedParabola,
     ValueFunction,
     cell_centres,
@@ -233,7 +232,6 @@ def test_masses_are_zero_exactly_outside_the_support() -> None:
     scores = ((query * 3).unsqueeze(1) @ attention.keys(memory).mT)[:1]
     density = attention.attention.attend(scores, memory[:1])[1]
     support = density.support
-    assert isinstance(support, Interval)
     edges = torch.arange(21) / 20
     touched = (edges[1:] > support.lower.item()) & (edges[:-1] < support.upper.item())
     assert ((weights[0] > 0) == touched).all() and 0 < touched.sum() < 20
@@ -320,14 +318,7 @@ def test_invalid_inputs_raise() -> None:
         inputs(torch.randn(2, 3, 4), values)
     with pytest.raises(ValueError, match=r"scores must have shape .*2 or 1, queries, 5\], got \(2, 3, 1, 5\)"):
         ContinuousAttention1d(SIZE, 2, moments="scores")(torch.randn(2, 3, 1, 5), values)
-    for name in ("d_query", "d_values"):
-        with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
-            ContinuousAttention1d(SIZE, **{name: 0})
-    for name in ("num_heads", "components", "d_query", "d_values"):
-        with pytest.raises(ValueError, match=f"{name} must be at least 1, got -1"):
-            ContinuousAttention1d(SIZE, **{name: -1})
-        with pytest.raises(TypeError, match=f"{name} must be a whole number, got 2.0"):
-            ContinuousAttention1d(SIZE, **{name: 2.0})
+
     with pytest.raises(ValueError, match="query must be None"):
         ContinuousAttention1d(SIZE, moments="pooled")(query, values)
     with pytest.raises(ValueError, match=r"points must be one number or \(radial, angular\), got \(1, 2, 3\)"):
@@ -363,11 +354,6 @@ def test_meta_tensors_have_the_expected_shapes(density: Any, moments: str) -> No
             assert torch.autograd.grad(out.sum(), values)[0].shape == values.shape
 
 
-def test_one_number_is_a_square_grid() -> None:
-    attention, query, values = ContinuousAttention2d(SIZE, basis=2), torch.randn(2, SIZE), torch.randn(2, 9, SIZE)
-    assert attention(query, values, grid=3)[0].equal(attention(query, values, grid=(3, 3))[0])
-
-
 def test_arguments_of_wrong_types_are_rejected() -> None:
     line, plane = ContinuousAttention1d(SIZE), ContinuousAttention2d(SIZE, basis=2)
     combined = ContinuousGlobalAttention(SIZE, SIZE)
@@ -380,8 +366,6 @@ def test_arguments_of_wrong_types_are_rejected() -> None:
         (lambda: line([1.0], values), "query must be a tensor, got list"),
         (lambda: line(query.long(), values), "query must be floating point, got"),
         (lambda: combined(query, values, None), "mask must be a tensor, got NoneType"),
-        (lambda: ContinuousAttention1d(SIZE, floor="a"), "floor must be a number, got 'a'"),
-        (lambda: ContinuousAttention1d(SIZE, ridge="a"), "ridge must be a number, got 'a'"),
         (lambda: ContinuousAttention1d(SIZE, moments="pooled", filter_width=2.5), r"filter_width must .* got 2\.5"),
     ):
         with pytest.raises(TypeError, match=message):
@@ -391,7 +375,6 @@ def test_arguments_of_wrong_types_are_rejected() -> None:
 @pytest.mark.parametrize("matching", ["covariance", "scale"])
 def test_densities_in_the_plane_keep_their_precision(matching: str) -> None:
     """Under autocast, and for correlated axes, the smaller spread must not be lost."""
-    torch.manual_seed(0)
     values, query = torch.randn(2, 49, 32), 15 * torch.randn(2, 20, 32)
     for how in ("discrete", "query"):
         attention = ContinuousAttention2d(32, 4, moments=how, matching=matching)

@@ -21,40 +21,30 @@ def inputs(src: int = 7) -> tuple[Tensor, Tensor, Tensor]:
     return query, memory, mask
 
 
-@every_map
-def test_bilinear_attention_matches_the_formula_per_row(transform: str, alpha: float) -> None:
-    attention = GlobalAttention(4, 6, transform, alpha).double()
-    query, memory, mask = inputs()
-    context, weights = attention(query, memory, mask)
-    assert context.shape == (3, 6) and weights.shape == (3, 7)
-    for row in range(3):
-        own = memory[row, mask[row]]
-        scores = torch.stack([query[row] @ attention.bilinear.weight @ h for h in own])
-        expected = tsallis.entmax(scores, alpha)
-        torch.testing.assert_close(weights[row, mask[row]], expected)
-        torch.testing.assert_close(context[row], expected @ own)
-    assert (weights[~mask] == 0).all()
+def formula(attention: GlobalAttention, query: Tensor, state: Tensor) -> Tensor:
+    """Return the score of one state."""
+    if attention.scorer == "bilinear":
+        return query @ attention.bilinear.weight @ state
+    hidden = attention.by_memory.weight @ state + attention.by_query.weight @ query + attention.by_query.bias
+    return attention.score.weight[0] @ torch.tanh(hidden)
 
 
 @every_map
-def test_additive_attention_matches_the_formula_per_row(transform: str, alpha: float) -> None:
-    attention = GlobalAttention(4, 6, transform, alpha, scorer="additive").double()
+@pytest.mark.parametrize("scorer", ["bilinear", "additive"])
+def test_attention_matches_the_formula_per_row(transform: str, alpha: float, scorer: str) -> None:
+    attention = GlobalAttention(4, 6, transform, alpha, scorer=scorer).double()
     query, memory, mask = inputs()
-    w, u, b, v = (
-        *(attention.by_memory.weight, attention.by_query.weight),
-        *(attention.by_query.bias, attention.score.weight[0]),
-    )
     queries = torch.stack([query, -query], 1)
     contexts, weights = attention(queries, memory, mask)
     for row in range(3):
         own = memory[row, mask[row]]
         for step in range(2):
-            scores = torch.stack([v @ torch.tanh(w @ h + u @ queries[row, step] + b) for h in own])
-            expected = tsallis.entmax(scores, alpha)
+            expected = tsallis.entmax(torch.stack([formula(attention, queries[row, step], h) for h in own]), alpha)
             torch.testing.assert_close(weights[row, step, mask[row]], expected)
             torch.testing.assert_close(contexts[row, step], expected @ own)
-    one, _ = attention(query, memory, mask, attention.keys(memory))
-    torch.testing.assert_close(one, contexts[:, 0])
+        assert (weights[row, :, ~mask[row]] == 0).all()
+    one, of_one = attention(query, memory, mask, attention.keys(memory))
+    torch.testing.assert_close((one, of_one), (contexts[:, 0], weights[:, 0]))
 
 
 def test_precomputed_keys_match_and_are_not_recomputed() -> None:

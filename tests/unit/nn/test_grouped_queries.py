@@ -99,16 +99,6 @@ def test_cache_stores_only_the_shared_heads(variant: dict[str, Any]) -> None:
     assert attention.support().shape == (BATCH, HEADS, 2)
 
 
-def test_a_memory_is_projected_to_the_shared_heads() -> None:
-    attention, memory = grouped(3), torch.randn(BATCH, LENGTH, EMBED, dtype=torch.float64)
-    keys, values = attention.keys_and_values(memory)
-    assert keys.shape == values.shape == (BATCH, 3, LENGTH, SIZE)
-    cache = KeyValueCache()
-    cache.append(keys, values)
-    query = torch.randn(BATCH, 2, EMBED, dtype=torch.float64)
-    torch.testing.assert_close(attention(query, cache=cache)[0], attention(query, memory, memory)[0])
-
-
 @pytest.mark.parametrize("layer", [TransformerEncoderLayer, TransformerDecoderLayer])
 def test_layers_group_only_self_attention(layer: type[nn.Module]) -> None:
     built = layer(EMBED, HEADS, num_kv_heads=2)

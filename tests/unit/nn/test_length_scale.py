@@ -79,7 +79,6 @@ def test_factors_use_the_number_of_visible_keys(kind: str, causal: bool, masked:
         options["key_padding_mask"] = torch.arange(LENGTH) >= lengths.unsqueeze(1)
     counts = visible_keys(causal, lengths, mask).sum(-1).clamp(min=1)
     scale = attention.length_scale
-    assert scale is not None
     # Apply the factor to the query projection, one query and one head at a time.
     result, _ = attention(x, x, x, **options)
     expected = torch.empty_like(result)
@@ -87,7 +86,6 @@ def test_factors_use_the_number_of_visible_keys(kind: str, causal: bool, masked:
     for b in range(2):
         for i in range(LENGTH):
             one = copy.deepcopy(plain)
-            assert one.in_proj_weight is not None and one.in_proj_bias is not None
             with torch.no_grad():
                 by = of_queries[b, :, i].repeat_interleave(EMBED // HEADS)
                 one.in_proj_weight[:EMBED] *= by.unsqueeze(1)
@@ -107,11 +105,9 @@ def test_nape_scales_only_heads_without_slopes() -> None:
     attention = attention_of("ssmax", positions="nape")
     x = torch.randn(1, LENGTH, EMBED, dtype=torch.float64)
     _, before = attention(x, x, x, average_attn_weights=False)
-    assert attention.length_scale is not None
     with torch.no_grad():
         attention.length_scale.beta += 1
     _, after = attention(x, x, x, average_attn_weights=False)
-    assert before is not None and after is not None
     same = [torch.equal(before[:, h], after[:, h]) for h in range(HEADS)]
     assert same == [False, False, True, True]
 

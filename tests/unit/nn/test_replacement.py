@@ -24,23 +24,26 @@ def transformer(**options: Any) -> nn.Transformer:
     return nn.Transformer(**sizes, dropout=0.0, **options)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"batch_first": True, "bias": False},
-        {"add_bias_kv": True, "add_zero_attn": True},
-        {"kdim": 6, "vdim": 5, "batch_first": True},
-    ],
-    ids=str,
-)
-def test_sparsify_attention_at_alpha_1_matches_pytorch(options: dict[str, Any]) -> None:
+LAYERS = [
+    {},
+    {"batch_first": True, "bias": False},
+    {"add_bias_kv": True, "add_zero_attn": True},
+    {"kdim": 6, "vdim": 5, "batch_first": True},
+]
+
+
+@pytest.mark.parametrize("options", LAYERS, ids=str)
+def test_sparsified_and_densified_attention_match_pytorch(options: dict[str, Any]) -> None:
     old = nn.MultiheadAttention(16, 4, **options).eval()
     new = sparsify_module(old, 1.0)
     assert isinstance(new, MultiheadAttention) and not new.training
     assert {id(x) for x in new.parameters()} == {id(x) for x in old.parameters()}
     query, key, value = torch.randn(3, 5, 16), torch.randn(3, 5, old.kdim), torch.randn(3, 5, old.vdim)
-    torch.testing.assert_close(new(query, key, value), old(query, key, value), rtol=1e-5, atol=1e-6)
+    expected = old(query, key, value)
+    torch.testing.assert_close(new(query, key, value), expected, rtol=1e-5, atol=1e-6)
+    dense = densify_module(new)
+    assert type(dense) is nn.MultiheadAttention and not dense.training
+    torch.testing.assert_close(dense(query, key, value), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -165,25 +168,14 @@ def test_densify_restores_attention_and_keeps_parameters() -> None:
         assert not torch.equal(model(src, src_key_padding_mask=padding), before)
 
 
-@pytest.mark.parametrize(
-    "options", [{"bias": False}, {"add_bias_kv": True, "add_zero_attn": True}, {"kdim": 6, "vdim": 5}], ids=str
-)
-def test_densify_converts_a_top_level_attention(options: dict[str, Any]) -> None:
-    sparse = MultiheadAttention(16, 4, alpha=1.0, **options).eval()
-    dense = densify_module(sparse)
-    assert type(dense) is nn.MultiheadAttention and not dense.training
-    query, key, value = torch.randn(5, 3, 16), torch.randn(5, 3, sparse.kdim), torch.randn(5, 3, sparse.vdim)
-    torch.testing.assert_close(dense(query, key, value)[0], sparse(query, key, value)[0], rtol=1e-5, atol=1e-6)
+UNSUPPORTED = [
+    ({"positions": "alibi"}, "positions 'alibi'"),
+    ({"length_scale": "ssmax"}, "a length scale"),
+    ({"num_kv_heads": 2}, "2 key heads for 4 query heads"),
+]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"positions": "alibi"}, "positions 'alibi'"),
-        ({"length_scale": "ssmax"}, "a length scale"),
-        ({"num_kv_heads": 2}, "2 key heads for 4 query heads"),
-    ],
-)
+@pytest.mark.parametrize(("options", "words"), UNSUPPORTED)
 def test_densify_rejects_options_unsupported_by_pytorch(options: dict[str, Any], words: str) -> None:
     module = nn.ModuleDict({"own": MultiheadAttention(16, 4, **options)})
     with pytest.raises(TypeError, match=f"own has {words}, which torch.nn.MultiheadAttention does not"):

@@ -112,21 +112,14 @@ def test_dropout_is_applied_only_in_training(kind: str) -> None:
 
 
 def test_cross_attention_alpha_defaults_to_alpha() -> None:
-    attentions = [
-        (layer.self_attn, layer.multihead_attn)
-        for layer in (
-            TransformerDecoderLayer(8, 2, 16),
-            TransformerDecoderLayer(8, 2, 16, alpha=2.0),
-            TransformerDecoderLayer(8, 2, 16, alpha=2.0, cross_attention_alpha=1.25),
-            TransformerDecoderLayer(8, 2, 16, alpha=1.0, cross_attention_alpha=torch.tensor([1.25, 1.75])),
-        )
-    ]
-    assert [(a.alphas().tolist(), b.alphas().tolist()) for a, b in attentions] == [
-        ([1.5, 1.5], [1.5, 1.5]),
-        ([2, 2], [2, 2]),
-        ([2, 2], [1.25, 1.25]),
-        ([1, 1], [1.25, 1.75]),
-    ]
+    for options, alphas, cross_alphas in (
+        ({}, [1.5, 1.5], [1.5, 1.5]),
+        ({"alpha": 2.0}, [2, 2], [2, 2]),
+        ({"alpha": 2.0, "cross_attention_alpha": 1.25}, [2, 2], [1.25, 1.25]),
+        ({"alpha": 1.0, "cross_attention_alpha": torch.tensor([1.25, 1.75])}, [1, 1], [1.25, 1.75]),
+    ):
+        layer = TransformerDecoderLayer(8, 2, 16, **options)
+        assert layer.self_attn.alphas().tolist() == alphas and layer.multihead_attn.alphas().tolist() == cross_alphas
 
 
 def test_each_attention_learns_separate_alphas() -> None:
@@ -242,10 +235,8 @@ def test_key_lengths_match_padding_masks(norm_first: bool) -> None:
 
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_decoder_returns_cross_attention_weights(norm_first: bool) -> None:
-    layer, arguments = (
-        sharp(TransformerDecoderLayer(**SIZES, batch_first=True, norm_first=norm_first)),
-        inputs("decoder"),
-    )
+    layer = sharp(TransformerDecoderLayer(**SIZES, batch_first=True, norm_first=norm_first))
+    arguments = inputs("decoder")
     out, weights = layer(*arguments, memory_key_padding_mask=PADDING, need_weights=True)
     torch.testing.assert_close(out, layer(*arguments, memory_key_padding_mask=PADDING))
     assert weights.shape == (BATCH, TARGET, SOURCE) and (weights[PADDING.unsqueeze(1).expand_as(weights)] == 0).all()

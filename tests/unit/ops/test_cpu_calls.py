@@ -56,11 +56,8 @@ def test_constants_match_the_header() -> None:
         re.search(rf"enum {name} {{(.*?)}}", HEADER)[1].lower().replace(" ", "").split(",")[:-1]  # type: ignore[index]
         for name in ("BeamSource", "PrefixColumns", "HistoryColumns", "HistoryValues")
     )
-    assert (tuple(source), tuple(prefixes), tuple(values)) == (
-        structs.BEAM_SOURCE,
-        structs.PREFIX_COLUMNS,
-        structs.HISTORY_VALUES,
-    )
+    assert tuple(source) == structs.BEAM_SOURCE
+    assert (tuple(prefixes), tuple(values)) == (structs.PREFIX_COLUMNS, structs.HISTORY_VALUES)
     assert (*prefixes, history[0].removesuffix("=prefix_columns"), *history[1:]) == structs.HISTORY_COLUMNS
     names = re.search(r"enum Storage {(.*?)}", HEADER)[1].replace(" ", "").split(",")  # type: ignore[index]
     dtypes = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}

@@ -114,9 +114,8 @@ def test_scalar_alpha_matches_the_same_alpha_per_row(alpha: float, dtype: torch.
         close(p, eager.entmax(x.scores, alpha), dtype)
         many = torch.full((len(scores), 1), alpha, dtype=compute_dtype(dtype))
         close(cpu.entmax(scores, many), eager.entmax(x.scores, many.double()), dtype)
-        result = cpu.entmax_loss(scores, x.target, alpha, True)
-        for one, each in zip(result, cpu.entmax_loss(scores, x.target, many, True), strict=True):
-            assert one is not None and each is not None
+        results = (cpu.entmax_loss(scores, x.target, number, True) for number in (alpha, many))
+        for one, each in zip(*results, strict=True):
             close(one, each.double(), one.dtype, 20)
 
 
@@ -160,7 +159,6 @@ def test_map_gradients_match_float64(d: int, dtype: torch.dtype) -> None:
     p, g, alpha = x.probs.to(dtype), x.weights.to(dtype), x.alphas(dtype)
     # Start from the same rounded probabilities: near the edge of the support the slope depends on every digit.
     expected, expected_alpha = pullback(p.double(), g.double(), alpha.double(), True)
-    assert expected_alpha is not None
     for need_alpha in (False, True):
         result, found_alpha = cpu.entmax_gradient(p, g, alpha, need_alpha)
         assert result.dtype == dtype
@@ -347,8 +345,7 @@ def test_listed_probabilities_sum_to_1_and_gradients_to_0(alpha: float) -> None:
 def lists_of(z: Tensor, target: Tensor, alpha: float | Tensor) -> tuple[CsrRows, Tensor]:
     """Return the supports of rows, and the statistics of their losses."""
     _, stats, _ = cpu.entmax_loss(z, target, alpha, False)
-    offsets = torch.zeros(len(z) + 1, dtype=torch.long)
-    offsets[1:] = stats[:, -1].long().cumsum(0)
+    offsets = torch.nn.functional.pad(stats[:, -1].long().cumsum(0), (1, 0))
     return CsrRows(offsets, *cpu.support(z, alpha, stats, offsets)), stats
 
 
@@ -435,7 +432,6 @@ def test_single_rows_match_batched_rows_bit_for_bit(d: int) -> None:
     p = cpu.entmax(z, alpha)
     loss, stats, slope = cpu.entmax_loss(z, x.target, alpha, True)
     dz, da = cpu.entmax_gradient(p, g, alpha, True)
-    assert slope is not None and da is not None
     broken = z.clone()
     broken[1::3] = torch.nan
     among_broken = cpu.entmax(broken, alpha)
@@ -512,7 +508,6 @@ def test_non_finite_rows_give_nan_and_empty_rows_give_zero(d: int, dtype: torch.
     else:
         p = cpu.entmax(z, alpha)
         dz, da = cpu.entmax_gradient(p, g, alpha, True)
-    assert da is not None
     assert p[broken].isnan().all() and dz[broken].isnan().all() and da[broken].isnan().all()
     assert (p[empty] == 0).all() and (dz[empty] == 0).all() and (da[empty] == 0).all()
     close(p[good], exact(z[good], alpha[good]), dtype)
@@ -522,15 +517,13 @@ def test_non_finite_rows_give_nan_and_empty_rows_give_zero(d: int, dtype: torch.
     target = torch.zeros(len(z), dtype=torch.long)
     target[state == 4] = -1
     loss, stats, slope = cpu.entmax_loss(z, target, alpha, True)
-    assert slope is not None
     upstream = torch.ones(len(z), dtype=loss.dtype)
     grad = cpu.entmax_loss_gradient(z, target, alpha, stats, upstream)
     ignored = empty | (target < 0)
     assert (loss[ignored] == 0).all() and (grad[ignored] == 0).all() and (slope[ignored] == 0).all()
     assert loss[broken & ~ignored].isnan().all() and grad[broken & ~ignored].isnan().all()
     assert loss[good].isfinite().all() and grad[good].isfinite().all() and slope[good].isfinite().all()
-    offsets = torch.zeros(len(z) + 1, dtype=torch.long)
-    offsets[1:] = torch.where(good, stats[:, -1], 0).long().cumsum(0)
+    offsets = torch.nn.functional.pad(torch.where(good, stats[:, -1], 0).long().cumsum(0), (1, 0))
     lists = CsrRows(offsets, *cpu.support(z, alpha, stats, offsets))
     close(dense(lists, d)[good], exact(z[good], alpha[good]), compute_dtype(dtype))
 
@@ -593,8 +586,7 @@ def test_no_memory_beyond_the_end_is_accessed(d: int, dtype: torch.dtype) -> Non
     assert loss.isfinite().all()
     call("loss_gradient", alpha, z, target, stats, fenced(torch.ones_like(loss)), dz)
     assert dz.isfinite().all()
-    offsets = torch.zeros(len(z) + 1, dtype=torch.long)
-    offsets[1:] = stats.view(-1, cpu.STATS)[:, -1].long().cumsum(0)
+    offsets = torch.nn.functional.pad(stats.view(-1, cpu.STATS)[:, -1].long().cumsum(0), (1, 0))
     size = int(offsets[-1])
     index, value = fenced(torch.full((size,), -1, dtype=torch.int32)), fenced(torch.full((size,), -1.0, dtype=wide))
     call("support", alpha, z, stats, fenced(offsets), index, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -34,13 +35,16 @@ def scores(rows: int, d: int, seed: int = 0) -> Tensor:
     return result
 
 
-def agree(ours: BestSymbols, truth: BestSymbols) -> None:
+def compare(z: Tensor, *arguments: Any) -> BestSymbols:
+    """Compare the best symbols with those of the scores in float64, and return them."""
+    ours, truth = cpu.best_symbols(z, *arguments), eager.best_symbols(z.double(), *arguments)
     torch.testing.assert_close(ours.log_probs, truth.log_probs, atol=1e-12, rtol=1e-10)
     possible = truth.log_probs > -math.inf
     assert torch.equal(ours.symbols[possible], truth.symbols[possible])
     torch.testing.assert_close(ours.ends, truth.ends, atol=1e-12, rtol=1e-10)
     assert torch.equal(ours.support, truth.support)
     torch.testing.assert_close(ours.mass, truth.mass, atol=1e-6, rtol=1e-6, equal_nan=True)
+    return ours
 
 
 @by_size([1, 2, 7, 9, 15, 17, 33, 64, 65, 1000, 1025, 5000])
@@ -48,34 +52,26 @@ def agree(ours: BestSymbols, truth: BestSymbols) -> None:
 def test_best_symbols_match_float64(d: int, alpha: float, tau: float | None) -> None:
     z, end = scores(5, d), d // 2
     for count in {1, min(6, d), min(100, d)}:
-        ours = cpu.best_symbols(z, alpha, tau, count, end)
-        truth = eager.best_symbols(z.double(), alpha, tau, count, end)
-        agree(ours, truth)
+        compare(z, alpha, tau, count, end)
 
 
 @in_pairs(transform=MAPS, dtype=[torch.bfloat16, torch.float16, torch.float64])
 def test_best_symbols_of_other_dtypes_match_float64(transform: tuple[float, float | None], dtype: torch.dtype) -> None:
-    alpha, tau = transform
-    z = scores(4, 70).to(dtype)
-    agree(cpu.best_symbols(z, alpha, tau, 4, 2), eager.best_symbols(z.double(), alpha, tau, 4, 2))
+    compare(scores(4, 70).to(dtype), *transform, 4, 2)
 
 
 @in_pairs(transform=MAPS, d=[9, 130])
 def test_only_restricts_rows_to_one_symbol(transform: tuple[float, float | None], d: int) -> None:
-    alpha, tau = transform
-    z, only = scores(4, d, 1), torch.tensor([d - 1, -1, 0, 5])
-    ours, truth = (backend.best_symbols(x, alpha, tau, 3, 2, only) for backend, x in ((cpu, z), (eager, z.double())))
-    agree(ours, truth)
+    ours = compare(scores(4, d, 1), *transform, 3, 2, torch.tensor([d - 1, -1, 0, 5]))
     assert (ours.log_probs[[0, 2, 3], 1:] == -math.inf).all()
 
 
 @in_pairs(transform=MAPS, d=[9, 130])
 def test_nan_rows_have_nan_mass_and_empty_rows_no_support(transform: tuple[float, float | None], d: int) -> None:
-    alpha, tau = transform
     z = scores(4, d, 2)
     z[1, d - 1] = math.nan
     z[2] = -math.inf
-    ours = cpu.best_symbols(z, alpha, tau, 3, 2)
+    ours = cpu.best_symbols(z, *transform, 3, 2)
     assert ours.mass.isnan().tolist() == [False, True, False, False]
     assert ours.support[2] == 0 and ours.ends[2] == -math.inf and (ours.log_probs[2] == -math.inf).all()
 

@@ -44,14 +44,14 @@ def test_every_function_of_the_protocol_belongs_to_one_operation() -> None:
     assert sorted([*functions, "status", "usable", "on_device"]) == sorted(named)
 
 
-@pytest.mark.parametrize(
-    ("operations", "words"),
-    [
-        (("maps", "losses"), "operation 'losses' needs a function entmax_loss"),
-        (("maps", "map"), "operations must be among maps, .*, got 'map'"),
-        (("maps", "output layer"), "'output layer' needs 'losses' and 'alpha-ReLU'"),
-    ],
-)
+INVALID = [
+    (("maps", "losses"), "operation 'losses' needs a function entmax_loss"),
+    (("maps", "map"), "operations must be among maps, .*, got 'map'"),
+    (("maps", "output layer"), "'output layer' needs 'losses' and 'alpha-ReLU'"),
+]
+
+
+@pytest.mark.parametrize(("operations", "words"), INVALID)
 def test_invalid_operation_lists_raise(
     operations: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,14 +97,8 @@ def test_embedded_json_cannot_close_its_script_element(text: str) -> None:
 
 def test_numbers_are_short_and_finite() -> None:
     values = {"a": 1 / 3, "b": math.inf, "c": math.nan, "d": np.float64(2 / 3), "e": np.arange(2), "f": 10**9}
-    assert json.loads(embed_json(values)) == {
-        "a": 0.333333333,
-        "b": None,
-        "c": None,
-        "d": 0.666666667,
-        "e": [0, 1],
-        "f": 10**9,
-    }
+    short = {"a": 0.333333333, "b": None, "c": None, "d": 0.666666667, "e": [0, 1], "f": 10**9}
+    assert json.loads(embed_json(values)) == short
 
 
 def test_a_page_without_runs_raises() -> None:
@@ -144,12 +138,8 @@ def test_the_page_contains_score_titles_by_log_name() -> None:
 @pytest.mark.parametrize("count", [1, 500, 2000])
 def test_long_histories_keep_500_points_and_both_ends(count: int) -> None:
     steps, losses = tuple(range(10, count + 10)), tuple(float(i) for i in range(count))
-    runs = [
-        SweepRun(
-            str(alpha), {"training.seed": 1, "model.output_alpha": alpha}, ValueHistory(steps, {"dev_loss": losses})
-        )
-        for alpha in (1.25, 1.5)
-    ]
+    history = ValueHistory(steps, {"dev_loss": losses})
+    runs = [SweepRun(str(a), {"training.seed": 1, "model.output_alpha": a}, history) for a in (1.25, 1.5)]
     (point, _) = data_of(build_page([], sweep=sweep(runs)))["sweep"]["points"]
     assert len(point["steps"][0]) == len(point["curves"]["dev_loss"][0]) == min(count, 500)
     assert (point["steps"][0][0], point["steps"][0][-1]) == (10, count + 9)
@@ -157,11 +147,9 @@ def test_long_histories_keep_500_points_and_both_ends(count: int) -> None:
 
 
 def test_values_and_alphas_are_thinned_to_the_same_steps(summaries: Any) -> None:
-    count = 1001
-    values = ValueHistory(
-        tuple(range(count)), {"dev_loss": tuple(map(float, range(count)))}, tuple(map(float, range(count)))
-    )
-    heads = HeadHistory(tuple(range(count)), {"encoder": np.arange(2.0 * count).reshape(count, 1, 2)})
+    steps, numbers = tuple(range(1001)), tuple(map(float, range(1001)))
+    values = ValueHistory(steps, {"dev_loss": numbers}, numbers)
+    heads = HeadHistory(steps, {"encoder": np.arange(2002.0).reshape(1001, 1, 2)})
     run = replace(summaries[0][0], values=values, alphas=heads, densities=None)
     (content,) = data_of(build_page([run]))["runs"]
     assert content["values"]["steps"] == content["alphas"]["steps"] == content["values"]["seconds"]

@@ -87,18 +87,18 @@ def test_the_last_selected_sentence_is_drawn(sentences: Any, summaries: Any) -> 
     assert sentences.locator(".panel:first-child .matrix .row").count() == len(head.target)
 
 
-@pytest.mark.parametrize(
-    ("value", "log", "text"),
-    [
-        (0.0, None, "0"),
-        (0.0, -912.0, "<.001"),
-        (2e-9, math.log(2e-9), "<.001"),
-        (0.001, math.log(0.001), ".001"),
-        (0.25, math.log(0.25), ".250"),
-        (0.9999, math.log(0.9999), ">.999"),
-        (1.0, 0.0, "1"),
-    ],
-)
+SHOWN = [
+    (0.0, None, "0"),
+    (0.0, -912.0, "<.001"),
+    (2e-9, math.log(2e-9), "<.001"),
+    (0.001, math.log(0.001), ".001"),
+    (0.25, math.log(0.25), ".250"),
+    (0.9999, math.log(0.9999), ">.999"),
+    (1.0, 0.0, "1"),
+]
+
+
+@pytest.mark.parametrize(("value", "log", "text"), SHOWN)
 def test_only_exact_probabilities_are_shown_as_0_or_1(
     calculate: Calculate, value: float, log: float | None, text: str
 ) -> None:
@@ -114,56 +114,41 @@ def test_the_tree_shows_underflowing_probabilities(calculate: Calculate) -> None
     assert sorted(labels) == ["(end)", "␣"]
 
 
-@pytest.mark.parametrize(
-    ("piece", "text"),
-    [
-        ("▁word", "word"),
-        ("▁", "▁"),
-        (" ", "␣"),
-        ("\u00a0", "␣"),
-        ("▁ ", "␣"),
-        ("\t", "⇥"),
-        ("\ufeff", "U+FEFF"),
-        ("\n", "⏎"),
-        ("\u202e", "U+202E"),
-        ("\u200d", "U+200D"),
-        ("\u00ad", "U+00AD"),
-        ("a\u0001b", "aU+0001b"),
-        ("می\u200cخواهم", "می\u200cخواهم"),
-        ("<tag:V.PTCP>", "V.PTCP"),
-        ("<lang:english>", "english"),
-    ],
-)
+VISIBLE = [
+    ("▁word", "word"),
+    ("▁", "▁"),
+    (" ", "␣"),
+    ("\u00a0", "␣"),
+    ("▁ ", "␣"),
+    ("\t", "⇥"),
+    ("\ufeff", "U+FEFF"),
+    ("\n", "⏎"),
+    ("\u202e", "U+202E"),
+    ("\u200d", "U+200D"),
+    ("\u00ad", "U+00AD"),
+    ("a\u0001b", "aU+0001b"),
+    ("می\u200cخواهم", "می\u200cخواهم"),
+    ("<tag:V.PTCP>", "V.PTCP"),
+    ("<lang:english>", "english"),
+]
+
+
+@pytest.mark.parametrize(("piece", "text"), VISIBLE)
 def test_every_symbol_has_a_visible_name(calculate: Calculate, piece: str, text: str) -> None:
     assert calculate("spell(it)", piece) == text
 
 
-@pytest.mark.parametrize(
-    ("kind", "bound", "limits", "text"),
-    [
-        ("bounded", 0.1234, {}, "The probability of each missing output is at most .124."),
-        ("bounded", 1e-9, {}, "The probability of each missing output is at most .001."),
-        ("bounded", 0.5, {"length_penalty": 0.6}, " a better output may be missing."),
-        (
-            "optimal",
-            0.5,
-            {"length_penalty": 0.6},
-            "has a better score (log-probability / length^0.6) than the best one.",
-        ),
-        (
-            "optimal",
-            0.5,
-            {"min_length": 2},
-            " no other output of at least 2 symbols is more probable than the best one.",
-        ),
-        (
-            "complete",
-            0.5,
-            {"min_length": 1},
-            "of at least 1 symbol. Every other one has a probability of exactly zero.",
-        ),
-    ],
-)
+CERTIFICATES = [
+    ("bounded", 0.1234, {}, "The probability of each missing output is at most .124."),
+    ("bounded", 1e-9, {}, "The probability of each missing output is at most .001."),
+    ("bounded", 0.5, {"length_penalty": 0.6}, " a better output may be missing."),
+    ("optimal", 0.5, {"length_penalty": 0.6}, " better score (log-probability / length^0.6) than the best one."),
+    ("optimal", 0.5, {"min_length": 2}, " of at least 2 symbols is more probable than the best one."),
+    ("complete", 0.5, {"min_length": 1}, " 1 symbol. Every other one has a probability of exactly zero."),
+]
+
+
+@pytest.mark.parametrize(("kind", "bound", "limits", "text"), CERTIFICATES)
 def test_certificates_hold_within_the_limits_of_the_search(
     calculate: Calculate, kind: str, bound: float, limits: dict[str, Any], text: str
 ) -> None:
@@ -175,29 +160,23 @@ def test_symbols_that_are_not_listed_are_counted(calculate: Calculate) -> None:
     assert calculate("shares(it, 'a', 5).querySelector('.words').lastChild.textContent", words) == "and 2 more"
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "labels"),
-    [
-        (100_000, 102_000, ["100k", "100.5k", "101k", "101.5k", "102k"]),
-        (0, 2e9, ["0", "500M", "1G", "1.5G", "2G"]),
-        (1000, 1002, ["1000", "1000.5", "1001", "1001.5", "1002"]),
-        (0.1, 0.3, ["0.1", "0.15", "0.2", "0.25", "0.3"]),
-    ],
-)
+TICKS = [
+    (100_000, 102_000, ["100k", "100.5k", "101k", "101.5k", "102k"]),
+    (0, 2e9, ["0", "500M", "1G", "1.5G", "2G"]),
+    (1000, 1002, ["1000", "1000.5", "1001", "1001.5", "1002"]),
+    (0.1, 0.3, ["0.1", "0.15", "0.2", "0.25", "0.3"]),
+]
+
+
+@pytest.mark.parametrize(("low", "high", "labels"), TICKS)
 def test_ticks_have_different_labels(calculate: Calculate, low: float, high: float, labels: list[str]) -> None:
     assert calculate("ticks(it[0], it[1], 4).map(label)", [low, high]) == labels
 
 
 def test_percentages_do_not_round_to_0_or_100(calculate: Calculate) -> None:
     shares = [0, 1e-6, 0.5, 0.9996, 1, 1.2]
-    assert calculate("it.map((x) => percent(x, 1))", shares) == [
-        "0.0 %",
-        "<0.1 %",
-        "50.0 %",
-        ">99.9 %",
-        "100.0 %",
-        "120.0 %",
-    ]
+    texts = ["0.0 %", "<0.1 %", "50.0 %", ">99.9 %", "100.0 %", "120.0 %"]
+    assert calculate("it.map((x) => percent(x, 1))", shares) == texts
     assert calculate("it.map((x) => percent(x))", [0.994, 0.996]) == ["99 %", ">99 %"]
 
 
@@ -255,14 +234,10 @@ def test_views_use_the_score_titles_and_formats(open_page: Open, summaries: Any)
     values = {name: score[0] for name, score in SCORES.items()} | dict.fromkeys(OTHERS, (2.0, 3.0)) | {"dev_f1": (0, 1)}
     metrics = {name: history[-1] for name, history in values.items()}
     run = replace(summaries[0][0], values=ValueHistory((1, 2), values), metrics=metrics, step=2)
-    swept = [
-        SweepRun(
-            f"{alpha}",
-            {"model.output_alpha": alpha},
-            ValueHistory((1,), {name: (history[-1] * alpha,) for name, history in values.items()}, None, "chrf"),
-        )
-        for alpha in (1.0, 1.5, 2.0)
-    ]
+    swept = []
+    for alpha in (1.0, 1.5, 2.0):
+        scores = {name: (history[-1] * alpha,) for name, history in values.items()}
+        swept.append(SweepRun(f"{alpha}", {"model.output_alpha": alpha}, ValueHistory((1,), scores, None, "chrf")))
     tab = open_page(build_page([run], sweep=sweep(swept)), "overview")
     first = tab.inner_text("table.facts >> nth=0 >> tbody tr >> nth=0")
     assert first.split() == ["BLEU", "on", "the", "development", "set", "34.57"]
@@ -355,10 +330,8 @@ def test_a_long_dense_sentence_is_drawn_with_few_elements(open_page: Open) -> No
       .reduce((sum, [, width]) => sum + Number(width), 0))"""
     covered = panel.locator(".matrix .row >> nth=7").locator(".tone").evaluate_all(widths)
     assert sum(covered) == 220 * 13
-    assert (
-        tab.locator(".thumb path").count() <= 8
-        and tab.locator(".thumb svg").first.get_attribute("viewBox") == "0 0 74 3"
-    )
+    assert tab.locator(".thumb path").count() <= 8
+    assert tab.locator(".thumb svg").first.get_attribute("viewBox") == "0 0 74 3"
 
 
 def test_hovering_shows_the_weight_under_the_pointer(sentences: Any) -> None:
@@ -597,21 +570,11 @@ def test_views_and_plots_of_single_values_are_omitted(open_page: Open, summaries
     model = transformer(heads=1, layers=1)
     batches = list(Corpus([[4, 5, 6, 7, 8, 9]] * 2, [[4, 5]] * 2).batches(2))
     alone = summarize_attention(model, read_model(model, SRC, TGT), batches, name="one", corpus="samples")
-    alone = replace(
-        alone,
-        step=1,
-        layers=alone.layers[-1:],
-        heads=alone.heads[-1:],
-        diversity=alone.diversity[-1:],
-        contrasts=(),
-        sentences=tuple(replace(s, weights=s.weights[-1:]) for s in alone.sentences),
-    )
-    swept = sweep(
-        [
-            SweepRun(f"{alpha}", {"model.output_alpha": alpha}, ValueHistory((1,), {"dev_loss": (alpha,)}))
-            for alpha in (1.0, 1.5)
-        ]
-    )
+    last = {name: getattr(alone, name)[-1:] for name in ("layers", "heads", "diversity")}
+    sentences = tuple(replace(s, weights=s.weights[-1:]) for s in alone.sentences)
+    alone = replace(alone, step=1, contrasts=(), sentences=sentences, **last)
+    runs = [SweepRun(f"{a}", {"model.output_alpha": a}, ValueHistory((1,), {"dev_loss": (a,)})) for a in (1.0, 1.5)]
+    swept = sweep(runs)
     words = tuple(WordContrast(0, 0, "▁a", 0.5, 0.0, 0.0, (("▁a", 1.0),), (("▁b", 1.0),)) for _ in range(2))
     compared = ComparisonSummary("one", "other", (ModelContrast("cross", 2, 0.5, words, words),))
     tab = open_page(build_page([alone, replace(alone, name="other")], [compared], sweep=swept))

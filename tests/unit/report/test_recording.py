@@ -90,7 +90,6 @@ def test_scaled_dot_product_attention_is_recorded(grouped: bool) -> None:
 
 
 def test_show_records_nn_transformer() -> None:
-    torch.manual_seed(0)
     model = nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
     inputs = {"src": torch.randn(2, 4, 8), "tgt": torch.randn(2, 3, 8), "tgt_mask": torch.ones(3, 3).triu(1).bool()}
     masks = dict.fromkeys(("src_key_padding_mask", "memory_key_padding_mask"), PADDED)
@@ -111,22 +110,14 @@ def test_show_records_hugging_face_models(name: str, left: bool) -> None:
     transformers = pytest.importorskip("transformers")
     from tsallis.huggingface import sparsify
 
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 20, "num_attention_heads": 2, "num_hidden_layers": 2}
-    configs = {
-        "bert": (transformers.BertModel, transformers.BertConfig(hidden_size=8, intermediate_size=8, **sizes)),
-        "gpt2": (
-            transformers.GPT2LMHeadModel,
-            transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2),
-        ),
-        "t5": (
-            transformers.T5ForConditionalGeneration,
-            transformers.T5Config(
-                vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2, decoder_start_token_id=0
-            ),
-        ),
-    }
-    kind, config = configs[name]
+    bert = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2}
+    gpt2 = {"n_embd": 8, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 2}
+    t5 = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
+    kind, config = {
+        "bert": (transformers.BertModel, transformers.BertConfig(vocab_size=20, **bert)),
+        "gpt2": (transformers.GPT2LMHeadModel, transformers.GPT2Config(vocab_size=20, **gpt2)),
+        "t5": (transformers.T5ForConditionalGeneration, transformers.T5Config(vocab_size=20, **t5)),
+    }[name]
     model = kind(config)
     mask = (~PADDED).long().flip(1) if left else (~PADDED).long()
     batch = {"input_ids": torch.arange(4, 12).view(2, 4), "attention_mask": mask}

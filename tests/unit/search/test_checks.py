@@ -42,15 +42,12 @@ SIZES = {
     "beam_search": ("beam_size", "n_best", "max_length"),
     "exhaustive": ("budget", "n_best", "max_length"),
     "exact_search": ("budget", "n_best", "beam_size", "max_length"),
-    "sample": ("num_samples", "max_length"),
-    "generate": ("num_samples", "max_length"),
+    **dict.fromkeys(("sample", "generate"), ("num_samples", "max_length")),
 }
 NUMBERS = {
     "beam_search": ("length_penalty",),
-    "exhaustive": ("length_penalty", "mass"),
-    "exact_search": ("length_penalty", "mass"),
-    "sample": (),
-    "generate": (),
+    **dict.fromkeys(("exhaustive", "exact_search"), ("length_penalty", "mass")),
+    **dict.fromkeys(("sample", "generate"), ()),
 }
 CALLS = SEARCHES | DRAWS
 
@@ -62,12 +59,7 @@ def models() -> list[Any]:
     sizes = {"d_model": 8, "heads": 2, "d_ff": 16}
     recurrent, other = (RNNSeq2Seq(8, 8, d_model=8, output="sparsemax") for _ in range(2))
     transformer = TransformerSeq2Seq(8, 8, layers=1, **sizes)
-    return [
-        recurrent,
-        transformer,
-        LanguageModel(8, layers=1, **sizes),
-        Ensemble([recurrent, other]),
-    ]
+    return [recurrent, transformer, LanguageModel(8, layers=1, **sizes), Ensemble([recurrent, other])]
 
 
 @pytest.fixture(scope="module", params=range(4), ids=["recurrent", "transformer", "language", "ensemble"])
@@ -82,49 +74,49 @@ def check_refusal(call: Callable[[], object], *words: str) -> None:
     assert "\n" not in message and all(word in message for word in words), message
 
 
-@pytest.mark.parametrize(
-    ("name", "option", "value"),
-    [
-        *((name, option, value) for name in CALLS for option in SIZES[name] for value in COUNT),
-        *((name, option, value) for name in CALLS for option in NUMBERS[name] for value in NUMBER),
-        *((name, option, None) for name in CALLS for option in {*SIZES[name]} & {"beam_size", "num_samples"}),
-        *itertools.product(SEARCHES, ["min_length"], [-1, 2.5, True, "2", math.inf]),
-        *itertools.product(["exhaustive", "exact_search"], ["time_limit"], [-1, math.nan, math.inf, "1", True]),
-        *itertools.product(DRAWS, ["temperature"], [0, -1.0, 1e-301, math.nan, math.inf, "1", True]),
-        *itertools.product(
-            DRAWS, ["seeds"], [5, [1], [1, -1], [1, 2.5], [True, 1], ["1", "2"], [1, 2**64], "12", ZERO_DIM]
-        ),
-        *itertools.product(
-            [*SEARCHES, "sample"], ["prefixes"], [4, "ab", [4, 5], [(4,), (5.5,)], [(4,), "a"], [(4,)], [ZERO_DIM]]
-        ),
-        *itertools.product([*SEARCHES, "sample"], ["prefixes"], [[(4,), (True,)], [(4,), (-4,)], [(4,), (8,)]]),
-    ],
-)
+INVALID_OPTIONS = [
+    *((name, option, value) for name in CALLS for option in SIZES[name] for value in COUNT),
+    *((name, option, value) for name in CALLS for option in NUMBERS[name] for value in NUMBER),
+    *((name, option, None) for name in CALLS for option in {*SIZES[name]} & {"beam_size", "num_samples"}),
+    *itertools.product(SEARCHES, ["min_length"], [-1, 2.5, True, "2", math.inf]),
+    *itertools.product(["exhaustive", "exact_search"], ["time_limit"], [-1, math.nan, math.inf, "1", True]),
+    *itertools.product(DRAWS, ["temperature"], [0, -1.0, 1e-301, math.nan, math.inf, "1", True]),
+    *itertools.product(
+        DRAWS, ["seeds"], [5, [1], [1, -1], [1, 2.5], [True, 1], ["1", "2"], [1, 2**64], "12", ZERO_DIM]
+    ),
+    *itertools.product(
+        [*SEARCHES, "sample"], ["prefixes"], [4, "ab", [4, 5], [(4,), (5.5,)], [(4,), "a"], [(4,)], [ZERO_DIM]]
+    ),
+    *itertools.product([*SEARCHES, "sample"], ["prefixes"], [[(4,), (True,)], [(4,), (-4,)], [(4,), (8,)]]),
+]
+
+
+@pytest.mark.parametrize(("name", "option", "value"), INVALID_OPTIONS)
 def test_errors_name_the_invalid_option_and_its_value(name: str, option: str, value: Any) -> None:
     words = [] if isinstance(value, list | str | Tensor) or value in (10**30, 10**400) else [str(value)]
     named = {"seeds": "seed", "prefixes": "prefix"}.get(option, option)
     check_refusal(lambda: CALLS[name](models()[0], SRC, LENGTHS, **{option: value}), named, *words)
 
 
-@pytest.mark.parametrize(
-    ("src", "lengths", "word"),
-    [
-        (SRC + 4, LENGTHS, "symbols of src must be from 0 to 7, got 11"),
-        (SRC - 5, LENGTHS, "symbols of src must be from 0 to 7, got -5"),
-        (SRC.float(), LENGTHS, "src must be a tensor of int64 or int32, got float32"),
-        (SRC.bool(), LENGTHS, "src must be a tensor of int64 or int32, got bool"),
-        (SRC.tolist(), LENGTHS, "src must be a tensor"),
-        (SRC[0], LENGTHS, "src must have shape [batch, src]"),
-        (SRC, LENGTHS[:1], "src_lengths [batch], got [2, 3] and [1]"),
-        (SRC, LENGTHS.unsqueeze(0), "got [2, 3] and [1, 2]"),
-        (SRC, torch.tensor(3), "got [2, 3] and []"),
-        (SRC, LENGTHS.float(), "src_lengths must be a tensor of integers, got float32"),
-        (SRC, LENGTHS > 0, "src_lengths must be a tensor of integers, got bool"),
-        (SRC, [3, 2], "src_lengths must be a tensor, got [3, 2]"),
-        (SRC, LENGTHS + 1, "src_lengths must be from 0 to 3, the width of src, got [4, 3]"),
-        (SRC, LENGTHS - 3, "got [0, -1]"),
-    ],
-)
+WRONG_SOURCES = [
+    (SRC + 4, LENGTHS, "symbols of src must be from 0 to 7, got 11"),
+    (SRC - 5, LENGTHS, "symbols of src must be from 0 to 7, got -5"),
+    (SRC.float(), LENGTHS, "src must be a tensor of int64 or int32, got float32"),
+    (SRC.bool(), LENGTHS, "src must be a tensor of int64 or int32, got bool"),
+    (SRC.tolist(), LENGTHS, "src must be a tensor"),
+    (SRC[0], LENGTHS, "src must have shape [batch, src]"),
+    (SRC, LENGTHS[:1], "src_lengths [batch], got [2, 3] and [1]"),
+    (SRC, LENGTHS.unsqueeze(0), "got [2, 3] and [1, 2]"),
+    (SRC, torch.tensor(3), "got [2, 3] and []"),
+    (SRC, LENGTHS.float(), "src_lengths must be a tensor of integers, got float32"),
+    (SRC, LENGTHS > 0, "src_lengths must be a tensor of integers, got bool"),
+    (SRC, [3, 2], "src_lengths must be a tensor, got [3, 2]"),
+    (SRC, LENGTHS + 1, "src_lengths must be from 0 to 3, the width of src, got [4, 3]"),
+    (SRC, LENGTHS - 3, "got [0, -1]"),
+]
+
+
+@pytest.mark.parametrize(("src", "lengths", "word"), WRONG_SOURCES)
 def test_wrong_sources_are_refused_by_every_search(model: Any, src: Any, lengths: Any, word: str) -> None:
     calls = [partial(call, model, src, lengths) for call in CALLS.values()]
     calls += [partial(call, model, src, lengths, TGT_IN, TGT_OUT) for call in SCORES.values()]
@@ -132,19 +124,19 @@ def test_wrong_sources_are_refused_by_every_search(model: Any, src: Any, lengths
         check_refusal(call, word)
 
 
-@pytest.mark.parametrize(
-    ("tgt_in", "tgt_out", "word"),
-    [
-        (TGT_IN + 7, TGT_OUT, "symbols of tgt_in must be from 0 to 7, got 12"),
-        (TGT_IN - 2, TGT_OUT, "symbols of tgt_in must be from 0 to 7, got -2"),
-        (TGT_IN, TGT_OUT + 7, "symbols of tgt_out must be from 0 to 7, got -93"),
-        (TGT_IN, torch.where(TGT_OUT < 0, -100, TGT_OUT + 7), "symbols of tgt_out must be from 0 to 7, got 12"),
-        (TGT_IN.float(), TGT_OUT, "tgt_in must be a tensor of int64 or int32, got float32"),
-        (TGT_IN, TGT_OUT.double(), "tgt_out must be a tensor of int64 or int32, got float64"),
-        (TGT_IN.tolist(), TGT_OUT, "tgt_in must be a tensor"),
-        (TGT_IN[:1], TGT_OUT, "must both have shape [2, tgt]"),
-    ],
-)
+WRONG_TARGETS = [
+    (TGT_IN + 7, TGT_OUT, "symbols of tgt_in must be from 0 to 7, got 12"),
+    (TGT_IN - 2, TGT_OUT, "symbols of tgt_in must be from 0 to 7, got -2"),
+    (TGT_IN, TGT_OUT + 7, "symbols of tgt_out must be from 0 to 7, got -93"),
+    (TGT_IN, torch.where(TGT_OUT < 0, -100, TGT_OUT + 7), "symbols of tgt_out must be from 0 to 7, got 12"),
+    (TGT_IN.float(), TGT_OUT, "tgt_in must be a tensor of int64 or int32, got float32"),
+    (TGT_IN, TGT_OUT.double(), "tgt_out must be a tensor of int64 or int32, got float64"),
+    (TGT_IN.tolist(), TGT_OUT, "tgt_in must be a tensor"),
+    (TGT_IN[:1], TGT_OUT, "must both have shape [2, tgt]"),
+]
+
+
+@pytest.mark.parametrize(("tgt_in", "tgt_out", "word"), WRONG_TARGETS)
 def test_scoring_functions_reject_wrong_targets(model: Any, tgt_in: Any, tgt_out: Any, word: str) -> None:
     for call in SCORES.values():
         check_refusal(partial(call, model, SRC, LENGTHS, tgt_in, tgt_out), word)
@@ -180,9 +172,8 @@ def test_completions_check_their_arguments() -> None:
 
 def test_known_results_must_match_the_number_of_sources() -> None:
     results = beam_search(models()[0], SRC, LENGTHS, beam_size=1, max_length=3)
-    check_refusal(
-        lambda: exhaustive(models()[0], SRC, LENGTHS, known=results[:1]), "known", "got 1 results for 2 sources"
-    )
+    call = partial(exhaustive, models()[0], SRC, LENGTHS, known=results[:1])
+    check_refusal(call, "known", "got 1 results for 2 sources")
     for name in ("known", "prefixes"):
         with pytest.raises(TypeError, match=f"{name} must be a list .* got .*tensor"):
             exhaustive(models()[0], SRC, LENGTHS, **{name: torch.tensor(2)})
@@ -205,7 +196,6 @@ class Flat(OutputLayer):
 
 @pytest.mark.parametrize("kind", [RNNSeq2Seq, partial(TransformerSeq2Seq, heads=2, d_ff=8)])
 def test_searches_use_overridden_model_methods(kind: Any) -> None:
-    torch.manual_seed(0)
     model = kind(20, 7, d_model=8, output="sparsemax", forbidden=(0, 1, 3)).eval()
     source = torch.tensor([[4, 5, 6]]), torch.tensor([3])
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from contract.tables import EOS, A, B, C, TableModel, random_table, sources, trie
-from tsallis.models.spellings import Spellings
 from tsallis.search import Ensemble, next_characters
 from tsallis.search import complete as complete_text
 from tsallis.search.spelling import score_texts
+from unit.search.test_next_characters import spellings
 
 NAMES = ["a", "b", "c"]
 # b is certain after the start, then a or c; after c only a and the end are possible.
@@ -26,30 +25,18 @@ ROWS = {
 }
 
 
-class Names(list[str]):
-    """A vocabulary of names for the symbols from 4 on."""
+def complete(model: Any, src: Any, lengths: Any, typed: str = "", names: list[str] = NAMES, **options: Any) -> Any:
+    def decode(tokens: tuple[int, ...]) -> str:
+        return "".join(names[token - A] for token in tokens)
 
-    def __len__(self) -> int:
-        return super().__len__() + A
-
-    def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        names = {number: self[number - A].encode() for number in numbers}
-        return names, names
-
-
-def complete(model: Any, src: Any, lengths: Any, typed: str = "", names: Sequence[str] = NAMES, **options: Any) -> Any:
-    spellings = Spellings(Names(names))
-    return complete_text(model, src, lengths, typed, spellings, lambda y: "".join(names[t - A] for t in y), **options)
+    return complete_text(model, src, lengths, typed, spellings(*names), decode, **options)
 
 
 def test_completions_extend_over_certain_symbols() -> None:
     result = complete(trie(ROWS), *sources(0))
     assert result.certain == (B,) and result.log_prob == 0 and result.support == 3 and result.missing == 0
-    assert [(c.tokens, round(c.prob, 12), c.ends) for c in result.choices] == [
-        ((C, A), 0.6, True),
-        ((A,), 0.3, False),
-        ((), 0.1, True),
-    ]
+    choices = [(c.tokens, round(c.prob, 12), c.ends) for c in result.choices]
+    assert choices == [((C, A), 0.6, True), ((A,), 0.3, False), ((), 0.1, True)]
     assert result.mass == pytest.approx(1)
 
 
@@ -111,11 +98,8 @@ def test_typed_text_matches_every_spelling() -> None:
     assert math.exp(result.log_prob) == pytest.approx(0.5) and result.mass == pytest.approx(1)
     # After a whole symbol the choices are continuations of it: the end of "tree", or "ees" after "tr".
     whole = complete(trie(rows), *sources(0), "tr", SPELLINGS)
-    assert {(c.tokens, c.ends): round(c.prob, 12) for c in whole.choices} == {
-        ((B,), True): 0.375,
-        ((A,), True): 0.375,
-        ((A, C), True): 0.25,
-    }
+    choices = {(c.tokens, c.ends): round(c.prob, 12) for c in whole.choices}
+    assert choices == {((B,), True): 0.375, ((A,), True): 0.375, ((A, C), True): 0.25}
 
 
 def test_endless_certain_symbols_stop_at_longest() -> None:
@@ -157,10 +141,10 @@ def test_improbable_spellings_that_were_dropped_leave_nothing_certain() -> None:
     result = complete(trie(rows), *sources(0), "aba", ["a", "b", "ab"])
     assert result.possible and result.certain == ()
     assert result.missing > 0.999 and result.mass < 0.001
-    spellings = Spellings(Names(["a", "b", "ab"]))
-    assert next_characters(trie(rows), *sources(0), "aba", spellings).missing > 0.999
-    (scored,) = score_texts(trie(rows), *sources(0), ["aba"], spellings)
+    pieces = spellings("a", "b", "ab")
+    assert next_characters(trie(rows), *sources(0), "aba", pieces).missing > 0.999
+    (scored,) = score_texts(trie(rows), *sources(0), ["aba"], pieces)
     assert not scored.exact and scored.missing > 0 and scored.log_missing == pytest.approx(-801)
     dead_end = trie({**rows, (C, A): {}})
     assert complete(dead_end, *sources(0), "aba", ["a", "b", "ab"]).possible
-    assert score_texts(dead_end, *sources(0), ["aba"], spellings)[0].possible is None
+    assert score_texts(dead_end, *sources(0), ["aba"], pieces)[0].possible is None

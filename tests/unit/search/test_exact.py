@@ -38,17 +38,12 @@ def test_exact_search_corrects_the_greedy_output() -> None:
     assert exact.expanded > 0
 
 
-def test_a_proved_beam_result_needs_no_second_search() -> None:
+@pytest.mark.parametrize(("n_best", "beam_size", "kind", "count"), [(1, 2, "optimal", 1), (5, 5, "complete", 3)])
+def test_a_proved_beam_result_needs_no_second_search(n_best: int, beam_size: int, kind: str, count: int) -> None:
     model = trie(TRAP)
-    (result,) = exact_search(model, *sources(0), beam_size=2)
-    assert result.best.tokens == (B,) and result.certificate.kind == "optimal" and result.expanded == 0
-    assert model.rows_a_step == [1, 2, 1]
-
-
-def test_a_complete_beam_result_needs_no_second_search() -> None:
-    model = trie(TRAP)
-    (result,) = exact_search(model, *sources(0), n_best=5, beam_size=5)
-    assert result.certificate.kind == "complete" and len(result.hypotheses) == 3 and result.expanded == 0
+    (result,) = exact_search(model, *sources(0), n_best=n_best, beam_size=beam_size)
+    assert result.best.tokens == (B,) and len(result.hypotheses) == count
+    assert result.certificate.kind == kind and result.expanded == 0
     assert model.rows_a_step == [1, 2, 1]
 
 

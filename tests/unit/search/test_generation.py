@@ -42,15 +42,13 @@ def test_a_dead_end_gives_a_text_with_ended_false() -> None:
 
 
 def test_draws_do_not_depend_on_other_prompts() -> None:
-    torch.manual_seed(0)
     model = LanguageModel(12, d_model=8, heads=2, layers=2, d_ff=12, output="softmax")
     prompts, lengths = torch.randint(4, 12, (3, 4)), torch.tensor([0, 4, 2])
     drawn = generate(model, prompts, lengths, 2, max_length=12, seeds=[1, 2, 3])
     for row in range(3):
-        alone = generate(
-            model, prompts[row : row + 1, : lengths[row]], lengths[row : row + 1], 2, max_length=12, seeds=[1 + row]
-        )
-        assert [text.tokens for text in alone[0]] == [text.tokens for text in drawn[row]]
+        prompt = prompts[row : row + 1, : lengths[row]], lengths[row : row + 1]
+        (alone,) = generate(model, *prompt, 2, max_length=12, seeds=[1 + row])
+        assert [text.tokens for text in alone] == [text.tokens for text in drawn[row]]
         for text in drawn[row]:
             tgt_in, tgt_out = torch.tensor([[BOS, *text.tokens]]), torch.tensor([[*text.tokens, EOS]])
             (scores,) = score_tokens(model, prompts[row : row + 1], lengths[row : row + 1], tgt_in, tgt_out)

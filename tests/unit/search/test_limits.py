@@ -30,11 +30,8 @@ def outputs(result) -> dict[tuple[int, ...], float]:
 @pytest.mark.parametrize("search", SEARCHES)
 def test_prefixes_are_forced_and_scored(search) -> None:
     results = search(trie(ROWS), *sources(0, 0, 0), prefixes=[(A,), (B, C), ()])
-    assert [outputs(r) for r in results] == [
-        {(A,): 0.3, (A, B): 0.3},
-        {(B, C): 0.3},
-        {(A,): 0.3, (A, B): 0.3, (B, C): 0.3, (): 0.1},
-    ]
+    of_a, of_b = {(A,): 0.3, (A, B): 0.3}, {(B, C): 0.3}
+    assert [outputs(r) for r in results] == [of_a, of_b, {**of_a, **of_b, (): 0.1}]
     assert [r.certificate.kind for r in results] == ["complete"] * 3
     assert results[0].best.support == (3, 2)  # supports of the model, regardless of forced symbols
 
@@ -88,18 +85,15 @@ def test_the_default_length_counts_from_the_end_of_the_prefix() -> None:
     assert make_limits([3], min_length=100)[0].steps == 101
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"min_length": 3, "max_length": 2}, "min_length must be at most max_length 2, got 3"),
-        ({"prefixes": [(A,), (B,)]}, "one prefix per source, got 2 prefixes for 1 sources"),
-        (
-            {"prefixes": [(A, B)], "max_length": 1},
-            "the prefix of source 0 must have at most max_length 1 tokens, got 2",
-        ),
-        ({"prefixes": [(A, EOS)]}, r"the prefix of source 0 must not contain .*, got \[4, 2\]"),
-    ],
-)
+IMPOSSIBLE = [
+    ({"min_length": 3, "max_length": 2}, "min_length must be at most max_length 2, got 3"),
+    ({"prefixes": [(A,), (B,)]}, "one prefix per source, got 2 prefixes for 1 sources"),
+    ({"prefixes": [(A, B)], "max_length": 1}, "prefix of source 0 must have at most max_length 1 tokens, got 2"),
+    ({"prefixes": [(A, EOS)]}, r"the prefix of source 0 must not contain .*, got \[4, 2\]"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), IMPOSSIBLE)
 @pytest.mark.parametrize("search", SEARCHES)
 def test_impossible_limits_raise(search, options, message: str) -> None:
     with pytest.raises(ValueError, match=message):

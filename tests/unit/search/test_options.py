@@ -43,37 +43,37 @@ def test_search_functions_share_the_option_defaults() -> None:
     assert {"num_samples", "max_length", "temperature"} <= set(signature(generate).parameters)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"beam_size": 0}, "beam_size must be a whole number from 1 to 1000, got 0"),
-        ({"n_best": 1001}, "n_best must be a whole number from 1 to 1000, got 1001"),
-        ({"n_best": True}, "n_best must be a whole number from 1 to 1000, got True"),
-        ({"mode": "sample", "num_samples": 1.5}, "num_samples must be a whole number from 1 to 1000, got 1.5"),
-        ({"mode": "sample", "seed": -1}, f"seed must be a whole number from 0 to {2**62}, got -1"),
-        ({"min_length": -1}, "min_length must be a whole number from 0 to 100000, got -1"),
-        ({"max_length": 100_001}, "max_length must be a whole number from 1 to 100000, got 100001"),
-        ({"length_penalty": "1"}, "length_penalty must be a number, got '1'"),
-        ({"mode": "all", "mass": 1}, "mass must be above 0 and below 1, got 1"),
-        ({"mode": "all", "time_limit": math.inf}, "time_limit must be at least 0 and finite, got inf"),
-        *(
-            ({"mode": "sample", "temperature": value}, f"temperature must be above 0 and finite, got {value}")
-            for value in (0, -0.5, math.inf, math.nan)
-        ),
-        ({"mode": "sample", "temperature": 1e-301}, "temperature must be at least 1e-300, got 1e-301"),
-        ({"end_rule": "no"}, "end_rule must be 'every' or 'competing', got 'no'"),
-        ({"end_rule": False}, "end_rule must be 'every' or 'competing', got False"),
-        ({"min_risk": "no"}, "min_risk must be True or False, got 'no'"),
-        ({"min_risk": None}, "min_risk must be True or False, got None"),
-        ({"mode": None}, "mode must be 'beam', 'exact', 'all' or 'sample', got None"),
-        ({"prefix": 1}, "prefix must be a string, got 1"),
-        ({"min_length": 3, "max_length": 2}, "min_length must be at most max_length 2, got 3"),
-        ({"min_risk": True, "n_best": 2}, "use either n_best or min_risk, not both"),
-        ({"min_risk": True, "length_penalty": 1}, "use either length_penalty or min_risk, not both"),
-        ({"mode": "exact", "mass": 0.5}, "mass 0.5 needs n_best above 1 or mode all"),
-        ({"mode": "exact", "mass": 0.5, "n_best": 1}, "mass 0.5 needs n_best above 1 or mode all"),
-    ],
-)
+INVALID = [
+    ({"beam_size": 0}, "beam_size must be a whole number from 1 to 1000, got 0"),
+    ({"n_best": 1001}, "n_best must be a whole number from 1 to 1000, got 1001"),
+    ({"n_best": True}, "n_best must be a whole number from 1 to 1000, got True"),
+    ({"mode": "sample", "num_samples": 1.5}, "num_samples must be a whole number from 1 to 1000, got 1.5"),
+    ({"mode": "sample", "seed": -1}, f"seed must be a whole number from 0 to {2**62}, got -1"),
+    ({"min_length": -1}, "min_length must be a whole number from 0 to 100000, got -1"),
+    ({"max_length": 100_001}, "max_length must be a whole number from 1 to 100000, got 100001"),
+    ({"length_penalty": "1"}, "length_penalty must be a number, got '1'"),
+    ({"mode": "all", "mass": 1}, "mass must be above 0 and below 1, got 1"),
+    ({"mode": "all", "time_limit": math.inf}, "time_limit must be at least 0 and finite, got inf"),
+    *(
+        ({"mode": "sample", "temperature": value}, f"temperature must be above 0 and finite, got {value}")
+        for value in (0, -0.5, math.inf, math.nan)
+    ),
+    ({"mode": "sample", "temperature": 1e-301}, "temperature must be at least 1e-300, got 1e-301"),
+    ({"end_rule": "no"}, "end_rule must be 'every' or 'competing', got 'no'"),
+    ({"end_rule": False}, "end_rule must be 'every' or 'competing', got False"),
+    ({"min_risk": "no"}, "min_risk must be True or False, got 'no'"),
+    ({"min_risk": None}, "min_risk must be True or False, got None"),
+    ({"mode": None}, "mode must be 'beam', 'exact', 'all' or 'sample', got None"),
+    ({"prefix": 1}, "prefix must be a string, got 1"),
+    ({"min_length": 3, "max_length": 2}, "min_length must be at most max_length 2, got 3"),
+    ({"min_risk": True, "n_best": 2}, "use either n_best or min_risk, not both"),
+    ({"min_risk": True, "length_penalty": 1}, "use either length_penalty or min_risk, not both"),
+    ({"mode": "exact", "mass": 0.5}, "mass 0.5 needs n_best above 1 or mode all"),
+    ({"mode": "exact", "mass": 0.5, "n_best": 1}, "mass 0.5 needs n_best above 1 or mode all"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), INVALID)
 def test_invalid_options_raise(values: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError) as caught:
         SearchOptions(**values)
@@ -116,19 +116,19 @@ def test_a_length_that_contradicts_the_run_is_refused(given: dict[str, int], mes
     SearchOptions(mode="sample", max_length=1).with_defaults(SearchOptions(min_length=2, max_length=9))
 
 
-@pytest.mark.parametrize(
-    ("options", "returned"),
-    [
-        ({}, "best"),
-        ({"n_best": 1}, "best"),
-        ({"n_best": 2}, "list"),
-        ({"mode": "exact", "n_best": 1}, "list"),
-        ({"mode": "all"}, "list"),
-        ({"mode": "sample"}, "draws"),
-        ({"min_risk": True}, "choice"),
-        ({"mode": "sample", "min_risk": True}, "choice"),
-    ],
-)
+EFFECTS = [
+    ({}, "best"),
+    ({"n_best": 1}, "best"),
+    ({"n_best": 2}, "list"),
+    ({"mode": "exact", "n_best": 1}, "list"),
+    ({"mode": "all"}, "list"),
+    ({"mode": "sample"}, "draws"),
+    ({"min_risk": True}, "choice"),
+    ({"mode": "sample", "min_risk": True}, "choice"),
+]
+
+
+@pytest.mark.parametrize(("options", "returned"), EFFECTS)
 def test_options_determine_what_a_search_returns(options: dict[str, Any], returned: str) -> None:
     assert SearchOptions(**options).returns == returned
 

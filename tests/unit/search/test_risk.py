@@ -43,11 +43,6 @@ def test_minimum_risk_matches_a_comparison_of_all_pairs() -> None:
     assert proofs == {True, False}
 
 
-def test_a_consensus_text_beats_the_most_probable_text() -> None:
-    choice = minimum_risk(["aaaa", "bbbb", "bbba"], [0.4, 0.3, 0.3], agreement)
-    assert choice is not None and choice.index == 2
-
-
 def test_a_text_that_was_drawn_twice_counts_twice() -> None:
     choice = minimum_risk(["b", "a", "a"], [1.0] * 3, agreement)
     assert choice is not None and (choice.index, choice.expected_utility) == (1, pytest.approx(2 / 3))

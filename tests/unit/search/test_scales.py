@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +31,7 @@ from tsallis.search.certificate import LARGE_SCORES, Certificate, Hypothesis, Re
 from tsallis.search.spelling import score_texts
 from tsallis.symbols import BOS, EOS, PAD
 from tsallis.toolkit.evaluation.outputs import describe_result
+from unit.search.test_next_characters import Pieces
 
 VOCAB, LONGEST, SOURCE = 5, 3, 4
 Tokens = tuple[int, ...]
@@ -197,12 +197,8 @@ def test_scores_without_fractional_digits_prove_nothing(kernels: str) -> None:
             return step._replace(scores=step.scores.to(self.dtype))
 
     with backend(kernels):
-        for dtype, limit in (
-            (torch.float32, 2**23),
-            (torch.float16, 2**10),
-            (torch.bfloat16, 2**7),
-            (torch.float64, 2**52),
-        ):
+        limits = {torch.float32: 2**23, torch.float16: 2**10, torch.bfloat16: 2**7, torch.float64: 2**52}
+        for dtype, limit in limits.items():
             for offset, kind in ((limit / 2, "complete"), (limit, "none")):
                 model = Converted(OutputLayer(2, VOCAB, "entmax", 1.5), 0, 0.0, offset, ends=True)
                 model.dtype = dtype
@@ -275,7 +271,8 @@ def test_completions_of_large_scores_prove_nothing(offset: float) -> None:
             scores = super().scores_of(prefix)
             return scores if prefix else [*scores[:4], self.offset + 100]
 
-    model, spellings = Scores(OutputLayer(2, VOCAB, "entmax", 1.5), 0, 1.0, offset, ends=True), Spellings(Letters())
+    model = Scores(OutputLayer(2, VOCAB, "entmax", 1.5), 0, 1.0, offset, ends=True)
+    spellings = Spellings(Pieces([b"", b"", b"", b"?", b"a"]))
     completions = complete(model, *source(), "", spellings, str)
     distinct = offset < 2**23
     assert completions.certain == ((4,) if distinct else ()) and completions.missing == (0 if distinct else 1)
@@ -283,17 +280,6 @@ def test_completions_of_large_scores_prove_nothing(offset: float) -> None:
     assert next_characters(model, *source(), "", spellings).missing == (0 if distinct else 1)
     (scored,) = score_texts(model, *source(), ["?"], spellings)
     assert scored.possible is (False if distinct else None) and scored.missing == (0 if distinct else 1)
-
-
-class Letters(list[str]):
-    """Symbols 3 and 4 spell "?" and "a"."""
-
-    def __init__(self) -> None:
-        super().__init__(["", "", "", "?", "a"])
-
-    def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        letters = {number: self[number].encode() for number in numbers}
-        return letters, letters
 
 
 @pytest.mark.parametrize("kernels", ["auto", "eager"])

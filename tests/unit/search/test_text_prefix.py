@@ -71,9 +71,8 @@ def test_draws_of_alpha_relu_and_impossible_texts() -> None:
     draws = sample_after(model, *sources(0), TextPrefix("ab", spellings(*pieces), 1), [0], 50, max_length=LONGEST)
     found = {draw.tokens for draw in draws[0] if draw is not None}
     assert found and found <= set(outputs_after(model, pieces, "ab"))
-    assert sample_after(model_of("softmax", 1), *sources(0), TextPrefix("z", spellings(*pieces), 1), [0], 2) == [
-        [None] * 2
-    ]
+    impossible = TextPrefix("z", spellings(*pieces), 1)
+    assert sample_after(model_of("softmax", 1), *sources(0), impossible, [0], 2) == [[None] * 2]
 
 
 def test_the_default_maximum_length_allows_for_the_prefix() -> None:

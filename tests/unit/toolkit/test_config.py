@@ -71,65 +71,32 @@ def test_all_errors_are_reported_on_one_line(tmp_path: Path) -> None:
         (BASE + "zzz: 1\n", "zzz: unknown key$"),
         ("version: 1\ndata: {}\n", "data: train must be set"),
         ("version: 1\ndata: {embedded: english-verbs, test: t}\n", "test can't be used with embedded data"),
-        (
-            "version: 1\ndata: {train: a, dev: b, languages: [x, 2]}\n",
-            r"data.languages.1: .*found 2; write it in quotes",
-        ),
+        ("version: 1\ndata: {train: a, dev: b, languages: [x, 2]}\n", r"data.languages.1: .*found 2; .* in quotes"),
         (BASE + "model: {d_model: 7}\n", "model.d_model: input should be a multiple of 2, found 7"),
         (BASE + "model: {output_alpha: .nan}\n", "model.output_alpha: .*found nan"),
         (BASE + "model: {architecture: cnn}\n", "model.architecture: expected .rnn. or .transformer., found .cnn."),
-        (
-            BASE + "model: {architecture: rnn, heads: 2}\n",
-            r"model.heads: unknown key \(it belongs to .*: transformer\)$",
-        ),
+        (BASE + "model: {architecture: rnn, heads: 2}\n", r"model.heads: unknown key \(.* to .*: transformer\)$"),
         (TRANSFORMER + "{cell: gru}\n", r"model.cell: unknown key \(it belongs to architecture: rnn\)$"),
-        (
-            BASE + "model: {attention: learned}\n",
-            r"found 'learned' \(it belongs to architecture: transformer\)$",
-        ),
+        (BASE + "model: {attention: learned}\n", r"found 'learned' \(it belongs to architecture: transformer\)$"),
         (BASE + "model: {architecture: rnn, attention: lerned}\n", "'softmax', .* found 'lerned'$"),
         (TRANSFORMER + "{heads: 3}\n", "model: d_model must be a multiple of heads, found d_model 512 and heads 3"),
         ("version: 1\ndata: {task: parsing}\n", "data: .*'parsing'.*strings.*translation"),
         (TRANSLATION + "{train: t, dev: d, languages: all}\n", "data.languages: unknown key"),
-        (
-            TRANSLATION + "{train: t, dev: d, subwords: {siez: 9}}\n",
-            r"subwords.siez: unknown key \(did you mean size\?\)",
-        ),
-        (
-            TRANSLATION + "{train: t, dev: d, subwords: {model: m, size: 9}}\n",
-            "existing model is not trained again: leave out size",
-        ),
+        (TRANSLATION + "{train: t, dev: d, subwords: {siez: 9}}\n", r"subwords.siez: .* \(did you mean size\?\)"),
+        (TRANSLATION + "{train: t, dev: d, subwords: {model: m, size: 9}}\n", "existing model .* leave out size"),
         (TRANSLATION + "{train: t, dev: d, subwords: {src_model: m}}\n", "data.subwords: set either model, or"),
-        (
-            TRANSLATION + "{train: t, dev: d, subwords: {kind: word, sample: 0.1}}\n",
-            "data.subwords: sample can't be used with kind: word",
-        ),
-        (
-            TRANSLATION + "{train: t, dev: d, lowercase: true, subwords: {model: m}}\n",
-            "data: lowercase can't be used with an existing model",
-        ),
-        (
-            BASE + "model: {share: target, d_embedding: 8}\n",
-            "model: d_embedding must equal d_model 300 with share: target, found 8",
-        ),
+        (TRANSLATION + "{train: t, dev: d, subwords: {kind: word, sample: 0.1}}\n", "subwords: sample .* kind: word"),
+        (TRANSLATION + "{train: t, dev: d, lowercase: true, subwords: {model: m}}\n", "lowercase .* existing model"),
+        (BASE + "model: {share: target, d_embedding: 8}\n", "d_embedding must equal d_model 300 .* target, found 8"),
         (BASE + "training: {betas: [0.9, 1.0]}\n", "training.betas.1: .*less than 1, found 1.0"),
-        (
-            BASE + "training: {sort_by: target, max_tokens: 9}\n",
-            "training: max_tokens 9 can't be used",
-        ),
-        (
-            BASE + "training: {lowest_learning_rate: 1}\n",
-            "training: lowest_learning_rate must be at most learning_rate 0.001, found 1",
-        ),
+        (BASE + "training: {sort_by: target, max_tokens: 9}\n", "training: max_tokens 9 can't be used"),
+        (BASE + "training: {lowest_learning_rate: 1}\n", "lowest_learning_rate .* learning_rate 0.001, found 1"),
         (BASE + "? [1]\n: 2\n", "not YAML"),
         (BASE + "training: {epochs: 4, epochs: 5}\n", "config.yaml: not YAML: line 3, column 23: duplicate key epochs"),
         (BASE + "training:\n  epochs: 4\n  epochs: 5\n", "line 5, column 3: duplicate key epochs; keep one of them"),
         (BASE + "x: [{a: 1, a: 1}]\n", "duplicate key a"),
         (BASE + "training: &a {epochs: 4, epochs: 5}\nx: *a\n", "duplicate key epochs"),
-        (
-            BASE + 'run_dir: "C:\\data"\n',
-            r"line 3, column \d+: .*'d'; write \\\\ for a backslash, or use single quotes",
-        ),
+        (BASE + 'run_dir: "C:\\data"\n', r"line 3, column \d+: .*'d'; write \\\\ for a backslash, or .* quotes"),
         ("", "expected keys and values"),
         ("- 1\n", "expected keys and values"),
     ],
@@ -209,10 +176,7 @@ def test_overrides_accept_yaml_symbols_as_separators(tmp_path: Path, text: str) 
 @pytest.mark.parametrize(
     ("model", "fault"),
     [
-        (
-            "attention: softmax, attention_alpha: 2",
-            "attention: softmax; leave it out, or set model.attention to entmax",
-        ),
+        ("attention: softmax, attention_alpha: 2", "attention: softmax; .* set model.attention to entmax"),
         ("attention: sparsemax, monotonic: 1, input_feeding: false, attention_alpha: 2", "attention: sparsemax; "),
         ("attention_alpha: 2", ""),
         ("num_basis: 33", "density: null; leave it out, or set model.density$"),
@@ -246,17 +210,15 @@ def test_yaml_merge_keys_can_be_overridden(tmp_path: Path) -> None:
 
 
 def test_later_overrides_extend_an_overridden_section(tmp_path: Path) -> None:
-    loaded = config(
-        tmp_path, BASE, "training={epochs: 1}", "training.epochs=2", "training.seed=3", "training.src_embeddings.file=x"
-    )
+    later = "training.epochs=2", "training.seed=3", "training.src_embeddings.file=x"
+    loaded = config(tmp_path, BASE, "training={epochs: 1}", *later)
     assert (loaded.training.epochs, loaded.training.seed, loaded.training.src_embeddings.file) == (2, 3, "x")
 
 
 def test_errors_name_the_file_or_override(tmp_path: Path) -> None:
+    text = BASE + "model: {layers: 0}\ntraining: {clip: 0}\n"
     with pytest.raises(InputError) as caught:
-        config(
-            tmp_path, BASE + "model: {layers: 0}\ntraining: {clip: 0}\n", "training.epochs=-1", "training.patience=0"
-        )
+        config(tmp_path, text, "training.epochs=-1", "training.patience=0")
     assert str(caught.value) == (
         f"{tmp_path}/config.yaml: model.layers: input should be greater than or equal to 1, found 0; "
         "training.clip: input should be greater than 0, found 0; "
@@ -293,14 +255,8 @@ def test_errors_name_the_file_or_override(tmp_path: Path) -> None:
         (["training.epocs=3"], "training.epocs: unknown key (did you mean epochs?)"),
         (["training.src_embeddings={fiel: x}"], "src_embeddings.file: missing"),
         (["training={epochs: 1, epochs: 2}"], "override 'training={epochs: 1, epochs: 2}': training: "),
-        (
-            ["training.epochs=2", "training.epochs=2"],
-            "override 'training.epochs=2': another override sets the same setting",
-        ),
-        (
-            ["training.epochs=2", "training={seed: 3}"],
-            "override 'training={seed: 3}': another override sets the same setting",
-        ),
+        (["training.epochs=2", "training.epochs=2"], "override 'training.epochs=2': another override sets the same"),
+        (["training.epochs=2", "training={seed: 3}"], "override 'training={seed: 3}': another override sets the same"),
     ],
 )
 def test_invalid_overrides_raise(tmp_path: Path, overrides: list[str], words: str) -> None:
@@ -319,12 +275,10 @@ SECTIONS = {name: section for task in TASKS.values() for name, section in task.m
 IMAGES = {"kind": "questions", "image": "features", "d_image": 5}  # settings that the data determines
 
 
-@pytest.mark.parametrize(
-    ("architecture", "more"), [("rnn", {}), ("transformer", {}), ("classifier", {}), ("answerer", IMAGES)]
-)
-def test_model_defaults_match_the_configuration(architecture: str, more: dict[str, Any]) -> None:
-    section = SECTIONS[architecture]
-    inputs = section(architecture=architecture).model_dump(exclude={"architecture"})
+@pytest.mark.parametrize("architecture", ["rnn", "transformer", "classifier", "answerer"])
+def test_model_defaults_match_the_configuration(architecture: str) -> None:
+    more = IMAGES if architecture == "answerer" else {}
+    inputs = SECTIONS[architecture](architecture=architecture).model_dump(exclude={"architecture"})
     if "tau" in inputs:
         assert inputs.pop("tau") == "auto"  # needs data: the class accepts only the number
     if "copy" in inputs:  # needs data: the class accepts the symbols instead
@@ -417,18 +371,8 @@ def test_missing_splits_raise(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        "!!timestamp 2001-13-45",
-        "0x_",
-        "9" * 5000,
-        "!!float x",
-        "!!python/object/apply:os.system [ls]",
-        "[" * 2000,
-        "&a [*a]",
-        "? {a: 1}\n: 1",
-        "x" * 200_000,
-        "\x00",
-        '"\\ud800"',
-        "!!set {a, b}",
+        *("!!timestamp 2001-13-45", "0x_", "9" * 5000, "!!float x", "!!python/object/apply:os.system [ls]", "[" * 2000),
+        *("&a [*a]", "? {a: 1}\n: 1", "x" * 200_000, "\x00", '"\\ud800"', "!!set {a, b}"),
     ],
 )
 def test_invalid_yaml_values_raise_short_errors(tmp_path: Path, value: str) -> None:
@@ -459,17 +403,14 @@ def test_too_many_yaml_aliases_raise(tmp_path: Path, kind: str) -> None:
 
 def integers_without_an_end() -> list[str]:
     """Return the integer settings whose schema has no largest value."""
-    result = []
+    result, largest = [], {"maximum", "exclusiveMaximum", "const", "enum"}
     schemas = [schema(task, name) for task in TASKS.values() for name in task.models]
     definitions = {k: v for each in schemas for k, v in each.model_json_schema()["$defs"].items()}
     for name, section in definitions.items():
         for key, content in section["properties"].items():
             kinds = [content, *content.get("anyOf", []), *content.get("prefixItems", [])]
             kinds += [item for kind in kinds for item in kind.get("prefixItems", [])]
-            if any(
-                k.get("type") == "integer" and not {"maximum", "exclusiveMaximum", "const", "enum"} & set(k)
-                for k in kinds
-            ):
+            if any(kind.get("type") == "integer" and not largest & set(kind) for kind in kinds):
                 result.append(f"{name}.{key}")
     return result
 

@@ -9,7 +9,6 @@ from tsallis.ops.sparse_rows import CsrRows
 
 
 def test_spmm_matches_a_dense_product_and_accumulates() -> None:
-    torch.manual_seed(0)
     table, there = torch.randn(3, 4, dtype=torch.double), torch.randn(2, 4, dtype=torch.double)
     dense = torch.tensor([[0.0, 0.0, 0.7], [0.2, 0.3, 0.0]], dtype=torch.double)
     column, value = torch.tensor([2, 0, 1], dtype=torch.int32), torch.tensor([0.7, 0.2, 0.3], dtype=torch.double)

@@ -231,5 +231,4 @@ def test_compiled_dropout_supports_backward_and_large_alphas(triton: None) -> No
     large = torch.tensor([2.5], device=DEVICE)  # the kernels do not support this alpha: PyTorch's operations run
     weights = function(query, ones, large)
     expected = tsallis.entmax_attention(query, key, ones, large)
-    assert isinstance(expected, Tensor)
     torch.testing.assert_close(weights[weights > 0], 2 * expected[weights > 0])

@@ -99,13 +99,7 @@ def test_damaged_or_missing_archives_raise(tmp_path: Path, ending: str) -> None:
 @pytest.mark.parametrize("chunk", [1, 3, 8192])
 def test_encode_pairs_skips_empty_and_long_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     monkeypatch.setattr(corpus_cache, "CHUNK", chunk)
-    pairs = [
-        *zip(GERMAN, ENGLISH, strict=True),
-        ("", "empty"),
-        ("leer", ""),
-        ("\u200b", "nothing"),
-        (GERMAN[0] * 9, "long"),
-    ]
+    pairs = [*zip(GERMAN, ENGLISH, strict=True), ("", "empty"), ("leer", ""), ("\u200b", "x"), (GERMAN[0] * 9, "long")]
     limit = max(len(m.encode(t)) for m, texts in ((SRC, GERMAN), (TGT, ENGLISH)) for t in texts)
     corpus = encode_pairs(iter(pairs), tmp_path / "c", SRC, TGT, limit, keep_text=True)
     assert corpus.src == SRC.encode_many(GERMAN) and corpus.tgt == TGT.encode_many(ENGLISH)
@@ -248,9 +242,7 @@ def test_damaged_cache_entries_are_rebuilt(tmp_path: Path, encodings: list[Path]
         assert len(encodings) == before + 1 and entries(cache) == [entry]
 
 
-def test_leftovers_of_killed_runs_are_removed(
-    tmp_path: Path, encodings: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leftovers_of_kills_are_removed(tmp_path: Path, encodings: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     paths, cache = written(tmp_path), tmp_path / "cache"
     with monkeypatch.context() as patch:
         patch.setattr(corpus_cache, "write_atomic", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -288,9 +280,7 @@ def digest_of_lists(corpus: Corpus) -> str:
 
 
 @pytest.mark.parametrize("locks", [True, False])
-def test_concurrent_processes_share_one_cache_entry(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool
-) -> None:
+def test_concurrent_processes_share_a_cache_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool) -> None:
     if not locks:
         import errno
         import fcntl
@@ -327,9 +317,8 @@ def test_sampled_segmentations_depend_on_epoch_seed_and_row(tmp_path: Path) -> N
         (SRC, first.src, first.src_lengths, GERMAN),
         (TGT, first.tgt_in[:, 1:], (first.tgt_in[:, 1:] != 0).sum(1), ENGLISH),
     ):
-        assert [model.decode(t[:n].tolist()) for t, n in zip(tokens, lengths, strict=True)] == [
-            texts[i % 5] for i in rows
-        ]
+        decoded = [model.decode(t[:n].tolist()) for t, n in zip(tokens, lengths, strict=True)]
+        assert decoded == [texts[i % 5] for i in rows]
     # Segmentations do not depend on other rows of the batch, on earlier draws or on the process.
     corpus.batch(range(50), 0)
     for number, row in enumerate(rows):
@@ -342,15 +331,8 @@ def test_sampled_segmentations_depend_on_epoch_seed_and_row(tmp_path: Path) -> N
     assert torch.equal(corpus.batch(range(100), 2).src, everything[2])
     assert not torch.equal(sampled(tmp_path / "a", seed=5).batch(range(100), 2).src, everything[2])
     # Rows with the same text have different segmentations.
-    assert (
-        len(
-            {
-                tuple(t[:n].tolist())
-                for t, n in zip(everything[0][::5], corpus.batch(range(0, 100, 5)).src_lengths, strict=True)
-            }
-        )
-        > 1
-    )
+    lengths = corpus.batch(range(0, 100, 5)).src_lengths
+    assert len({tuple(t[:n].tolist()) for t, n in zip(everything[0][::5], lengths, strict=True)}) > 1
 
 
 def test_sampled_segmentations_stay_within_their_lengths(tmp_path: Path) -> None:

@@ -25,15 +25,22 @@ from tsallis.toolkit.tasks.vqa import parse_questions
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 4, 5, 3), np.uint8)
 
 
-def packed(path: Path, array: Any) -> Path:
-    with lzma.open(path, "wb") as stream:
-        np.save(stream, array)
+def npy(array: Any) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def stored(folder: Path, ending: str, blob: bytes) -> Path:
+    """Write the content of an array file, compressed if the name ends in .xz."""
+    path = folder / f"a{ending}"
+    path.write_bytes(lzma.compress(blob) if ending == ".npy.xz" else blob)
     return path
 
 
 def test_plain_and_xz_arrays_are_read(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", PIXELS)
-    plain, again = open_pictures(tmp_path / "a.npy"), open_pictures(packed(tmp_path / "b.npy.xz", PIXELS), (4, 5))
+    plain = open_pictures(stored(tmp_path, ".npy", npy(PIXELS)))
+    again = open_pictures(stored(tmp_path, ".npy.xz", npy(PIXELS)), (4, 5))
     assert isinstance(plain, ArrayPictures) and isinstance(plain.array, np.memmap)
     for pictures in (plain, again):
         assert len(pictures) == 3 and pictures.shape == (4, 5, 3)
@@ -72,13 +79,8 @@ def test_feature_arrays_are_converted_to_float32(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("ending", [".npy", ".npy.xz"])
 def test_invalid_arrays_raise(tmp_path: Path, array: Any, message: str, ending: str) -> None:
-    path = tmp_path / f"a{ending}"
-    if ending == ".npy":
-        np.save(path, array)
-    else:
-        packed(path, array)
     with pytest.raises(InputError, match=message):
-        open_pictures(path)
+        open_pictures(stored(tmp_path, ending, npy(array)))
 
 
 class Evil:
@@ -106,11 +108,8 @@ def test_damaged_files_raise(tmp_path: Path, name: str, blob: bytes, message: st
 
 @pytest.mark.parametrize("ending", [".npy", ".npy.xz"])
 def test_truncated_arrays_raise(tmp_path: Path, ending: str) -> None:
-    np.save(tmp_path / "a.npy", PIXELS)
-    blob = (tmp_path / "a.npy").read_bytes()[:-7]
-    (tmp_path / f"a{ending}").write_bytes(lzma.compress(blob) if ending == ".npy.xz" else blob)
     with pytest.raises(InputError, match="not an array file"):
-        open_pictures(tmp_path / f"a{ending}")
+        open_pictures(stored(tmp_path, ending, npy(PIXELS)[:-7]))
 
 
 @pytest.mark.parametrize("name", ["a.npy", "a.npy.xz", "a.tar", "a"])
@@ -149,8 +148,7 @@ def forged(shape: object, descr: str = "|u1", header: str | None = None, length:
 )
 @pytest.mark.parametrize("ending", [".npy", ".npy.xz"])
 def test_forged_array_headers_raise_without_allocating(tmp_path: Path, blob: bytes, ending: str) -> None:
-    path = tmp_path / f"a{ending}"
-    path.write_bytes(lzma.compress(blob) if ending == ".npy.xz" else blob)
+    path = stored(tmp_path, ending, blob)
     tracemalloc.start()  # the size in a header must not be allocated at once
     with pytest.raises(InputError, match=rf"^{path}: .*(not an array file|memory|expected )"):
         open_pictures(path)
@@ -169,10 +167,7 @@ def test_python_2_arrays_are_read_without_warnings(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", [".npy", ".npy.xz"])
 def test_c_and_fortran_order_are_read(tmp_path: Path, order: Any, ending: str) -> None:
     array = np.random.default_rng(0).random((3, 4, 5, 2)).astype(np.float32, order=order)
-    path = tmp_path / f"a{ending}"
-    np.save(tmp_path / "a.npy", array)
-    if ending == ".npy.xz":
-        path.write_bytes(lzma.compress((tmp_path / "a.npy").read_bytes()))
+    path = stored(tmp_path, ending, npy(array))
     assert np.array_equal(open_pictures(path).batch(["0", "1", "2"]).numpy(), array)
 
 

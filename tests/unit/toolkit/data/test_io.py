@@ -16,16 +16,7 @@ from tsallis.errors import InputError
 from tsallis.toolkit.data import Vocabulary
 from tsallis.toolkit.data import io as file_io
 from tsallis.toolkit.data.images import open_pictures
-from tsallis.toolkit.data.io import (
-    check_file,
-    decode_lines,
-    distinct_names,
-    read_bytes,
-    read_json,
-    read_lines,
-    stream_lines,
-    write_output,
-)
+from tsallis.toolkit.data.io import decode_lines, distinct_names, read_bytes, read_json, read_lines, stream_lines
 from tsallis.toolkit.data.subwords import Subwords
 from tsallis.toolkit.tasks.classification import read_labelled
 from tsallis.toolkit.tasks.strings import read_strings
@@ -100,9 +91,7 @@ def test_decode_lines_yields_lines_lazily() -> None:
 
 @pytest.mark.parametrize("ending", [".gz", ".xz"])
 @pytest.mark.parametrize("content", [b"\n", b"\0", b"a\n"])
-def test_decompression_bombs_raise(
-    ending: str, content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compression_bombs_raise(ending: str, content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_io, "PLAUSIBLE", 1 << 18)
     path = tmp_path / f"a{ending}"
     blob = content * (1 << 20)
@@ -147,10 +136,10 @@ def test_write_output_keeps_symbolic_links(tmp_path: Path, there: bool) -> None:
     if there:
         target.parent.mkdir(parents=True)
         target.write_text("old")
-    write_output(link, "whole")
+    file_io.write_output(link, "whole")
     assert link.is_symlink() and target.read_text() == "whole" and not target.is_symlink()
     assert [path.name for path in target.parent.iterdir()] == ["page.html"]
-    write_output(tmp_path / "folder" / "other", b"plain")
+    file_io.write_output(tmp_path / "folder" / "other", b"plain")
     assert (tmp_path / "folder" / "other").read_bytes() == b"plain"
 
 
@@ -163,11 +152,9 @@ def test_distinct_names_add_parent_folders_if_needed(monkeypatch: pytest.MonkeyP
     assert distinct_names([Path()]) == [tmp_path.name]
 
 
-def test_the_error_about_a_missing_file_names_the_folder_of_a_relative_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_relative_paths_are_reported_with_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=f"relative to {tmp_path}"):
-        check_file("missing.tsv")
+        file_io.check_file("missing.tsv")
     with pytest.raises(InputError, match=r"No such file or directory$"):
-        check_file(tmp_path / "missing.tsv")
+        file_io.check_file(tmp_path / "missing.tsv")

@@ -46,9 +46,8 @@ def test_batches_of_long_rows_are_small() -> None:
 
 def test_digests_depend_on_texts_and_length() -> None:
     texts = texts_of(1)
-    assert (
-        len({pack(texts, 8, SYMBOLS).digest(), pack(texts, 9, SYMBOLS).digest(), pack(texts[1:], 8, 9).digest()}) == 3
-    )
+    corpora = pack(texts, 8, SYMBOLS), pack(texts, 9, SYMBOLS), pack(texts[1:], 8, 9)
+    assert len({corpus.digest() for corpus in corpora}) == 3
 
 
 def test_texts_without_symbols_raise() -> None:

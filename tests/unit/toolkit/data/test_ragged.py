@@ -104,9 +104,7 @@ def test_files_of_the_wrong_size_raise(tmp_path: Path, name: str) -> None:
     whole = path.read_bytes()
     for blob in (whole[:-1], whole + b"\0", b""):
         path.write_bytes(blob)
-        with pytest.raises(
-            InputError, match=rf"{name}: truncated or changed: expected {len(whole)} bytes, found {len(blob)}"
-        ):
+        with pytest.raises(InputError, match=rf"{name}: .*expected {len(whole)} bytes, found {len(blob)}"):
             RaggedRows.open(tmp_path / "r")
     path.unlink()
     with pytest.raises(InputError, match=rf"{name}: can't be read: No such file"):

@@ -29,10 +29,8 @@ NUMBERINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("numbering", NUMBERINGS)
 def test_renumbered_models_match_sentencepiece(tmp_path: Path, kind: str, numbering: str) -> None:
     blob = io.BytesIO()
-    settings = {"vocab_size": 40, "minloglevel": 2, **NUMBERINGS[numbering]}
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT), model_writer=blob, model_type=kind, **settings
-    )
+    settings = {"vocab_size": 40, "minloglevel": 2, "model_type": kind, **NUMBERINGS[numbering]}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXT), model_writer=blob, **settings)
     path = tmp_path / "m.model"
     path.write_bytes(blob.getvalue())
     with pytest.raises(InputError, match="padding, start, end and unknown must have the numbers 0, 1, 2, 3"):

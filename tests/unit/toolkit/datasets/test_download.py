@@ -5,12 +5,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import lzma
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from http_server import CONTENT, Server, packed_in, serve, tar, zipped
+from http_server import CONTENT, Server, packed_in, tar, zipped
 from tsallis.errors import InputError
 from tsallis.toolkit.datasets import download, registry
 from tsallis.toolkit.datasets.archive import LONGEST, fetch_text
@@ -18,13 +17,6 @@ from tsallis.toolkit.datasets.download import Part, SourceFile, fetch
 from tsallis.toolkit.datasets.registry import Source, get
 
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("no_proxy", "*")
-    with serve() as behaviour:
-        yield behaviour
 
 
 def test_a_file_is_fetched_once(server: Server, tmp_path: Path) -> None:
@@ -40,9 +32,7 @@ def test_interrupted_downloads_resume(server: Server, tmp_path: Path) -> None:
     path, part = tmp_path / "file", tmp_path / "file.part"
     server.cut = 100_000
     for saved in (100_000, 200_000):
-        with pytest.raises(
-            InputError, match=rf"/file: .*; {saved} of 256000 bytes are kept; run the same command again"
-        ):
+        with pytest.raises(InputError, match=rf"/file: .*; {saved} of 256000 bytes are kept; run the same command"):
             fetch(server.file(), path)
         assert not path.exists() and part.read_bytes() == CONTENT[:saved]
     fetch(server.file(), path)
@@ -140,17 +130,13 @@ def test_unwritable_paths_raise(server: Server, tmp_path: Path) -> None:
 def test_get_selects_files_by_language(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["old-irish-dev", "irish-gaelic-dev", "irish-dev"]
     server.files = {f"/{name}": name.encode() for name in names}
-    files = tuple(
-        SourceFile(n, (f"{server.address}/{n}",), len(n), hashlib.sha256(n.encode()).hexdigest()) for n in names
-    )
-    monkeypatch.setitem(registry.SOURCES, "tiny", Source("tiny", "", "", "", files))
+    files = [SourceFile(n, (f"{server.address}/{n}",), len(n), hashlib.sha256(n.encode()).hexdigest()) for n in names]
+    monkeypatch.setitem(registry.SOURCES, "tiny", Source("tiny", "", "", "", tuple(files)))
     assert get("tiny", tmp_path, ["irish"]) == [tmp_path / "irish-dev"]
     assert [p.name for p in get("tiny", str(tmp_path))] == names
     assert [path for path, _ in server.requests] == ["/irish-dev", "/old-irish-dev", "/irish-gaelic-dev"]
     assert all((tmp_path / name).read_text() == name for name in names)
-    with pytest.raises(
-        InputError, match=r"tiny has no language 'welsh', 'Irish'; it has irish, irish-gaelic, old-irish"
-    ):
+    with pytest.raises(InputError, match=r"no language 'welsh', 'Irish'; it has irish, irish-gaelic, old-irish"):
         get("tiny", tmp_path, ["irish", "welsh", "Irish"])
     with pytest.raises(InputError, match=r"unknown data set 'tinny', expected one of .*sigmorphon2018"):
         get("tinny", tmp_path)
@@ -369,14 +355,9 @@ def test_every_selects_or_skips_each_nth_line(server: Server, tmp_path: Path) ->
 
 def test_pairs_are_split_into_aligned_sides(server: Server, tmp_path: Path) -> None:
     text = "".join(f"one {n}\teins {n}\tby somebody\n" for n in range(9000))
-    sides = {
-        (split, column): unpacked(server, tmp_path, text, form="clusters", split=split, column=column)
-        for split in ("train", "dev", "test")
-        for column in (0, 1)
-    }
-    assert [len(sides[split, 0]) for split in ("train", "dev", "test")] == [1000, 4000, 4000]
-    for split in ("train", "dev", "test"):
-        assert [s.replace("one", "eins") for s in sides[split, 0]] == sides[split, 1]
+    for split, count in (("train", 1000), ("dev", 4000), ("test", 4000)):
+        first, second = (unpacked(server, tmp_path, text, form="clusters", split=split, column=n) for n in (0, 1))
+        assert len(first) == count and [line.replace("one", "eins") for line in first] == second
     with pytest.raises(InputError, match=r"expected a line that matches .*, found 'alone'"):
         unpacked(server, tmp_path, "alone\n", form="clusters", split="dev")
 
@@ -450,9 +431,7 @@ def test_invalid_archives_raise_and_are_deleted(server: Server, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("packing", ["gz", "xz", "zip", "tar"])
-def test_decompression_bombs_raise(
-    server: Server, tmp_path: Path, packing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compression_bombs_raise(server: Server, tmp_path: Path, packing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unpacking has a limit even if the number of lines is unknown."""
     monkeypatch.setattr("tsallis.toolkit.data.io.PLAUSIBLE", 1 << 16)
     lines = b"\n" * (1 << 22)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import lzma
 import re
 import tarfile
 from collections import Counter
@@ -16,6 +15,8 @@ from pydantic import TypeAdapter
 from tsallis.toolkit.datasets.download import SourceFile
 from tsallis.toolkit.datasets.paraphrase_split import LARGEST, _bare, split_pairs
 from tsallis.toolkit.datasets.registry import SOURCES
+
+from .conftest import unpacked
 
 PARALLEL = {
     "multi30k": {"cs", "de", "en", "fr"},
@@ -116,12 +117,6 @@ def test_sigmorphon2018_sizes_and_digests_match_the_files(shared_data: Path) -> 
     assert {f.name: (f.size, f.sha256) for f in SOURCES["sigmorphon2018"].files} == result
 
 
-def unpacked(path: Path) -> bytes:
-    if not path.is_file():
-        pytest.skip(f"needs data: {path}")
-    return lzma.decompress(path.read_bytes())
-
-
 COPIES = [
     *(("multi30k", file.name, f"multi30k/raw/{file.name}") for file in SOURCES["multi30k"].files),
     *(("wmt16-ro-en", f"newsdev2016.{side}", f"wmt_eval_only/newsdev2016.{side}") for side in ("ro", "en")),
@@ -150,9 +145,8 @@ def test_splits_of_paraphrases_share_no_sentence() -> None:
     assert all(5 <= len(splits[s]) <= 5 + LARGEST for s in ("dev", "test"))
     assert {pair for pair in splits["train"] if pair[1] == "Lauf!"} == {pair for pair in pairs if pair[1] == "Lauf!"}
     # The split does not depend on the order of the pairs in the file. Each split keeps this order.
-    assert {s: set(p) for s, p in split_pairs(pairs[::-1], held_out=5).items()} == {
-        s: set(p) for s, p in splits.items()
-    }
+    backwards = split_pairs(pairs[::-1], held_out=5)
+    assert {s: set(p) for s, p in backwards.items()} == {s: set(p) for s, p in splits.items()}
     index = {pair: i for i, pair in enumerate(dict.fromkeys((" ".join(e.split()), g) for e, g in pairs))}
     for split in splits.values():
         assert [index[pair] for pair in split] == sorted(index[pair] for pair in split)

@@ -8,22 +8,15 @@ import pytest
 import torch
 
 from tsallis.symbols import BOS, FIRST, IGNORE_INDEX, PAD
-from tsallis.toolkit.datasets.synthetic import (
-    IGNORE,
-    READ,
-    SEPARATOR,
-    SYNTHETIC_TASKS,
-    WRITE,
-    SyntheticExample,
-    SyntheticStream,
-)
+from tsallis.toolkit.datasets.synthetic import IGNORE, READ, SEPARATOR, SYNTHETIC_TASKS, WRITE, SyntheticStream
 from tsallis.toolkit.datasets.synthetic_corpus import synthetic_corpus, synthetic_vocabulary
 
 LENGTHS = [8, 9, 10, 11, 31, 64]
+ANSWERS = {"copy": list, "reverse": lambda tokens: tokens[::-1], "sort": sorted}
 every_task = pytest.mark.parametrize("name", SYNTHETIC_TASKS)
 
 
-def examples(name: str) -> list[SyntheticExample]:
+def examples(name: str) -> list[tuple[list[int], list[int]]]:
     return [SyntheticStream(name, length, length, 3).example(number) for length in LENGTHS for number in range(5)]
 
 
@@ -38,17 +31,12 @@ def test_tokens_and_targets_have_valid_ranges_and_lengths(name: str) -> None:
         assert any(target != IGNORE for target in targets)
 
 
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [("copy", list), ("reverse", lambda x: x[::-1]), ("sort", sorted)],
-    ids=["copy", "reverse", "sort"],
-)
-def test_outputs_after_the_separator_match_the_task(name: str, answer: object) -> None:
-    assert callable(answer)
+@pytest.mark.parametrize("name", ANSWERS)
+def test_outputs_after_the_separator_match_the_task(name: str) -> None:
     for tokens, targets in examples(name):
         end = tokens.index(SEPARATOR)
         assert targets[:end] == [IGNORE] * end
-        assert targets[end:] == answer(tokens[:end])
+        assert targets[end:] == ANSWERS[name](tokens[:end])
         assert tokens[end + 1 :] == targets[end:-1]  # a target is the next token
 
 
@@ -93,11 +81,9 @@ def test_flip_flop_reads_what_was_written_last() -> None:
 
 @every_task
 def test_seed_and_number_determine_an_example(name: str) -> None:
-    examples, again, others = (
-        [SyntheticStream(name, 8, 20, seed).example(number) for number in range(12)] for seed in (5, 5, 6)
-    )
-    assert examples == again != others
-    assert len({len(tokens) for tokens, _ in examples}) > 1
+    first, again, others = ([SyntheticStream(name, 8, 20, seed).example(n) for n in range(12)] for seed in (5, 5, 6))
+    assert first == again != others
+    assert len({len(tokens) for tokens, _ in first}) > 1
 
 
 def test_invalid_arguments_raise() -> None:

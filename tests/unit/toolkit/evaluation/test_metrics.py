@@ -63,10 +63,8 @@ def test_gold_possible_does_not_depend_on_beam_size(output: str) -> None:
     net = model(output, spread=2.0).eval()
     known = [[4, 5], [4], [5, 5, 4], *CORPUS.tgt[3:-1]]
     corpus = Corpus(CORPUS.src, [*known, [UNK]])
-    shares = {
-        evaluate(net, corpus, search_corpus(net, corpus, SearchOptions(beam_size=beam)), 1.0).gold_possible
-        for beam in (1, 4)
-    }
+    searches = [search_corpus(net, corpus, SearchOptions(beam_size=size)) for size in (1, 4)]
+    shares = {evaluate(net, corpus, results, 1.0).gold_possible for results in searches}
     batches = [corpus.batch([row]) for row in range(len(corpus))]
     scores = [score(net, b.src, b.src_lengths, b.tgt_in, b.tgt_out).item() for b in batches]
     assert shares == {sum(value > -math.inf for value in scores) / len(corpus)}

@@ -67,16 +67,9 @@ def test_a_record_holds_reference_output_and_certificate() -> None:
     results = search_corpus(model, corpus, SearchOptions(beam_size=2))
     right, impossible = output_records(model, NAMES, corpus, [["a"], ["ba"]], results)
     assert right["output"] == {
-        "text": "a",
-        "right": True,
-        "log_prob": pytest.approx(math.log(0.7)),
-        "support": (2, 1),
-        "num_attended": (1, 1),
-        "certificate": "complete",
-        "bound": None,
-        "hypotheses": 2,
-        "mass": pytest.approx(1),
-        "stopped_by": None,
+        **{"text": "a", "right": True, "log_prob": pytest.approx(math.log(0.7)), "support": (2, 1)},
+        **{"num_attended": (1, 1), "certificate": "complete", "bound": None, "hypotheses": 2},
+        **{"mass": pytest.approx(1), "stopped_by": None},
     }
     assert right["reference"]["log_prob"] == pytest.approx(math.log(0.7)) and right["reference"]["impossible"] is None
     assert [t["symbol"] for t in right["reference"]["tokens"]] == ["a", "</s>"]

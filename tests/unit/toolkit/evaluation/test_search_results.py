@@ -27,10 +27,7 @@ def test_results_come_in_the_order_of_the_corpus() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"mode": "sample"}, "mode must be beam, exact or all to search a corpus, got sample"),
-        ({"prefix": "a"}, "prefix can't be used to search a corpus"),
-    ],
+    [({"mode": "sample"}, "mode must be beam, exact or all .* got sample"), ({"prefix": "a"}, "prefix can't be used")],
 )
 def test_unsupported_options_for_a_corpus_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -48,6 +45,5 @@ def test_results_of_batch_parts_match_those_of_the_corpus() -> None:
     net = model().eval()
     batches = CORPUS.batches(5)
     result = [search_batches(net, batches[rank::2], SearchOptions(beam_size=2)) for rank in range(2)]
-    assert {**result[0], **result[1]} == dict(
-        enumerate(search_corpus(net, CORPUS, SearchOptions(beam_size=2), batch_size=5))
-    )
+    expected = search_corpus(net, CORPUS, SearchOptions(beam_size=2), batch_size=5)
+    assert {**result[0], **result[1]} == dict(enumerate(expected))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -53,28 +52,17 @@ def test_teacher_forced_scores_match_sums_over_rows(output: str) -> None:
     assert result.attention_support == pytest.approx(num_attended / steps)
 
 
-@pytest.mark.parametrize("output", ["softmax", "entmax"])
-def test_text_scores_match_those_of_the_probabilities(output: str) -> None:
+@pytest.mark.parametrize("output", ["softmax", "entmax", "alpha_relu"])
+def test_text_scores_match_those_of_the_normalized_outputs(output: str) -> None:
     net = model(output).eval()
     batch = CORPUS.batch([0])
     with torch.no_grad():
-        probs = net.output.probs(net.output.scores(net(batch.src, batch.src_lengths, batch.tgt_in).hidden))[0]
-    expected = text_scores(probs, batch.tgt_out[0])
-    result = TeacherForcedScores.of(teacher_forced_sums(net, [batch]))
-    assert result.epsilon_perplexity == pytest.approx(expected.epsilon_perplexity, rel=1e-5)
-    assert result.sparsemax_score == pytest.approx(expected.sparsemax_score, rel=1e-5)
-
-
-def test_unnormalized_outputs_are_normalized_before_scoring() -> None:
-    net = model("alpha_relu").eval()
-    batch = CORPUS.batch([0])
-    with torch.no_grad():
         values = net.output.probs(net.output.scores(net(batch.src, batch.src_lengths, batch.tgt_in).hidden))[0]
-    assert not torch.allclose(values.sum(-1), torch.ones(len(values)))
-    expected = text_scores(values / values.sum(-1, keepdim=True), batch.tgt_out[0])
+    sums = values.sum(-1, keepdim=True)
+    assert torch.allclose(sums, torch.ones_like(sums)) == (output != "alpha_relu")
+    expected = text_scores(values / sums, batch.tgt_out[0])
     result = TeacherForcedScores.of(teacher_forced_sums(net, [batch]))
-    assert result.epsilon_perplexity == pytest.approx(expected.epsilon_perplexity, rel=1e-5)
-    assert result.sparsemax_score == pytest.approx(expected.sparsemax_score, rel=1e-5)
+    assert (result.epsilon_perplexity, result.sparsemax_score) == pytest.approx(expected, rel=1e-5)
 
 
 def test_row_hits_count_correct_symbols_per_row() -> None:
@@ -108,10 +96,8 @@ def test_sums_over_parts_match_scores_of_the_corpus() -> None:
 def test_ensemble_of_different_models_averages_probabilities() -> None:
     parts = [model("sparsemax").eval(), model("softmax", 1.0).eval(), transformer().eval()]
     both = Ensemble(parts)
-    result, each = (
-        teacher_forced_scores(both, CORPUS, batch_size=5),
-        [teacher_forced_scores(part, CORPUS) for part in parts],
-    )
+    result = teacher_forced_scores(both, CORPUS, batch_size=5)
+    each = [teacher_forced_scores(part, CORPUS) for part in parts]
     for name in ("loss", "attention_support"):
         assert getattr(result, name) == pytest.approx(sum(getattr(f, name) for f in each) / 3, rel=1e-5)
     assert result.gold_in_support == 1 and result.output_sum == pytest.approx(1, abs=1e-5)
@@ -125,9 +111,8 @@ def test_ensemble_of_different_models_averages_probabilities() -> None:
     counts = batch.tgt_out != -100
     assert result.output_support == pytest.approx((mean > 0).sum(-1)[counts].float().mean().item())
     # Forced decoding and the steps of a search give the same log-probabilities.
-    totals = (
-        probs.log().gather(-1, batch.tgt_out.clamp(min=0).unsqueeze(-1)).squeeze(-1).masked_fill(~counts, 0).sum(-1)
-    )
+    log_probs = probs.log().gather(-1, batch.tgt_out.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    totals = log_probs.masked_fill(~counts, 0).sum(-1)
     stepwise = score(both, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
     torch.testing.assert_close(totals, stepwise, atol=1e-4, rtol=1e-4)
     assert evaluate(both, CORPUS, *timed_search(both, CORPUS, SearchOptions(beam_size=3))).samples == len(CORPUS)
@@ -160,8 +145,7 @@ def test_unknown_symbols_count_as_wrong_and_outside_support(output: str, rows: i
     assert result.output_support == pytest.approx((values > 0).sum(-1).double().mean().item())
     if output != "alpha_relu":
         expected = text_scores(values, gold)
-        assert result.epsilon_perplexity == pytest.approx(expected.epsilon_perplexity, rel=1e-5)
-        assert result.sparsemax_score == pytest.approx(expected.sparsemax_score, rel=1e-5)
+        assert (result.epsilon_perplexity, result.sparsemax_score) == pytest.approx(expected, rel=1e-5)
     (hits, total), *_ = (row_hits(net, corpus.batches(5))[row] for row in range(rows))
     assert total == len(corpus.tgt[0]) + 1 and hits < total
 
@@ -193,17 +177,12 @@ def test_underflowing_probabilities_stay_in_the_support() -> None:
     assert result.gold_in_support == 1 and result.output_support == 2
 
 
-class TextScores(NamedTuple):
-    epsilon_perplexity: float
-    sparsemax_score: float
-
-
-def text_scores(probs: Tensor, tokens: Tensor, epsilon: float = EPSILON) -> TextScores:
-    """Return the scores of probabilities [n, vocabulary] for tokens [n]."""
+def text_scores(probs: Tensor, tokens: Tensor, epsilon: float = EPSILON) -> tuple[float, float]:
+    """Return the epsilon-perplexity and the sparsemax score of probabilities [n, vocabulary] for tokens [n]."""
     probs = probs.double()
     gold = probs.gather(1, tokens.unsqueeze(1)).squeeze(1)
     losses, scores = smoothed_losses(gold, probs.shape[1], epsilon), sparsemax_scores(probs, gold)
-    return TextScores(losses.mean().exp().item(), scores.mean().item())
+    return losses.mean().exp().item(), scores.mean().item()
 
 
 PROBS = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.6, 0.4, 0.0]])
@@ -211,14 +190,15 @@ PROBS = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.6, 0
 
 def test_text_scores_of_three_tokens_match_their_formulas() -> None:
     epsilon = 1e-3
-    scores = text_scores(PROBS, torch.tensor([1, 2, 0]), epsilon)
+    epsilon_perplexity, sparsemax_score = text_scores(PROBS, torch.tensor([1, 2, 0]), epsilon)
     each = [math.log((p + epsilon) / (1 + 4 * epsilon)) for p in (0.25, 1.0, 0.0)]
-    assert scores.epsilon_perplexity == pytest.approx(math.exp(-sum(each) / 3))
+    assert epsilon_perplexity == pytest.approx(math.exp(-sum(each) / 3))
     squares = (0.375, 1.0, 0.52)
     expected = sum(p + (1 - s) / 2 for p, s in zip((0.25, 1.0, 0.0), squares, strict=True)) / 3
-    assert scores.sparsemax_score == pytest.approx(expected)
+    assert sparsemax_score == pytest.approx(expected)
 
 
 def test_epsilon_zero_gives_the_perplexity() -> None:
     probs = torch.full((5, 4), 0.25)
-    assert text_scores(probs, torch.arange(5) % 4, 0.0).epsilon_perplexity == pytest.approx(4)
+    epsilon_perplexity, _ = text_scores(probs, torch.arange(5) % 4, 0.0)
+    assert epsilon_perplexity == pytest.approx(4)

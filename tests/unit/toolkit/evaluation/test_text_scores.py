@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
 
+from tsallis.errors import IgnoredInputWarning
 from tsallis.toolkit.evaluation.text_scores import LineScore, length_ratio, sentence_chrf, translation_scores
 
 
@@ -31,8 +33,24 @@ def test_translation_scores_match_sacrebleu() -> None:
     assert scores["chrf"].value == corpus_chrf(texts, [references]).score
     assert scores["ter"].value == corpus_ter(texts, [references]).score
     assert "tok:13a" in scores["bleu"].signature and "version:" in scores["ter"].signature
-    (chinese,) = translation_scores(["\u4f60\u597d"], ["\u4f60\u597d"], "zh", ("bleu",))
-    assert "tok:zh" in chinese.signature
+
+
+@pytest.mark.parametrize("code", ["zh", "zho_Hans", "zh-CN", "zh_TW", "cmn", "yue", "chi"])
+def test_characters_of_chinese_are_compared(code: str) -> None:
+    bleu, ter = translation_scores(["今天天气很好。"], ["今天的天气很好。"], code, ("bleu", "ter"))
+    assert "tok:zh" in bleu.signature and "norm:yes" in ter.signature and "asian:yes" in ter.signature
+    assert ter.value == 12.5 and length_ratio(["今天天气很好。"], ["今天的天气很好。"], code) == 7 / 8
+    bleu, ter = translation_scores(["今天 天气"], ["今天 天气"], code, ("bleu", "ter"), tokenized=True)
+    assert "tok:none" in bleu.signature and "asian:no" in ter.signature
+
+
+def test_a_language_without_spaces_is_reported() -> None:
+    with pytest.warns(IgnoredInputWarning, match="tha_Thai has no spaces between words, .*: use chrF"):
+        translation_scores(["แอปเปิล"], ["แอปเปิล"], "tha_Thai")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        translation_scores(["แอป เปิล"], ["แอปเปิล"], "th", tokenized=True)
+        translation_scores(["walk"], ["walk"], "thx")
 
 
 def test_translation_intervals_match_sacrebleu() -> None:
@@ -54,9 +72,7 @@ def test_translation_intervals_match_sacrebleu() -> None:
 def test_interval_of_a_clear_difference_excludes_zero() -> None:
     references = [f"{a} {b} c d e" for a in "abcdefgh" for b in "ijklmnop"]
     worse = [text if row % 2 else text.replace(" c d", "") for row, text in enumerate(references)]
-    for first, second in zip(
-        translation_scores(worse, references), translation_scores(references, references), strict=True
-    ):
+    for first, second in zip(*(translation_scores(texts, references) for texts in (worse, references)), strict=True):
         assert first.lines is not None and second.lines is not None
         low, high = second.lines.interval(first.lines)
         assert low < second.value - first.value < high and low * high > 0  # every resample has worse lines

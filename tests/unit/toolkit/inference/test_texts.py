@@ -45,10 +45,8 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TextRun]
     folder = tmp_path_factory.mktemp("texts")
     for name in ("train.de", "train.en", "dev.de", "dev.en"):
         (folder / name).write_text("".join(f"{line}\n" for line in LINES))
-    (folder / "config.yaml").write_text(
-        "version: 1\ndata: {task: translation, embedded: german-english-numbers, subwords: {size: 90}}\n"
-        "search: {end_rule: every}\n"
-    )
+    text = "version: 1\ndata: {task: translation, embedded: german-english-numbers}\nsearch: {end_rule: every}\n"
+    (folder / "config.yaml").write_text(text)
     inputs = {"task": "translation", "train": "train", "dev": "dev", "cache": str(folder / "cache")}
     data = {**inputs, "subwords": {"size": 24, "joint": False}}
 
@@ -286,9 +284,7 @@ def test_continuations_sum_over_segmentations_of_one_text(make_run: Callable[...
         ((), 0.0, ["-inf"]),
     ],
 )
-def test_printed_scores_are_labelled_if_they_are_bounds(
-    log_probs: tuple[float, ...], missing: float, fields: list[str]
-) -> None:
+def test_printed_bounds_are_labelled(log_probs: tuple[float, ...], missing: float, fields: list[str]) -> None:
     from tsallis.search import Hypothesis, TokenScores
     from tsallis.search.texts import TextProbability
     from tsallis.toolkit.cli.score import _total

@@ -13,7 +13,6 @@ import torch
 
 from analysis_samples import SRC, TGT, corpus, lstm, recording_of, sharp, transformer
 from tsallis.analysis import (
-    RunSummary,
     compare_models,
     density,
     density_contrasts,
@@ -155,7 +154,7 @@ def test_answers_match_the_search_and_have_references(tmp_path: Path) -> None:
         assert answer.reference == TGT.decode(data.tgt[answer.index])
         assert answer.source == tuple(SRC.name(number) for number in data.src[answer.index])
     shown = {sentence.text.index: sentence for sentence in summary.sentences}
-    assert len(shown) == 2 and summary.example in shown
+    assert len(shown) == 2 and summary.example in shown and summary.empty.sentences == 15
     counts = {answer.index: len(results[answer.index].hypotheses) for answer in summary.answers}
     assert (counts[summary.example] > 1) == (max(counts.values()) > 1)
     answered = summarize_runs([RunInput(run, data, "samples", target_run="run")], Options(sentences=2, beam_size=1))
@@ -176,30 +175,19 @@ def test_softmax_heads_have_density_1(tmp_path: Path) -> None:
     assert min(part.values.min() for part in weights) < 1e-37  # some weights round to zero
 
 
-def test_more_sentences_can_be_searched_than_shown(tmp_path: Path) -> None:
-    run, data = run_of(tmp_path, transformer(output="softmax")), corpus(20)
-    summary: RunSummary = summarize(run, data, "samples", Options(sentences=2, searched=15, beam_size=1))
-    assert summary.empty.sentences == 15 and len(summary.sentences) == 2
-
-
-@pytest.mark.parametrize("competing", [False, True])
-def test_summaries_use_the_end_rule_of_the_options(tmp_path: Path, competing: bool) -> None:
+@pytest.mark.parametrize("end_rule", ["every", "competing"])
+def test_summaries_use_the_end_rule_of_the_options(tmp_path: Path, end_rule: Any) -> None:
     torch.manual_seed(1)
     run, data = run_of(tmp_path, transformer(output="softmax")), corpus(20)
-    options = Options(sentences=20, beam_size=1, end_rule="competing" if competing else "every")
     batch = data.batch([*range(20)])
-    expected = [
-        TGT.decode(result.best.tokens)
-        for result in beam_search(
-            run.model, batch.src, batch.src_lengths, beam_size=1, end_rule="competing" if competing else "every"
-        )
-        if result.best
-    ]
-    other = beam_search(
-        run.model, batch.src, batch.src_lengths, beam_size=1, end_rule="every" if competing else "competing"
-    )
-    assert expected != [TGT.decode(result.best.tokens) for result in other if result.best]
-    assert sorted(str(one.answer) for one in summarize(run, data, "samples", options).sentences) == sorted(expected)
+
+    def answers(rule: Any) -> list[str]:
+        results = beam_search(run.model, batch.src, batch.src_lengths, beam_size=1, end_rule=rule)
+        return [TGT.decode(result.best.tokens) for result in results if result.best]
+
+    assert answers("every") != answers("competing")
+    summary = summarize(run, data, "samples", Options(sentences=20, beam_size=1, end_rule=end_rule))
+    assert sorted(str(sentence.answer) for sentence in summary.sentences) == sorted(answers(end_rule))
 
 
 def test_summarize_attention_matches_the_summary_of_a_run(tmp_path: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import warnings
 from typing import Any
 
 import pytest
 
 from tsallis.analysis.histories import ValueHistory
-from tsallis.errors import InputError
+from tsallis.errors import IgnoredInputWarning, InputError
 from tsallis.toolkit.run_analysis import SweepRun, sweep
+from tsallis.toolkit.run_analysis.sweep import ranking_score
 
 
 def run(name: str, scores: list[float], seed: int = 1, **settings: Any) -> SweepRun:
@@ -65,15 +67,50 @@ def test_taus_are_not_swept_if_all_are_estimated() -> None:
 
 @pytest.mark.parametrize(("select", "best"), [("levenshtein", 2), ("loss", 2), ("accuracy", 3), (None, 3)])
 def test_sweep_uses_the_selection_score_of_training(select: str | None, best: int) -> None:
-    values: dict[str, Any] = {
-        "dev_loss": (3.0, 1.0, 2.0),
-        "dev_accuracy": (0.1, 0.2, 0.3),
-        "dev_levenshtein": (3.0, 1.0, 2.0),
-        "step": (1.0, 2.0, 3.0),
-    }
+    scores = {"loss": (3.0, 1.0, 2.0), "accuracy": (0.1, 0.2, 0.3), "levenshtein": (3.0, 1.0, 2.0)}
+    values: dict[str, Any] = {**{f"dev_{name}": x for name, x in scores.items()}, "step": (1.0, 2.0, 3.0)}
     runs = [SweepRun(str(i), {"model.d": i}, ValueHistory((1, 2, 3), values, select=select)) for i in (1, 2)]
     swept = sweep(runs)
     assert swept.score == f"dev_{select or 'accuracy'}" and swept.points[0].scores["step"] == (best,)
+
+
+TEXT = {"dev_loss": (2.0, 1.0), "dev_epsilon_perplexity": (9.0, 8.0), "dev_sparsemax_score": (0.5, 0.6)}
+SEARCHED = {"dev_loss": (2.0, 1.0), "dev_accuracy": (0.3, 0.2), "dev_levenshtein": (3.0, 2.0)}
+ENTMAX, RELU = {"model.output": "entmax"}, {"model.output": "alpha_relu"}
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "selects", "score"),
+    [
+        (TEXT, ({"model.output": "softmax"}, {"model.output": "sparsemax"}), ("loss", "loss"), "sparsemax_score"),
+        (TEXT, ({**ENTMAX, "model.output_alpha": 1.2}, ENTMAX), ("loss", "loss"), "sparsemax_score"),
+        (TEXT, ({**RELU, "model.tau": 0.1}, {**RELU, "model.tau": 0.2}), ("loss", "loss"), "sparsemax_score"),
+        (TEXT, ({"model.tau": 0.1}, {"model.tau": 0.2}), ("loss", "loss"), None),  # only alpha-ReLU uses tau
+        (TEXT, ({"model.d": 1}, {"model.d": 2}), ("loss", "loss"), None),
+        (SEARCHED, ({"model.output": "softmax"}, {"model.output": "entmax"}), ("loss", "loss"), "accuracy"),
+        (SEARCHED, ({"model.output": "softmax"}, {"model.output": "entmax"}), ("levenshtein", "levenshtein"), None),
+        (SEARCHED, ({"model.d": 1}, {"model.d": 1}), ("loss", "accuracy"), "accuracy"),
+    ],
+)
+def test_runs_are_compared_by_a_comparable_score(
+    values: dict[str, Any], settings: Any, selects: tuple[str, str], score: str | None
+) -> None:
+    runs = [SweepRun(s, x, ValueHistory((1, 2), values, select=s)) for x, s in zip(settings, selects, strict=True)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        chosen = ranking_score(runs)
+    assert chosen == f"dev_{score or selects[0]}" and len(caught) == (score is not None)
+    assert all(f"compared by {chosen.removeprefix('dev_')}" in str(warning.message) for warning in caught)
+
+
+def test_a_sweep_shows_a_comparable_score_of_the_selected_checkpoints() -> None:
+    runs = [
+        SweepRun(output, {"model.output": output}, ValueHistory((1, 2), SEARCHED, select="loss"))
+        for output in ("softmax", "sparsemax")
+    ]
+    with pytest.warns(IgnoredInputWarning, match=r"model\.tau: compared by accuracy"):
+        swept = sweep(runs)
+    assert swept.score == "dev_accuracy" and swept.points[0].scores["dev_accuracy"] == (0.2,)
 
 
 def test_ties_are_broken_by_the_lowest_loss() -> None:
@@ -82,27 +119,18 @@ def test_ties_are_broken_by_the_lowest_loss() -> None:
     assert sweep(runs).points[0].scores["output_support"] == (4.0,)
 
 
+OTHER_SCORE = SweepRun("b", {"model.layers": 2, "model.d": 2}, ValueHistory((1,), {"dev_x": (1.0,)}))
+
+
 @pytest.mark.parametrize(
     ("runs", "message"),
     [
         ([run("a", [1.0])], "at least two runs, got 1"),
         ([run("a", [1.0], 1), run("b", [1.0], 2)], "found no difference except seeds"),
-        (
-            [run("a", [1.0], d=1, e=1), run("b", [1.0], d=2, e=2)],
-            r"one setting, found differences in model\.d, model\.e",
-        ),
-        (
-            [run("a", [1.0], output="entmax"), run("b", [1.0], output="alpha_relu", tau=1)],
-            "differ in exactly one setting",
-        ),
+        ([run("a", [1.0], d=1, e=1), run("b", [1.0], d=2, e=2)], r"found differences in model\.d, model\.e"),
+        ([run("a", [1.0], output="entmax"), run("b", [1.0], output="alpha_relu", tau=1)], "in exactly one setting"),
         ([run("a", [1.0], norm="pre"), run("b", [1.0], norm="post")], r"model\.norm with the values \['pre', 'post'\]"),
-        (
-            [
-                run("a", [1.0], d=1),
-                SweepRun("b", {"model.layers": 2, "model.d": 2}, ValueHistory((1,), {"dev_x": (1.0,)})),
-            ],
-            "b: expected a run validated by dev_bleu, like a, found dev_x",
-        ),
+        ([run("a", [1.0], d=1), OTHER_SCORE], "validated by different scores, bleu, x; expected another score"),
     ],
 )
 def test_runs_that_do_not_form_a_sweep_raise(runs: list[SweepRun], message: str) -> None:

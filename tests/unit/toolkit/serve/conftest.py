@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -114,6 +115,16 @@ def slow(served: ServedRun) -> Slow:
     return Slow(**{name: getattr(served, name) for name in names})
 
 
+def no_check() -> None:
+    pass
+
+
+def sources(served: ServedRun, *lines: str) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """Return the model of a run, and the lines as arguments of its search."""
+    batch = served.task.read(lines, "here", served.run, False).corpus.batch(range(len(lines)))
+    return served.run.model, batch.src, batch.src_lengths
+
+
 def raw(client: Client, blob: bytes) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", client.port), timeout=30)
     connection.sendall(blob)
@@ -121,7 +132,5 @@ def raw(client: Client, blob: bytes) -> socket.socket:
 
 
 def head(length: int) -> bytes:
-    return (
-        b"POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n" % length
-    )
+    first = b"POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return first + b"Content-Length: %d\r\n\r\n" % length

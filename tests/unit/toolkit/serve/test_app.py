@@ -65,8 +65,6 @@ def test_translate_responses_match_the_run(serve: Serve, served: ServedRun) -> N
         ("POST", "/api/translate", b"{}", {"content_type": "text/plain"}, 415, "application/json"),
         ("POST", "/api/translate", b"{}", {"content_type": ""}, 415, "application/json"),
         ("POST", "/api/translate", b"", {}, 400, "not JSON"),
-        ("POST", "/api/translate", b'{"sources": ["\xff\xfe"]}', {}, 400, "not JSON: invalid unicode"),
-        ("POST", "/api/translate", {"sources": [3]}, {}, 400, "input should be a valid string"),
         ("POST", "/api/translate", {"sources": ["scan"]}, {}, 400, "sources:1: expected source<TAB>features"),
         ("POST", "/api/translate", {"sources": ["a" * 2049]}, {}, 400, "at most 2048 characters"),
         ("POST", "/api/translate", {"sources": [f"{'a' * 300}\tV"]}, {}, 400, "expected at most 256 symbols"),
@@ -93,9 +91,7 @@ def test_rejected_requests_return_an_error_message(
     assert {name: answer[name] for name in HEADERS} == HEADERS
 
 
-@pytest.mark.parametrize(
-    "host", ["localhost", "LOCALHOST:80", "127.0.0.1", "[::1]:8000", "192.168.1.7", "models.example"]
-)
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1", "[::1]:8000", "10.0.0.7", "models.example"])
 def test_known_hosts_are_answered(serve: Serve, host: str) -> None:
     client = serve()
     assert client.send("GET", "/api/health", host=host, origin=f"http://{host}")[0] == 200
@@ -148,9 +144,7 @@ def test_slow_searches_return_503(serve: Serve, slow: Slow) -> None:
     assert status == 503 and "more than 0.2 seconds" in content["error"]
 
 
-def test_internal_errors_return_500_without_details(
-    serve: Serve, served: ServedRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_internal_errors_have_no_details(serve: Serve, served: ServedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any, **options: Any) -> None:
         raise RuntimeError("secret")
 

@@ -19,6 +19,8 @@ from tsallis.toolkit.serve.requests import AttentionRequest, TranslateRequest
 from tsallis.toolkit.tasks.registry import task_of
 from tsallis.toolkit.training import load_run
 
+from .conftest import no_check, sources
+
 
 @pytest.fixture(scope="module")
 def speaker(tmp_path_factory: pytest.TempPathFactory) -> ServedRun:
@@ -35,25 +37,16 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> ServedRun:
     return ServedRun("speaker", run, task_of(run.task), SearchOptions(beam_size=2), Limits())
 
 
-def no_check() -> None:
-    pass
-
-
 def translate(served: ServedRun, **request: Any) -> list[dict[str, Any]]:
     (content,) = served.translate([TranslateRequest(**request)], no_check)
     answers: list[dict[str, Any]] = content["answers"]
     return answers
 
 
-def prompts(served: ServedRun, *lines: str) -> tuple[Any, torch.Tensor, torch.Tensor]:
-    batch = served.task.read(lines, "here", served.run, False).corpus.batch(range(len(lines)))
-    return served.run.model, batch.src, batch.src_lengths
-
-
 def test_continuations_of_prompts_match_beam_search(speaker: ServedRun) -> None:
     lines = ["drei", "", "a"]
     answers = translate(speaker, sources=lines, n_best=2, max_length=8)
-    results = beam_search(*prompts(speaker, *lines), beam_size=2, n_best=2, max_length=8)
+    results = beam_search(*sources(speaker, *lines), beam_size=2, n_best=2, max_length=8)
     for answer, result in zip(answers, results, strict=True):
         assert [h["tokens"] for h in answer["hypotheses"]] == [h.tokens for h in result.hypotheses]
         assert answer["certificate"] == result.certificate.kind
@@ -61,8 +54,7 @@ def test_continuations_of_prompts_match_beam_search(speaker: ServedRun) -> None:
 
 def test_samples_match_generate_and_report_whether_they_ended(speaker: ServedRun) -> None:
     (answer,) = translate(speaker, sources=["drei"], mode="sample", num_samples=6, seed=3, max_length=5)
-    model, src, lengths = prompts(speaker, "drei")
-    (texts,) = generate(model, src, lengths, 6, max_length=5, seeds=[line_seed(3, 1)])
+    (texts,) = generate(*sources(speaker, "drei"), 6, max_length=5, seeds=[line_seed(3, 1)])
     assert [(draw["tokens"], draw["ended"]) for draw in answer["draws"]] == [(x.tokens, x.ended) for x in texts]
     assert any(not text.ended for text in texts)
     assert answer["draws"][0]["text"] == speaker.run.tgt_vocab.decode(texts[0].tokens)

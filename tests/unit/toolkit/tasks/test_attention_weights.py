@@ -87,11 +87,8 @@ def test_weights_match_the_attention_of_the_model(tmp_path: Path, model: Any) ->
 
 def test_weights_of_chosen_heads_match_their_layers(tmp_path: Path) -> None:
     run = run_of(tmp_path, transformer())
-    layers = [
-        run.model.encoder.layers[1].self_attn,
-        run.model.decoder.layers[0].self_attn,
-        run.model.decoder.layers[0].multihead_attn,
-    ]
+    encoder, decoder = run.model.encoder.layers[1], run.model.decoder.layers[0]
+    layers = [encoder.self_attn, decoder.self_attn, decoder.multihead_attn]
     read = read_lines(run, LINES, "in", gold=False)
     for number, content in weights_of(run, read, "encoder.2.1,decoder.1.2,cross.1.2", beam_size=2):
         batch, tokens = search_line(run, LINES[number])
@@ -99,11 +96,9 @@ def test_weights_of_chosen_heads_match_their_layers(tmp_path: Path) -> None:
         with torch.no_grad(), capture_weights(layers, expected.__setitem__):
             run.model(batch.src, batch.src_lengths, torch.tensor([[1, *tokens]]))
         assert [entry["name"] for entry in content["attention"]] == ["encoder.2.1", "decoder.1.2", "cross.1.2"]
-        for entry, matrix, head in zip(
-            content["attention"], (expected[0], expected[1], expected[2]), (0, 1, 1), strict=True
-        ):
+        for number, (entry, head) in enumerate(zip(content["attention"], (0, 1, 1), strict=True)):
             assert entry["alpha"] == 2.0
-            assert dense(content, entry) == pytest.approx(matrix[0, head].numpy(), abs=1e-5)
+            assert dense(content, entry) == pytest.approx(expected[number][0, head].numpy(), abs=1e-5)
 
 
 def test_densities_match_those_of_the_model(tmp_path: Path) -> None:
@@ -139,14 +134,10 @@ def test_missing_heads_raise(tmp_path: Path) -> None:
         list(weights_of(run, read_lines(run, LINES, "in", gold=False), "cross.3.1"))
 
 
-@pytest.mark.parametrize(
-    ("attention", "names"),
-    [("discrete", ["discrete"]), ("continuous", ["continuous"]), ("combined", ["discrete", "continuous"])],
-)
-def test_document_weights_match_the_classifier(tmp_path: Path, attention: str, names: list[str]) -> None:
-    lines = [
-        f"{label}\tA {word} film number {i}.\n" for i in range(9) for label, word in (("0", "dull"), ("1", "fine"))
-    ]
+@pytest.mark.parametrize("attention", ["discrete", "continuous", "combined"])
+def test_document_weights_match_the_classifier(tmp_path: Path, attention: str) -> None:
+    names = ["discrete", "continuous"] if attention == "combined" else [attention]
+    lines = [f"{label}\tA {word} film {i}.\n" for i in range(9) for label, word in (("0", "dull"), ("1", "fine"))]
     (tmp_path / "train.tsv").write_text("".join(lines), encoding="utf-8")
     model = {"architecture": "classifier", "d_model": 8, "num_basis": 8, "attention": attention}
     run = untrained_run(tmp_path, {"task": "classification", "train": "train", "min_count": 1}, model)
@@ -193,8 +184,5 @@ def test_image_weights_match_the_model(tmp_path: Path) -> None:
 
 def test_describe_density_returns_moments_and_support() -> None:
     content = describe_density(TruncatedParabola(torch.tensor(0.5), torch.tensor(0.05)))
-    assert content == {
-        "mean": 0.5,
-        "variance": pytest.approx(0.05),
-        "support": [[pytest.approx(0.0, abs=1e-6), pytest.approx(1.0)]],
-    }
+    support = [[pytest.approx(0.0, abs=1e-6), pytest.approx(1.0)]]
+    assert content == {"mean": 0.5, "variance": pytest.approx(0.05), "support": support}

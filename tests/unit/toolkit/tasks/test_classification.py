@@ -48,9 +48,7 @@ def test_labelled_lines_are_read_plain_or_compressed(tmp_path: Path) -> None:
 
 def test_lines_with_more_columns_than_others_give_a_warning(tmp_path: Path) -> None:
     (tmp_path / "train").write_text("pos\tgood\nneg\tbad\tand\tlong\n", encoding="utf-8")
-    with pytest.warns(
-        IgnoredInputWarning, match=r"train:2: found 4 columns, elsewhere 2; only the last is read as text \(1 line\)"
-    ):
+    with pytest.warns(IgnoredInputWarning, match=r"train:2: found 4 columns, elsewhere 2; only the last .* \(1 line\)"):
         assert read_labelled(tmp_path / "train")[1] == LabelledText("neg", "long")
 
 
@@ -73,9 +71,8 @@ def test_malformed_lines_are_rejected(tmp_path: Path, content: str, message: str
 
 
 def test_words_are_lowercased_and_split_from_punctuation() -> None:
-    assert words("Don't miss it!<br /><BR>Ünly 10/10 ...") == [
-        "don't", "miss", "it", "!", "ünly", "10", "/", "10", ".", ".", ".",
-    ]  # fmt: skip
+    separated = "don't miss it ! ünly 10 / 10 . . ."
+    assert words("Don't miss it!<br /><BR>Ünly 10/10 ...") == separated.split()
     assert words("the \u2018best\u2019 of o\u2019clock") == ["the", "‘", "best", "’", "of", "o’clock"]
     assert words(" \t ") == []
 

@@ -54,12 +54,8 @@ def test_a_classification_run_learns_its_labels(folder: Path, attention: str) ->
     prepared = prepare(inputs)
     data = prepared.data
     assert len(data.train) == 180 and len(data.dev.corpus) == len(data.dev.references) == 20
-    assert data.vocabularies.tgt.symbols == ("bad", "good") and prepared.task.facts() == {
-        "task": "classification",
-        "max_length": 256,
-        "columns": {"label": 1, "text": -1},
-        "header": [],
-    }
+    facts = {"task": "classification", "max_length": 256, "columns": {"label": 1, "text": -1}, "header": []}
+    assert data.vocabularies.tgt.symbols == ("bad", "good") and prepared.task.facts() == facts
     run = train(prepared, folder / "run")
     lines = encode(run, read_split(inputs.data, "test"))
     report = evaluate(run, lines, 2)

@@ -38,11 +38,7 @@ FORMATS: dict[str, tuple[list[str], dict[str, Any], StringsExample]] = {
         {},
         StringsExample("mopa", ("N", "PL"), "mopera"),
     ),
-    "2020 and 2021 phones": (
-        ["ship\tʃ ɪ p", "shoe\tʃ uː"],
-        {"tgt_symbols": "spaces"},
-        StringsExample("ship", (), "ʃ ɪ p"),
-    ),
+    "2020 phones": (["ship\tʃ ɪ p", "shoe\tʃ uː"], {"tgt_symbols": "spaces"}, StringsExample("ship", (), "ʃ ɪ p")),
     "2022": (
         ["gatto\tgatti\tN;PL;", "casa\tcase\tN;PL"],  # a trailing separator
         {},
@@ -200,10 +196,7 @@ def test_swapped_columns_in_input_lines_raise(tmp_path: Path) -> None:
     run = untrained_run(tmp_path, {"task": "strings", "train": "train", "dev": "train"}, RNN)
     task = task_of(run.task)
     for gold in (True, False):
-        with pytest.raises(
-            InputError,
-            match=r"in:1: no feature of this line occurs in the training data: source 'walk', target 'V;PST', feat",
-        ):
+        with pytest.raises(InputError, match=r"in:1: no feature of this line occurs .* source 'walk', target 'V;PST'"):
             task.read(paradigms("sft"), "in", run, gold=gold)
     with pytest.raises(InputError, match=r"in:1: no feature of this line occurs .* source 'walk', features 'walked'"):
         task.read(["walk\twalked"], "in", run, gold=False)
@@ -357,11 +350,8 @@ def test_the_settings_for_a_file_fit_the_chosen_model(tmp_path: Path) -> None:
         assert {name: getattr(model, name) for name in expected} == expected
     transformer = config_of_file(words, ["model.architecture=transformer"]).model
     assert (transformer.encoder_layers, transformer.decoder_layers) == (2, 2)
-    others = {
-        "features": ["go	went	V;PST", "run	ran	V;PST"],
-        "sentences": ["so " * 25 + "	thus"] * 3,
-        "many": [f"{i}	{i}" for i in range(6000)],
-    }
+    others = {"features": ["go	went	V;PST", "run	ran	V;PST"], "sentences": ["so " * 25 + "	thus"] * 3}
+    others["many"] = [f"{i}	{i}" for i in range(6000)]
     for name, lines in others.items():
         config = config_of_file(write(tmp_path / f"{name}.tsv", lines))
         assert config.model.monotonic is None
@@ -401,9 +391,7 @@ def test_error_examples_use_the_columns_of_the_run(tmp_path: Path) -> None:
     write(tmp_path / "train", ["kato\tkatoj\tN\tPL", "hundo\thundoj\tN\tPL"])
     data = {"task": "strings", "train": "train", "dev": "train", "columns": {"features": [3, 4]}}
     run = untrained_run(tmp_path, data, RNN)
-    with pytest.raises(
-        InputError, match=r"; for example kato<TAB>(N<TAB>PL|PL<TAB>N) \(the training data contain the features"
-    ):
+    with pytest.raises(InputError, match=r"for example kato<TAB>(N<TAB>PL|PL<TAB>N) \(the training data contain"):
         task_of(run.task).read(["kato\tN"], "text", run, False)
 
 
@@ -448,10 +436,9 @@ def test_labels_may_be_in_any_column(tmp_path: Path) -> None:
 
 def test_too_many_different_labels_raise(tmp_path: Path) -> None:
     write(tmp_path / "train.tsv", [f"w{number}\ta" for number in range(12)])
+    config = ClassificationData(task="classification", folder=str(tmp_path), train="train.tsv", min_count=1)
     with pytest.raises(InputError, match="different labels in"):
-        Classification.load(
-            ClassificationData(task="classification", folder=str(tmp_path), train="train.tsv", min_count=1)
-        )
+        Classification.load(config)
 
 
 @pytest.mark.parametrize("features", ["", "\tV;PST"])
@@ -463,8 +450,6 @@ def test_source_and_target_columns_may_be_swapped(features: str, header: bool, t
     config = StringsData(**files, columns={"source": 2, "target": 1}, header=header)
     (example,) = Strings.examples(config, "train")
     assert (example.source, example.target, example.features) == ("go", "went", ("V", "PST") if features else ())
-    with pytest.raises(ValidationError, match="columns can't be used with embedded data"):
-        StringsData(embedded="english-verbs", columns={"source": 2, "target": 1})
 
 
 def test_describe_file_respects_the_chosen_columns(tmp_path: Path) -> None:
@@ -480,13 +465,8 @@ def test_describe_file_respects_the_chosen_columns(tmp_path: Path) -> None:
     named = write(tmp_path / "b.tsv", ["lemma\tform\tphones", "ship\tships\tʃ ɪ p s", "shoe\tshoes\tʃ uː z"])
     overrides = ["data.columns.target=3", "data.columns.features=null"]
     assert describe_file(named, overrides)["data"]["tgt_symbols"] == "spaces"
-    for wrong in (
-        "data.columns=3",
-        "data.columns.source=x",
-        "data.columns.features=[a]",
-        "data=3",
-        "data.columns.target=0",
-    ):
+    overrides = "data.columns=3 data.columns.source=x data.columns.features=[a] data=3 data.columns.target=0"
+    for wrong in overrides.split():
         describe_file(path, [wrong])
         with pytest.raises(InputError, match="override"):
             config_of_file(path, [wrong])

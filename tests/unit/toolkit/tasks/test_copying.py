@@ -37,13 +37,9 @@ TRAIN = "abx\tbad\tV\nba\tab\tV;PST\nxab\tabd\tV\n"  # x occurs only in sources,
 DEV = "aλb\txλ\tV\n"  # λ is unknown
 DATA = {"train": "train", "dev": "dev"}
 MODEL = {"d_model": 8, "layers": 1, "dropout": 0.0, "copy": True}
-ARCHITECTURES = {
-    "rnn": MODEL,
-    "transformer": {
-        **{"architecture": "transformer", "d_model": 8, "heads": 2, "d_ff": 8, "dropout": 0.0, "copy": True},
-        **{"encoder_layers": 1, "decoder_layers": 1},
-    },
-}
+TRANSFORMER = {"architecture": "transformer", "d_model": 8, "heads": 2, "d_ff": 8, "dropout": 0.0, "copy": True}
+TRANSFORMER |= {"encoder_layers": 1, "decoder_layers": 1}
+ARCHITECTURES = {"rnn": MODEL, "transformer": TRANSFORMER}
 
 
 @pytest.fixture
@@ -52,6 +48,11 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "dev").write_text(DEV, encoding="utf-8")
     (tmp_path / "config.yaml").write_text("version: 1\ndata: {embedded: english-verbs}\n", encoding="utf-8")
     return tmp_path
+
+
+def content_of(folder: Path, model: dict[str, Any]) -> dict[str, Any]:
+    data = {"folder": str(folder), **DATA}
+    return {"version": 1, "data": data, "model": model, "training": {"epochs": 1, "batch_size": 2}}
 
 
 def copier(folder: Path, gate: float = 0.0, **model: Any) -> TextRun:
@@ -76,8 +77,7 @@ def test_target_vocabulary_includes_source_symbols_without_tags(folder: Path) ->
 
 def test_dev_data_is_encoded_with_the_extended_vocabulary(folder: Path) -> None:
     for copy, unknown in ((True, 0), (False, 2)):
-        content = {"version": 1, "data": {"folder": str(folder), **DATA}, "model": {**MODEL, "copy": copy}}
-        prepared = prepare(config_of(content))
+        prepared = prepare(config_of(content_of(folder, {**MODEL, "copy": copy})))
         corpus = prepared.data.dev.corpus
         source, target = ([int(symbol) for symbol in side[0]] for side in (corpus.src, corpus.tgt))
         assert target.count(3) == unknown and source.count(3) == int(not copy)
@@ -107,19 +107,16 @@ def test_symbols_that_cannot_be_copied_are_excluded() -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_trained_copy_run_reopens_and_evaluates(folder: Path, architecture: str) -> None:
-    content = {
-        **{"version": 1, "data": {"folder": str(folder), **DATA}, "model": ARCHITECTURES[architecture]},
-        "training": {"epochs": 1, "batch_size": 2},
-    }
-    prepared = prepare(config_of(content))
+    config = config_of(content_of(folder, ARCHITECTURES[architecture]))
+    prepared = prepare(config)
     run = train(prepared, folder / "run")
     assert isinstance(run.model.output, CopyOutput) and run.tgt_vocab == prepared.data.vocabularies.tgt
-    again = prepare(config_of(content), folder / "run")
+    again = prepare(config, folder / "run")
     assert again.description == prepared.description and again.folder is not None
     task = task_of(run.task)
-    report = evaluate(run, task.split(run, config_of(content).data, "dev"), beam_size=2)
+    report = evaluate(run, task.split(run, config.data, "dev"), beam_size=2)
     assert math.isfinite(report["loss"]) and report["unknown_symbols"] == 1  # the vocabulary of these lines lacks λ
-    wide, lines = copy_unknown(task, run, task.split(run, config_of(content).data, "dev"))
+    wide, lines = copy_unknown(task, run, task.split(run, config.data, "dev"))
     assert evaluate(wide, lines, beam_size=2)["unknown_symbols"] == 0
 
 
@@ -128,9 +125,8 @@ def test_an_unknown_symbol_of_the_source_can_be_output(folder: Path) -> None:
     lines = ["aλb\tV", "ab\tV", "λøλ\tV"]
     plain = copier(folder, gate=3.0)
     options = SearchOptions(mode="sample", num_samples=60, max_length=5, seed=1)
-    drawn = [
-        {c for output in answer.outputs if output for c in output.text} for answer in opened.translate(lines, options)
-    ]
+    answers = opened.translate(lines, options)
+    drawn = [{symbol for output in answer.outputs if output for symbol in output.text} for answer in answers]
     assert "λ" in drawn[0] and not drawn[1] & {"λ", "ø"} and {"λ", "ø"} <= drawn[2]
     for answer, alone in zip(opened.translate(lines), [plain.translate([line])[0] for line in lines], strict=True):
         assert answer.text == alone.text and answer.certificate == alone.certificate and answer.unknown == 0
@@ -190,10 +186,7 @@ def test_density_and_copying_exclude_each_other(folder: Path) -> None:
 
 
 def test_alpha_relu_tau_is_reproducible_when_copying(folder: Path) -> None:
-    taus = [
-        untrained_run(folder, {**DATA}, {**MODEL, "output": "alpha_relu", "copy": copy}).model.output.tau
-        for copy in (True, True)
-    ]
+    taus = [untrained_run(folder, DATA, {**MODEL, "output": "alpha_relu"}).model.output.tau for _ in range(2)]
     assert taus[0] == taus[1] and 0 < abs(taus[0]) < 10
 
 
@@ -212,11 +205,8 @@ def test_a_served_run_copies_unknown_symbols(folder: Path) -> None:
     served = ServedRun("x", opened.run, opened.task, SearchOptions(), Limits())
     lines = ["aλb\tV", "ab\tV", "λøλ\tV", "øλ\tV"]
     options: dict[str, Any] = {"mode": "sample", "num_samples": 20, "max_length": 5, "seed": 1}
-    sampled, copied = ({"sources": part, **options} for part in (lines, lines[2:]))
-    answers, others = (
-        content["answers"]
-        for content in served.translate([TranslateRequest(**sampled), TranslateRequest(**copied)], lambda: None)
-    )
+    requests = [TranslateRequest(sources=part, **options) for part in (lines, lines[2:])]
+    answers, others = (content["answers"] for content in served.translate(requests, lambda: None))
     drawn = [{c for draw in answer["draws"] if draw for c in draw["text"]} for answer in answers]
     assert "λ" in drawn[0] and not drawn[1] & {"λ", "ø"} and {"λ", "ø"} <= drawn[2] & drawn[3]
     assert [answer["line"] for answer in others] == [1, 2]
@@ -235,11 +225,7 @@ def test_a_served_run_copies_unknown_symbols(folder: Path) -> None:
 
 
 def test_a_report_shows_copied_symbols(folder: Path) -> None:
-    content = {
-        **{"version": 1, "data": {"folder": str(folder), **DATA}, "model": {**MODEL, "attention": "softmax"}},
-        "training": {"epochs": 1, "batch_size": 2},
-    }
-    run = train(prepare(config_of(content)), folder / "run")
+    run = train(prepare(config_of(content_of(folder, {**MODEL, "attention": "softmax"}))), folder / "run")
     opened, out, text = TextRun(run, task_of(run.task)), folder / "report.html", folder / "lines"
     text.write_text("aλb\tλ\tV\n", encoding="utf-8")
     report_runs([opened], SearchOptions(beam_size=3), out, text=text, records=folder / "report.json")

@@ -51,14 +51,10 @@ def test_hallucinate_is_deterministic() -> None:
     assert hallucinate([WALK], 3, ("", "")) == hallucinate([WALK], 9, ("", ""))[:3]
 
 
-@pytest.mark.parametrize(
-    "example",
-    [StringsExample("walk", (), "walked"), StringsExample("go", ("PST",), "went")],
-    ids=["no features", "no stem"],
-)
-def test_examples_without_features_or_stems_are_rejected(example: StringsExample) -> None:
-    with pytest.raises(InputError, match=r"data\.hallucinate: expected an example with features"):
-        hallucinate([example], 1, ("", ""))
+def test_examples_without_features_or_stems_are_rejected() -> None:
+    for example in (StringsExample("walk", (), "walked"), StringsExample("go", ("PST",), "went")):
+        with pytest.raises(InputError, match=r"data\.hallucinate: expected an example with features"):
+            hallucinate([example], 1, ("", ""))
 
 
 def test_only_training_data_grows(tmp_path: Path) -> None:

@@ -20,16 +20,14 @@ from tsallis.toolkit.training.run_folder import build_model
 
 LANGUAGES = {"task": "strings", "train": "{language}-train", "dev": "{language}-train"}
 TEXT = "ein Haus\nzwei neue H@@ ute\ndas rote Haus\n"
+WORDS = {"task": "translation", "train": "text", "dev": "text", "subwords": {"kind": "word", "size": 13}}
 DATA: dict[str, dict[str, Any]] = {
     "verbs": {"embedded": "english-verbs"},
     "all": {**LANGUAGES, "languages": "all"},
     "one": {**LANGUAGES, "languages": "aa"},
     "short": {**LANGUAGES, "languages": "aa", "max_length": 40},
-    "words": {"task": "translation", "train": "text", "dev": "text", "subwords": {"kind": "word", "size": 13}},
-    "parts": {
-        **{"task": "translation", "train": "text", "dev": "text", "subwords": {"kind": "word", "size": 13}},
-        "joiner": "@@",
-    },
+    "words": WORDS,
+    "parts": {**WORDS, "joiner": "@@"},
     "classes": {"task": "classification", "train": "labels", "dev": "labels", "min_count": 1},
     "texts": {"task": "language", "train": "text.de", "dev": "text.de", "length": 16},
     "rows": {"task": "language", "train": "text.de", "dev": "text.de", "length": 32},

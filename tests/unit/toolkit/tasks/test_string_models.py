@@ -48,11 +48,9 @@ def test_an_extended_run_matches_an_uninterrupted_run(folder: Path, model: dict[
     train(prepare(config_of(content(folder, model, 1))), folder / "run")
     again = prepare(config_of(content(folder, model, 2)), folder / "run")
     assert again.changes is not None
-    symbols, facts = again.data.vocabularies, again.task.facts()
+    data, symbols, facts = again.data, again.data.vocabularies, again.task.facts()
     start_run(folder / "run", again.text, again.description, facts, symbols.src, symbols.tgt, changes=again.changes)
-    Trainer(
-        again.build(), again.data.train, again.data.dev.corpus, folder / "run", again.settings, measure=again.measure()
-    ).run()
+    Trainer(again.build(), data.train, data.dev.corpus, folder / "run", again.settings, measure=again.measure()).run()
     resumed = load_run(folder / "run", "last")
     for name, value in load_run(folder / "whole", "last").model.state_dict().items():
         assert value.equal(resumed.model.state_dict()[name]), name

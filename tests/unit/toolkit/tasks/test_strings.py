@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
+import warnings
 from pathlib import Path
 
 import pytest
@@ -14,14 +16,8 @@ from tsallis.search import SearchOptions
 from tsallis.toolkit.data import Vocabulary
 from tsallis.toolkit.inference import TextRun
 from tsallis.toolkit.tasks.registry import task_of
-from tsallis.toolkit.tasks.strings import (
-    Columns,
-    Strings,
-    StringsData,
-    StringsExample,
-    find_languages,
-    read_strings,
-)
+from tsallis.toolkit.tasks.strings import Columns, Strings, StringsData, StringsExample, find_languages, read_strings
+from tsallis.toolkit.tasks.types import Vocabularies
 from tsallis.toolkit.training import Run
 
 # Line ends of str.splitlines, white space that str.strip removes, and a zero-width space.
@@ -63,10 +59,36 @@ def test_unicode_separators_in_fields_are_kept_as_characters(tmp_path: Path, sep
     s = separator
     path = write(tmp_path / "a", f"{s}a{s}b{s}\t{s}c{s}d{s}\tV;{s}X\nwalk\twalked\tV;PST\n")
     first, second = read_strings(path)
-    feature = "X" if s == " " else f"{s}X"  # spaces around features are ignored
-    assert (first.source, first.target, first.features) == (f"{s}a{s}b{s}", f"{s}c{s}d{s}", ("V", feature))
-    assert first.src_tokens()[2:] == [s, "a", s, "b", s] and first.tgt_tokens() == [s, "c", s, "d", s]
+    o = "" if s == " " else s  # spaces around fields are ignored
+    assert (first.source, first.target, first.features) == (f"{o}a{s}b{o}", f"{o}c{s}d{o}", ("V", f"{o}X"))
+    assert first.src_tokens()[2:] == list(first.source) and first.tgt_tokens() == list(first.target)
     assert second.source == "walk"
+
+
+def test_spaces_around_cells_are_ignored_in_input_lines() -> None:
+    for line in (" a b \tV", "a b \t c \tV", "a b\tc\t V"):
+        example = Strings(src_normalization="NFKC").parse(line, "in:1", gold=False)
+        assert (example.source, example.target) in (("a b", None), ("a b", "c"))
+    assert Strings(src_normalization="NFKC").parse("\u00a0a\tV", "in:1", gold=False).source == "a"
+
+
+@pytest.mark.parametrize(
+    ("separator", "text", "hint"),
+    [
+        (None, "a\tb\tV\na\tc\tV\na\tb\tV\na\td\tN\n", "1, such as 'a . V'; at most 3 of 4 lines"),
+        ("/", "a\tb/c\tV\na\tc\tV\n", None),
+        ("/", "a\tb/c\tV\na\td/c\tV\na\te\tV\nf\t\tV\n", "at most 3 of 4 lines"),
+    ],
+)
+def test_targets_on_different_lines_are_reported(separator: str | None, text: str, hint: str | None) -> None:
+    task = Strings(answer_separator=separator)
+    examples = [task.parse(line, "in:1", gold=True, empty=True) for line in text.splitlines()]
+    symbols = Vocabulary.build(["abcdef"])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        task.warn_variants(task.encode(examples, Vocabularies(symbols, symbols)), "in")
+    messages = [str(warning.message) for warning in caught]
+    assert bool(messages) == (hint is not None) and all(re.search(hint or "", message) for message in messages)
 
 
 def test_unicode_is_not_normalized(tmp_path: Path) -> None:
@@ -77,9 +99,7 @@ def test_unicode_is_not_normalized(tmp_path: Path) -> None:
 
 def test_lines_without_a_target_are_rejected(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "walk\tV;PST\nrun\tran\tV;PST\n")
-    with pytest.raises(
-        InputError, match=r"a:1: expected source<TAB>target<TAB>features, found 2 columns: 'walk\\tV;PST'"
-    ):
+    with pytest.raises(InputError, match=r"a:1: expected .*<TAB>features, found 2 columns: 'walk\\tV;PST'"):
         read_strings(path)
     assert Strings().parse("walk\tV;PST", "stdin:1", gold=False, language="english").language == "english"
 
@@ -91,6 +111,7 @@ def test_lines_without_a_target_are_rejected(tmp_path: Path) -> None:
         ("a\tb\tV\n\nc\td\n", 3, "found 2 columns: 'c\\td'"),
         ("a\tb\tV\n" + "x" * 50 + "\n", 2, "found 1 column: '" + "x" * 37 + "...'"),
         ("\tb\tV\n", 1, "found an empty source"),
+        (" \tb\tV\n", 1, "found an empty source"),
         ("a\t\tV\n", 1, "found an empty target"),
         ("a\t \tV\n", 1, "found an empty target"),
         ("a\tb\t\n", 1, "expected source<TAB>target<TAB>features, found empty features"),
@@ -174,7 +195,7 @@ def test_published_files_round_trip(shared_data: Path, tmp_path: Path) -> None:
         examples = read_strings(tmp_path / name)
         assert len(examples) == count
         again = "".join("\t".join(f for f in (e.source, e.target, ";".join(e.features)) if f) + "\n" for e in examples)
-        assert again.encode() == (tmp_path / name).read_bytes()
+        assert again.encode() == (tmp_path / name).read_bytes().replace(b" \t", b"\t")
 
 
 PHONES = {"task": "strings", "train": "train", "dev": "train", "tgt_symbols": "spaces"}
@@ -247,5 +268,6 @@ def test_malformed_lines_of_words_are_rejected(line: str, gold: bool, message: s
 
 
 def test_embedded_data_rejects_columns_and_header() -> None:
-    with pytest.raises(ValidationError, match="header, columns can't be used with embedded data"):
-        StringsData(embedded="english-verbs", columns={"features": None}, header=True)
+    for columns in ({"features": None}, {"source": 2, "target": 1}):
+        with pytest.raises(ValidationError, match="header, columns can't be used with embedded data"):
+            StringsData(embedded="english-verbs", columns=columns, header=True)

@@ -128,10 +128,7 @@ def test_languages_have_equal_weight_in_macro_scores() -> None:
     """Languages have equal weight: 1 of 4 right in one and 1 of 1 in the other give 62.5 %, not 40 %."""
     task, texts, references = task_of({}), ["a", "b", "b", "b", "a"], ["a", "a", "a", "a", "a"]
     each = language_scores(task, texts, lines_of(references, ["fi", "fi", "fi", "fi", "eo"]))
-    assert each == {
-        "eo": {"samples": 1, **scores_of(1.0, 0.0)},
-        "fi": {"samples": 4, **scores_of(0.25, 0.75)},
-    }
+    assert each == {"eo": {"samples": 1, **scores_of(1.0, 0.0)}, "fi": {"samples": 4, **scores_of(0.25, 0.75)}}
     values = score_values(task.score(texts, references), each)
     macro = {f"macro_{name}": value for name, value in scores_of(0.625, 0.375).items()}
     assert values == {**macro, **scores_of(0.4, 0.6)}
@@ -191,11 +188,7 @@ def test_files_are_read_in_blocks(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "lines", "words"),
     [
-        (
-            {"task": "strings", "max_length": 9},
-            ["a\tN", f"{'a' * 9}\tN"],
-            "in:66: expected at most 9 symbols, found 10",
-        ),
+        ({"task": "strings", "max_length": 9}, ["a\tN", f"{'a' * 9}\tN"], "in:66: .* at most 9 symbols, found 10"),
         ({"task": "strings"}, [f"{'a' * 5000}\tN"], "in:65: expected at most 1024 symbols, found 5001"),
         ({"task": "translation"}, ["", "ein " * 5000], r"in:66: expected at most 1024 symbols, found \d+"),
     ],

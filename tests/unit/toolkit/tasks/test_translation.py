@@ -55,16 +55,11 @@ def test_parallel_corpora_are_read_plain_or_compressed(tmp_path: Path, packing: 
     corpus(tmp_path, packing)
     inputs = config(tmp_path)
     prepared = prepare(inputs)
-    data = prepared.data
-    assert (
-        isinstance(data.vocabularies.src, Subwords)
-        and data.vocabularies.src == data.vocabularies.tgt
-        and len(data.vocabularies.src) == 90
-    )
+    data, src, tgt = prepared.data, prepared.data.vocabularies.src, prepared.data.vocabularies.tgt
+    assert isinstance(src, Subwords) and src == tgt and len(src) == 90
     assert len(data.train) == len(PAIRS) and len(data.dev.corpus) == len(DEV)
     for i, (source, target) in enumerate(PAIRS):
-        assert list(data.train.src[i]) == data.vocabularies.src.encode(source)
-        assert list(data.train.tgt[i]) == data.vocabularies.tgt.encode(target)
+        assert list(data.train.src[i]) == src.encode(source) and list(data.train.tgt[i]) == tgt.encode(target)
     assert data.dev.references == [target for _, target in DEV]
     assert prepared.task.facts() == {
         **{"task": "translation", "src": "de", "tgt": "en", "max_length": 256},
@@ -80,14 +75,11 @@ def test_parallel_corpora_are_read_plain_or_compressed(tmp_path: Path, packing: 
 
 def test_separate_subwords_give_different_vocabularies(tmp_path: Path) -> None:
     corpus(tmp_path)
-    data = prepare(config(tmp_path, {"subwords": {"joint": False, "size": 70}})).data
-    assert (
-        data.vocabularies.src != data.vocabularies.tgt
-        and len(data.vocabularies.src) == len(data.vocabularies.tgt) == 70
-    )
+    symbols = prepare(config(tmp_path, {"subwords": {"joint": False, "size": 70}})).data.vocabularies
+    assert symbols.src != symbols.tgt and len(symbols.src) == len(symbols.tgt) == 70
     german = " ".join(source for source, _ in PAIRS)
     # The English texts have no ü.
-    assert 3 not in data.vocabularies.src.encode(german) and 3 in data.vocabularies.tgt.encode(german)
+    assert 3 not in symbols.src.encode(german) and 3 in symbols.tgt.encode(german)
     with pytest.raises(InputError, match=r"share: all needs the same vocabulary .*joint: true"):
         prepare(config(tmp_path, {"subwords": {"joint": False, "size": 70}}, model={"share": "all"}))
     shared = prepare(config(tmp_path, model={"share": "all"}))
@@ -137,13 +129,12 @@ def test_long_pairs_are_skipped_only_in_training(tmp_path: Path) -> None:
 def test_embedded_translation_data_is_prepared() -> None:
     content = {"task": "translation", "embedded": "german-english-numbers", "subwords": {"size": 200}}
     prepared = prepare(config_of({"version": 1, "data": content, "model": {"d_model": 8}}))
-    assert len(prepared.data.train) == len(CORPUS["train"]) and len(prepared.data.dev.corpus) == len(CORPUS["dev"])
-    assert (
-        prepared.data.vocabularies.src == prepared.data.vocabularies.tgt and len(prepared.data.vocabularies.src) == 200
-    )
-    assert prepared.data.dev.references[0] == CORPUS["dev"][0][1] and prepared.description["class"] == "rnn"
-    texts = [prepared.data.vocabularies.tgt.decode(row) for row in prepared.data.dev.corpus.tgt]
-    assert texts == prepared.data.dev.references  # the encoded targets equal the references
+    data, symbols = prepared.data, prepared.data.vocabularies
+    assert len(data.train) == len(CORPUS["train"]) and len(data.dev.corpus) == len(CORPUS["dev"])
+    assert symbols.src == symbols.tgt and len(symbols.src) == 200
+    assert data.dev.references[0] == CORPUS["dev"][0][1] and prepared.description["class"] == "rnn"
+    texts = [symbols.tgt.decode(row) for row in data.dev.corpus.tgt]
+    assert texts == data.dev.references  # the encoded targets equal the references
 
 
 def test_embedded_pairs_are_sampled_and_limited_in_length(tmp_path: Path) -> None:
@@ -170,11 +161,12 @@ def test_missing_files_raise(tmp_path: Path) -> None:
         read_split(config(tmp_path).data, "test")
 
 
-def test_a_missing_tokenizer_is_reported_before_the_data_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tgt", ["ja", "jpn", "ja-JP"])
+def test_a_missing_tokenizer_is_reported_before_the_data_is_read(monkeypatch: pytest.MonkeyPatch, tgt: str) -> None:
     monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
-    data = TranslationData(task="translation", train="missing", dev="missing", tgt="ja")
-    for compute in (lambda: Translation.load(data), lambda: Translation(tgt="ja").measure_outputs(["a"], ["a"])):
-        with pytest.raises(InputError, match=r"data\.tgt: the scores of the language ja need .*sacrebleu\[ja\]"):
+    data = TranslationData(task="translation", train="missing", dev="missing", tgt=tgt)
+    for compute in (lambda: Translation.load(data), lambda: Translation(tgt=tgt).measure_outputs(["a"], ["a"])):
+        with pytest.raises(InputError, match=rf"data\.tgt: the scores of the language {tgt} need .*sacrebleu\[ja\]"):
             compute()
     with pytest.raises(InputError, match=r"missing\.de .*: no such file"):
         Translation.load(data.model_copy(update={"tokenized": True}))
@@ -261,9 +253,7 @@ def outputs_sum(prepared: PreparedRun) -> float:
     ],
     ids=lambda model: "-".join(model.values()),
 )
-def test_outputs_of_alpha_relu_sum_to_about_one_before_training(
-    tmp_path: Path, model: dict[str, Any], alpha: float
-) -> None:
+def test_untrained_alpha_relu_outputs_sum_to_about_one(tmp_path: Path, model: dict[str, Any], alpha: float) -> None:
     corpus(tmp_path)
     sizes = {"transformer": {"heads": 2, "encoder_layers": 1, "decoder_layers": 1}, "rnn": {"layers": 1}}
     inputs = {"d_model": 64, "output": "alpha_relu", "output_alpha": alpha, "tau": "auto"}
@@ -305,9 +295,7 @@ def test_examples_too_long_to_train_on_are_left_out(tmp_path: Path) -> None:
     reason = r"all 4 examples have a source or target of more than 2 symbols \(data.max_length\)"
     with pytest.raises(InputError, match=f"^{tmp_path}/train: {reason}"):
         prepare(strings(tmp_path, rows, rows[:1], max_length=2))
-    with pytest.raises(
-        InputError, match=rf"^{tmp_path}/dev:2: expected at most 256 symbols \(data.max_length\), found 300001"
-    ):
+    with pytest.raises(InputError, match=rf"^{tmp_path}/dev:2: .* 256 symbols \(data.max_length\), found 300001"):
         prepare(strings(tmp_path, rows, rows[:2]))
 
 
@@ -324,18 +312,14 @@ def test_sentences_too_long_for_a_search_raise(tmp_path: Path) -> None:
 
 def test_dev_data_with_only_empty_pairs_raises(tmp_path: Path) -> None:
     corpus(tmp_path, dev=[("", "a"), ("ein", "")])
-    with pytest.raises(
-        InputError, match=f"^{tmp_path}/dev.de and {tmp_path}/dev.en: all 2 pairs have an empty source or target"
-    ):
+    with pytest.raises(InputError, match=f"^{tmp_path}/dev.de and {tmp_path}/dev.en: all 2 pairs have an empty"):
         prepare(config(tmp_path))
 
 
 def test_too_long_forms_raise_with_the_file_of_their_language(tmp_path: Path) -> None:
     loaded = languages_config(tmp_path)
     write(tmp_path / "cc-dev", ["cca\tacc\tN", f"cc{'b' * 300}\tb\tN"])
-    with pytest.raises(
-        InputError, match=rf"^{tmp_path}/cc-dev:2: expected at most 256 symbols \(data.max_length\), found 304"
-    ):
+    with pytest.raises(InputError, match=rf"^{tmp_path}/cc-dev:2: .* 256 symbols \(data.max_length\), found 304"):
         prepare(loaded)
 
 
@@ -371,9 +355,8 @@ def test_searched_rows_are_balanced_across_languages(tmp_path: Path, rows: int) 
     result = {name: data.dev.languages[:rows].count(name) for name in SIZES}
     most = max(result.values())
     assert all(result[name] in (most, most - 1) or result[name] == SIZES[name] for name in SIZES), result
-    assert (
-        prepare(languages_config(tmp_path, validation_rows=rows)).data.dev.corpus.digest() == data.dev.corpus.digest()
-    )
+    again = prepare(languages_config(tmp_path, validation_rows=rows)).data
+    assert again.dev.corpus.digest() == data.dev.corpus.digest()
 
 
 def test_too_few_rows_for_all_languages_are_refused(tmp_path: Path) -> None:

@@ -12,13 +12,11 @@ from tsallis.errors import InputError
 from tsallis.toolkit.training import Checkpoints
 
 
-def save(
-    checkpoints: Checkpoints, step: int, best: bool = False, finished: bool = False, validated: bool = True
-) -> None:
+def save(checkpoints: Checkpoints, step: int, best: bool = False, validated: bool = True) -> None:
     model = {"weight": torch.full((3, 2), float(step))}
     training = {"position": step, "tensor": torch.ones(2)}
     facts = {"step": step, "epoch": 1, "metrics": {"dev_loss": 0.5}}
-    checkpoints.save(model, training, facts, best, finished, validated)
+    checkpoints.save(model, training, facts, best, False, validated)
 
 
 def names(folder: Path) -> set[str]:
@@ -30,6 +28,7 @@ def test_leftovers_of_killed_runs_are_removed(tmp_path: Path) -> None:
     save(checkpoints, 1)
     (tmp_path / "step-00000009").mkdir()
     (tmp_path / "step-00000009" / "model.safetensors").write_bytes(b"half")
+    (tmp_path / "step-00000010").mkdir()  # killed before its first file
     (tmp_path / ".index.json.x1_9abcd.tmp").write_bytes(b"{")
     (tmp_path / "notes.txt").write_text("mine")
     checkpoints.sweep()
@@ -83,9 +82,7 @@ def test_average_is_kept_after_saving_a_new_checkpoint(tmp_path: Path) -> None:
         checkpoints.load_model("worst")
 
 
-def test_checkpoints_are_read_again_if_a_training_replaces_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_are_read_again_if_training_replaces_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training, reader = Checkpoints(tmp_path), Checkpoints(tmp_path)
     save(training, 1, best=True)
     reads: list[Callable[[], int]] = [

@@ -14,25 +14,13 @@ from tsallis.toolkit.training.schema import Position
 VALIDATION = {"dev_loss": 0.5, "dev_accuracy": 0.25, "attention_support": 3.0, "output_support": 2.0}
 
 
-def test_display_without_terminal_prints_unwrapped_lines(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_display_prints_unwrapped_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     folder = Path("runs") / ("long-" * 20)
     with TrainingDisplay(folder, resumed=True, epochs=7) as display:
         display.update(Progress(Position(epoch=0, update=3, step=3), updates=9, loss=1.25, speed=100.0))
-        display.update(
-            Progress(
-                Position(epoch=1, step=9),
-                9,
-                1.0,
-                1234.5,
-                accuracy=0.9,
-                supported=1.5,
-                num_attended=2.0,
-                validation=VALIDATION,
-            )
-        )
+        batch = {"accuracy": 0.9, "supported": 1.5, "num_attended": 2.0}
+        display.update(Progress(Position(epoch=1, step=9), 9, 1.0, 1234.5, validation=VALIDATION, **batch))
     lines = capsys.readouterr().out.split("\n")
     assert lines[0] == f"Resuming in {folder}" and lines[2:] == [""]
     for words in ("epoch   1", "loss 1.0000", "dev loss 0.5000", "accuracy 25.00%", "attended 3.00", "symbols 2.00"):

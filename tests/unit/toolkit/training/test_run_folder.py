@@ -50,16 +50,14 @@ def test_starting_a_run_twice_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["model.json", "task.json", "src.vocab.json", "tgt.vocab.json", "config.yaml"])
-@pytest.mark.parametrize("leaves_temporary", [False, True])
-def test_killed_starts_can_be_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, leaves_temporary: bool
-) -> None:
+@pytest.mark.parametrize("begun", [False, True])  # whether the kill leaves a temporary file
+def test_killed_starts_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, begun: bool) -> None:
     """After a kill at any write of the start, the same command can start the run again."""
     write = run_module.write_atomic
 
     def killed(path: Path, data: bytes | str) -> None:
         if Path(path).name == file:
-            if leaves_temporary:
+            if begun:
                 (Path(path).parent / f".{file}.k3j2_0ab.tmp").write_text("half")
             raise Killed
         write(path, data)

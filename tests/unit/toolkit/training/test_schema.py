@@ -15,7 +15,6 @@ from safetensors.torch import load, save
 
 from small_run import change_json, change_state, checkpoint_of, contents, index_of, replace, train
 from tsallis.errors import InputError
-from tsallis.toolkit.data.io import read_bytes
 from tsallis.toolkit.tasks.registry import task_of
 from tsallis.toolkit.training import Checkpoints, Log, load_run
 from tsallis.toolkit.training.run_folder import build_model, read_stored
@@ -88,10 +87,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"files": {"model.safetensors": 3}}, r"files\.model\.safetensors: "),
         ({"files": {"model.safetensors": {"bytes": -1, "sha256": "0" * 64}}}, "bytes: "),
         ({"files": {"model.safetensors": {"bytes": 1, "sha256": "x"}}}, "sha256: "),
-        (
-            {"files": {"../../model.safetensors": {"bytes": 1, "sha256": "0" * 64}}},
-            "input should be 'model.safetensors' or",
-        ),
+        ({"files": {"../../model.safetensors": {"bytes": 1, "sha256": "0" * 64}}}, "should be 'model.safetensors' or"),
         ({"of": "step-00000001"}, "of: "),
     ],
 }
@@ -227,12 +223,7 @@ STATES: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
 
 @pytest.mark.parametrize(("change", "words"), STATES)
 def test_invalid_training_states_are_rejected(run: Path, change: Callable[[dict[str, Any]], Any], words: str) -> None:
-    def changed(state: dict[str, Any]) -> dict[str, Any] | list[Any]:
-        result = change(state)
-        return result if isinstance(result, list) or result == {} else state
-
-    path = checkpoint_of(run) / "training.pt"
-    change_state(path, changed)
+    change_state(checkpoint_of(run) / "training.pt", change)
     refused(run, run / "checkpoints", words, train)
 
 
@@ -265,16 +256,8 @@ def test_parameters_of_another_model_are_rejected(run: Path) -> None:
         refused(run, path.parent, "not match|belongs to another run", *readers("model"))
 
 
-FILES = (
-    "config.yaml",
-    *JSON_FILES,
-    "src.vocab.json",
-    "tgt.vocab.json",
-    "log.jsonl",
-    "timing.jsonl",
-    "checkpoints/{last}/model.safetensors",
-    "checkpoints/{last}/training.pt",
-)
+FILES = ("config.yaml", *JSON_FILES, "src.vocab.json", "tgt.vocab.json", "log.jsonl", "timing.jsonl")
+FILES += ("checkpoints/{last}/model.safetensors", "checkpoints/{last}/training.pt")
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
@@ -292,9 +275,7 @@ def test_special_files_and_folders_are_rejected(half: Path, tmp_path: Path, name
         path.symlink_to("/dev/zero")
     only_training = name.endswith((".jsonl", "training.pt"))
     for work in readers("training.pt" if only_training else name):
-        with pytest.raises(
-            InputError, match=f"{path.name}|names {path.parent.name}, which is not a complete checkpoint"
-        ):
+        with pytest.raises(InputError, match=f"{path.name}|names {path.parent.name}, which is not a complete check"):
             work(run)
 
 
@@ -317,8 +298,6 @@ def test_oversized_files_are_rejected(run: Path) -> None:
         stream.truncate(LARGEST + 1)
     with pytest.raises(InputError, match=r"task\.json: expected at most 67108864 bytes"):
         load_run(run)
-    with pytest.raises(InputError, match="expected at most 3 bytes, found more"):
-        read_bytes(run / "config.yaml", 3)
     model = checkpoint_of(run) / "model.safetensors"
     with model.open("r+b") as stream:
         stream.truncate(1 << 40)  # sparse on disk, but would need a terabyte of memory
@@ -326,11 +305,9 @@ def test_oversized_files_are_rejected(run: Path) -> None:
         Checkpoints(run / "checkpoints").load_model("last")
 
 
-@pytest.mark.parametrize(
-    "line", [b"3\n", b"{}\n", b'{"event": 3}\n', b'{"event": "x", "step": "x"}\n', b"\xff\n", b"\n"]
-)
+@pytest.mark.parametrize("line", [b"3", b"{}", b'{"event": 3}', b'{"event": "x", "step": "x"}', b"\xff", b""])
 def test_invalid_log_lines_raise(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "log.jsonl"
-    path.write_bytes(b'{"event": "start"}\n' + line + b'{"event": "x"}\n')
+    path.write_bytes(b'{"event": "start"}\n' + line + b'\n{"event": "x"}\n')
     with pytest.raises(InputError, match=r"log\.jsonl:2: "):
         Log(path).events()

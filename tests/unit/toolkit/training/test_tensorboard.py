@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from small_run import DEV, SETTINGS, SRC, TGT, TRAIN, Killed, changed
+from small_run import DEV, SETTINGS, SRC, TGT, TRAIN, Killed, at, changed, kill
 from task_runs import config_of
 from tsallis.errors import InputError
 from tsallis.models import TransformerSeq2Seq
@@ -20,14 +20,10 @@ pytest.importorskip("tensorboard", reason="needs tensorboard: of the extra tenso
 ALL = changed(SETTINGS, tensorboard=True, epochs=2, checkpoint_every=1)
 
 
-def train(folder: Path, settings: Settings = ALL, last: int | None = None) -> None:
-    def watch(progress) -> None:
-        if progress.position.step == last and progress.validation is None:
-            raise Killed
-
+def train(folder: Path, settings: Settings = ALL, last: int = -1) -> None:
     sizes = {"d_model": 8, "heads": 2, "layers": 2, "d_ff": 8}
     model = TransformerSeq2Seq(len(SRC), len(TGT), attention="learned", **sizes)
-    Trainer(model, TRAIN, DEV, folder, settings, watch=watch).run()
+    Trainer(model, TRAIN, DEV, folder, settings, watch=at(last, kill)).run()
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:

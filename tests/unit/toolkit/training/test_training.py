@@ -108,9 +108,6 @@ def test_damaged_checkpoints_are_rejected(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-00000001", "step-00000003"]
     assert checkpoints.load_model("best")["w"][0] == 1 and checkpoints.load_model("last")["w"][0] == 3
     assert checkpoints.load_training("last") == {"step": 3} and checkpoints.facts("best")["step"] == 1
-    (tmp_path / "step-00000099").mkdir()
-    checkpoints.sweep()
-    assert not (tmp_path / "step-00000099").exists()
     target = tmp_path / "step-00000003" / "training.pt"
     blob = target.read_bytes()
     target.write_bytes(blob[:-3])
@@ -122,9 +119,6 @@ def test_damaged_checkpoints_are_rejected(tmp_path: Path) -> None:
     target.unlink()
     with pytest.raises(InputError, match="can't be read"):
         checkpoints.load_training("last")
-    (tmp_path / "index.json").write_text("{")
-    with pytest.raises(InputError, match="not a JSON file"):
-        checkpoints.index()
 
 
 def test_a_checkpoint_that_would_execute_code_is_refused(tmp_path: Path) -> None:
