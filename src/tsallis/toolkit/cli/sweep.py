@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -235,22 +236,27 @@ def _results(runs: Mapping[str, Mapping[str, Any]], folder: Path) -> list[dict[s
     """Return the best validation of each run, the best run first."""
     from tsallis.analysis.histories import ON_DEV
     from tsallis.analysis.score_names import rank_score
+    from tsallis.toolkit.config import flat_settings
     from tsallis.toolkit.run_analysis.logs import value_history
-    from tsallis.toolkit.run_analysis.sweep import SweepRun, best_validation, score_name
+    from tsallis.toolkit.run_analysis.sweep import SweepRun, best_validation, ranking_score
+    from tsallis.toolkit.tasks.registry import run_config
 
+    trained = []
+    for name in runs:
+        settings = flat_settings(run_config(folder / name).model_dump(mode="json"))
+        trained.append(SweepRun(name, settings, value_history(folder / name)))
+    score = ranking_score(trained) if trained else ""
     results: list[dict[str, Any]] = []
-    for name, values in runs.items():
-        run = SweepRun(name, values, value_history(folder / name))
-        score = score_name(run)
-        best = best_validation(run, score)
-        value, step = run.history.values[score][best], run.history.steps[best]
-        score = score.removeprefix(ON_DEV)
-        results.append({"run": name, "settings": values, "score": score, "value": value, "step": step})
+    for run in trained:
+        best = best_validation(run)
+        result = {"run": run.name, "settings": runs[run.name], "score": score.removeprefix(ON_DEV)}
+        results.append({**result, "value": run.history.values[score][best], "step": run.history.steps[best]})
     return sorted(results, key=lambda result: -rank_score(result["score"], result["value"]))
 
 
 def _write_charts(swept: Mapping[str, Sequence[Any]], results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """Write a page per setting with numbers, from the runs that agree with the best run in all other settings."""
+    from tsallis.analysis.histories import ON_DEV
     from tsallis.report.page import build_page
     from tsallis.toolkit.cli.report_parts import sweep_if_any
     from tsallis.toolkit.data.io import write_output
@@ -263,5 +269,6 @@ def _write_charts(swept: Mapping[str, Sequence[Any]], results: Sequence[dict[str
         points = None if key == SEED else sweep_if_any([folder / name for name in comparable])
         if points is not None:
             paths.append(folder / f"{run_name({key: ''})[:-1]}.html")
+            points = replace(points, score=ON_DEV + results[0]["score"])
             write_output(paths[-1], build_page((), sweep=points))
     return paths

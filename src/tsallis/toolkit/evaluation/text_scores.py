@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
+from tsallis.errors import IgnoredInputWarning
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DRAWS = 2000  # samples of a confidence interval
+# Codes of sacrebleu for languages with special tokenizers, by the codes of ISO 639.
+SACREBLEU_CODES = {
+    **dict.fromkeys(("zho", "chi", "cmn", "yue", "wuu", "nan", "hak", "lzh"), "zh"),
+    "jpn": "ja",
+    "kor": "ko",
+}
+UNSPACED = {"th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bur", "bo", "bod", "tib", "dz", "dzo"}
 
 
 def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:
@@ -175,10 +186,11 @@ def translation_scores(
     Args:
         texts: Translations.
         references: One reference for each translation.
-        tgt_lang: Target language. "ja", "ko" and "zh" have special tokenizers; others use sacrebleu's default, 13a.
+        tgt_lang: Code of the target language. BLEU of Chinese, Japanese and Korean uses special tokenizers, and TER of
+            Chinese and Japanese compares characters; other languages use sacrebleu's defaults.
         names: Names of the scores, from "bleu", "chrf" and "ter".
         lowercase: Whether to ignore case.
-        tokenized: Whether texts are tokenized, so that BLEU splits at white space only.
+        tokenized: Whether texts are tokenized, so that BLEU and TER split at white space only.
 
     Returns:
         One score for each name, with its signature.
@@ -189,10 +201,16 @@ def translation_scores(
     """
     from sacrebleu.metrics import BLEU, CHRF, TER
 
+    language = sacrebleu_language(tgt_lang)
+    if language in UNSPACED and not tokenized:
+        hint = f"the language {tgt_lang} has no spaces between words, which BLEU and TER compare: use chrF"
+        warnings.warn(hint, IgnoredInputWarning, stacklevel=2)
+    by_character = language in ("zh", "ja") and not tokenized
     factories: dict[str, Any] = {
         "bleu": lambda: BLEU(lowercase=lowercase, **_tokenizer(tgt_lang, tokenized)),
         "chrf": lambda: CHRF(lowercase=lowercase),
-        "ter": TER,  # TER always ignores case
+        # TER always ignores case.
+        "ter": lambda: TER(normalized=by_character, asian_support=by_character),
     }
     scores = []
     for name in names:
@@ -228,7 +246,17 @@ def length_ratio(texts: Sequence[str], references: Sequence[str], tgt_lang: str 
 
 
 def _tokenizer(tgt_lang: str, tokenized: bool) -> dict[str, Any]:
-    return {"tokenize": "none", "force": True} if tokenized else {"trg_lang": tgt_lang}
+    return {"tokenize": "none", "force": True} if tokenized else {"trg_lang": sacrebleu_language(tgt_lang)}
+
+
+def sacrebleu_language(code: str) -> str:
+    """Return sacrebleu's code of a language, given any code.
+
+    >>> [sacrebleu_language(code) for code in ("zho_Hans", "ja-JP", "kor", "pt-BR")]
+    ['zh', 'ja', 'ko', 'pt']
+    """
+    language = re.split("[^a-z]", code.lower())[0]
+    return SACREBLEU_CODES.get(language, language)
 
 
 @cache

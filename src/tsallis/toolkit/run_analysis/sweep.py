@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tsallis.analysis.histories import ON_DEV, Sweep, SweepPoint, ValueHistory
 from tsallis.analysis.score_names import rank_score
-from tsallis.errors import InputError
+from tsallis.errors import IgnoredInputWarning, InputError
 from tsallis.nn.output import MAP_ALPHAS
 
 SEEDS = ("training.seed", "run_dir")  # settings that may differ between runs with the same value
 OUTPUT, ATTENTION, TAU = "model.output", "model.attention", "model.tau"
+LOSS = f"{ON_DEV}loss"
 SHARED_ALPHA = "model.attention_alpha and model.output_alpha"
 
 
@@ -46,7 +48,7 @@ def sweep(runs: Sequence[SweepRun]) -> Sweep:
         The points of the sweep.
 
     Raises:
-        InputError: If the runs do not differ in exactly one numeric setting, or if their selecting scores differ.
+        InputError: If the runs do not differ in exactly one numeric setting, or have no comparable score in common.
 
     Example:
         >>> runs = []
@@ -60,15 +62,11 @@ def sweep(runs: Sequence[SweepRun]) -> Sweep:
     if len(runs) < 2:
         raise InputError(f"a sweep needs at least two runs, got {len(runs)}")
     setting, values = _find_setting(runs)
-    names = {run.name: score_name(run) for run in runs}
-    score = names[runs[0].name]
-    for name, other in names.items():
-        if other != score:
-            raise InputError(f"{name}: expected a run validated by {score}, like {runs[0].name}, found {other}")
+    score = ranking_score(runs)
     points = []
     for value in sorted(set(values)):
         points.append(
-            _make_point(value, [run for run, run_value in zip(runs, values, strict=True) if run_value == value], score)
+            _make_point(value, [run for run, run_value in zip(runs, values, strict=True) if run_value == value])
         )
     return Sweep(setting, score, tuple(points))
 
@@ -113,16 +111,43 @@ def _effective_settings(run: SweepRun) -> dict[str, Any]:
     return settings
 
 
+def ranking_score(runs: Sequence[SweepRun]) -> str:
+    """Return the logged score for comparing runs: the one that selects their best validation, if it is comparable.
+
+    Scores with different names can't be compared, and neither can losses of different output functions. A warning then
+    reports the first other score that all runs have.
+
+    Raises:
+        InputError: If the runs have no comparable score in common.
+    """
+    names = sorted({score_name(run).removeprefix(ON_DEV) for run in runs})
+    settings = [_effective_settings(run) for run in runs]
+    outputs = {tuple(run.get(name) for name in (OUTPUT, f"{OUTPUT}_alpha", TAU)) for run in settings}
+    if len(names) > 1:
+        reason = f"the runs are validated by different scores, {', '.join(names)}"
+    elif names == ["loss"] and len(outputs) > 1:
+        reason = f"losses can't be compared between different values of {OUTPUT}, {OUTPUT}_alpha or {TAU}"
+    else:
+        return ON_DEV + names[0]
+    # The epsilon-perplexity of sparse outputs depends mainly on epsilon.
+    shared = [name for name in runs[0].history.values if all(name in run.history.values for run in runs)]
+    for name in shared:
+        if name.startswith(ON_DEV) and name not in (LOSS, f"{ON_DEV}epsilon_perplexity"):
+            warnings.warn(f"{reason}: compared by {name.removeprefix(ON_DEV)}", IgnoredInputWarning, stacklevel=2)
+            return name
+    raise InputError(f"{reason}; expected another score that all runs have, found none")
+
+
 def score_name(run: SweepRun) -> str:
     """Return the logged score that selects the best validation; default: the first score except the loss."""
     if run.history.select is not None:
         return ON_DEV + run.history.select
-    names = [name for name in run.history.values if name.startswith(ON_DEV) and name != f"{ON_DEV}loss"]
-    return names[0] if names else f"{ON_DEV}loss"
+    names = [name for name in run.history.values if name.startswith(ON_DEV) and name != LOSS]
+    return names[0] if names else LOSS
 
 
-def _make_point(value: float, runs: Sequence[SweepRun], score: str) -> SweepPoint:
-    best = [best_validation(run, score) for run in runs]
+def _make_point(value: float, runs: Sequence[SweepRun]) -> SweepPoint:
+    best = [best_validation(run) for run in runs]
     names = dict.fromkeys(name for run in runs for name in run.history.values)
     curves = {
         name: tuple(run.history.values.get(name, (None,) * len(run.history.steps)) for run in runs) for name in names
@@ -137,9 +162,10 @@ def _make_point(value: float, runs: Sequence[SweepRun], score: str) -> SweepPoin
     )
 
 
-def best_validation(run: SweepRun, score: str) -> int:
-    """Return the index of the validation with the best score; ties go to the lowest loss."""
-    scores, losses = (run.history.values.get(name, ()) for name in (score, f"{ON_DEV}loss"))
+def best_validation(run: SweepRun) -> int:
+    """Return the index of the validation that selects the checkpoint; ties go to the lowest loss."""
+    score = score_name(run)
+    scores, losses = (run.history.values.get(name, ()) for name in (score, LOSS))
 
     def judge(number: int) -> tuple[float, float]:
         value = scores[number] if number < len(scores) else None
