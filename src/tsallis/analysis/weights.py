@@ -99,7 +99,13 @@ class SparseWeights:
 
     @classmethod
     def of(cls, weights: NDArray[Any]) -> SparseWeights:
-        """Compress dense weights [heads, queries, keys]."""
+        """Compress dense weights [heads, queries, keys].
+
+        Raises:
+            ValueError: If a weight is NaN.
+        """
+        if np.isnan(weights.sum()):
+            raise ValueError("weights must be numbers, got NaN: the model's parameters or inputs are not finite")
         heads, queries, keys = weights.shape
         rows = weights.reshape(heads * queries, keys)
         positive = rows > 0

@@ -153,7 +153,7 @@ def entmax_attention(
 
 def count_support(record: Tensor) -> Tensor:
     """Return the numbers of attended keys [batch, heads, queries]; `record` holds these numbers or all weights."""
-    return (record > 0).sum(-1) if record.dim() == 4 else record
+    return (record != 0).sum(-1) if record.dim() == 4 else record
 
 
 def attend(

@@ -43,6 +43,11 @@ def unsupported_attentions(model: nn.Module) -> Iterator[str]:
             yield name
 
 
+def learns_prompt(model: object) -> bool:
+    """Return whether a model has an adapter of PEFT that adds learned positions to every text."""
+    return bool(getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False))
+
+
 def warn_about_unsupported(model: nn.Module, layers: Layer | Iterable[Layer] | None, kind: Kind | None) -> None:
     """Warn about selected attentions whose function can't be replaced."""
     requests = [layers] if isinstance(layers, int | str) else layers

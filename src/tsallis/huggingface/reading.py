@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tsallis.huggingface.modules import learns_prompt
 from tsallis.huggingface.text_batches import count_positions
 
 # Model types whose last logits are not the distribution of the next token.
@@ -38,7 +39,7 @@ def find_obstacle(model: Any, base: Any) -> str:
         return "does not generate from input_ids"
     if reason := UNSUPPORTED.get(base.config.model_type):
         return f"is not supported: it {reason}"
-    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+    if learns_prompt(model):
         return "is not supported with an adapter that learns a prompt"
     if base.config.return_dict is False:  # without return_dict, inner calls of some models fail
         return "returns tuples: set config.return_dict to True"

@@ -14,11 +14,12 @@ from tsallis.analysis.attention_summary import SENTENCES, summarize_attention
 from tsallis.analysis.head_roles import EXAMPLES
 from tsallis.errors import InputError
 from tsallis.huggingface.alphas import alpha_modules
-from tsallis.huggingface.modules import attention_kind, count_heads, layer_number
+from tsallis.huggingface.modules import attention_kind, count_heads, layer_number, learns_prompt
 from tsallis.huggingface.offloading import input_device
 from tsallis.huggingface.spelling import Spelling
-from tsallis.huggingface.text_batches import text_batches
+from tsallis.huggingface.text_batches import add_decoder_inputs, text_batches
 from tsallis.models.modes import eval_mode
+from tsallis.symbols import IGNORE_INDEX
 
 __all__ = ["TransformersReader", "summarize_texts"]
 
@@ -75,15 +76,15 @@ class TransformersReader:
     """Adapter of a sparsified Transformers model for :func:`tsallis.analysis.record`.
 
     Batches are the inputs of the model: `input_ids`, an `attention_mask` with padding at the end, and
-    `decoder_input_ids` for an encoder-decoder. The optional `index` contains the numbers of the sentences (default: 0,
-    1, 2, ...). Keys outside a sliding window count as visible.
+    `decoder_input_ids` or `labels` for an encoder-decoder. The optional `index` contains the numbers of the sentences
+    (default: 0, 1, 2, ...). Keys outside a sliding window count as visible.
 
     Args:
         model: Model that :func:`sparsify` has changed.
         tokenizer: Tokenizer of the model, with the method `convert_ids_to_tokens`.
 
     Raises:
-        ValueError: The model has no sparse attention.
+        ValueError: The model has no sparse attention, or an adapter that learns a prompt.
 
     Example:
         >>> from tsallis.analysis import density, record
@@ -98,6 +99,10 @@ class TransformersReader:
         self._modules = dict(alpha_modules(model))
         if not self._modules:
             raise ValueError(f"{type(model).__name__} has no sparse attention: call sparsify first")
+        if learns_prompt(model):
+            raise ValueError(
+                f"{type(model).__name__} learns a prompt (PEFT), which has no tokens: it can't be recorded"
+            )
         self.seq2seq = bool(getattr(model.config, "is_encoder_decoder", False))
         self.layers = tuple(self._layer(name, alpha) for name, alpha in self._modules.items())
 
@@ -118,6 +123,7 @@ class TransformersReader:
         """
         if "input_ids" not in batch:
             raise ValueError(f"a batch must have input_ids, got {', '.join(batch)}")
+        batch = self._with_targets(batch)
         pieces = self._pieces(batch["input_ids"], batch.get("attention_mask"))
         empty: list[tuple[str, ...]] = [()] * len(pieces)
         sources, targets = pieces, empty
@@ -127,6 +133,16 @@ class TransformersReader:
             sources, targets = empty, pieces
         index = [int(number) for number in batch.get("index", range(len(pieces)))]
         return [Text(*row) for row in zip(index, sources, targets, strict=True)]
+
+    def _with_targets(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a batch that has the inputs of the decoder if the model is an encoder-decoder."""
+        inputs = dict(batch)
+        if self.seq2seq and "decoder_input_ids" not in inputs:
+            if "labels" not in inputs:
+                raise ValueError(f"a batch must have decoder_input_ids or labels, got {', '.join(batch)}")
+            add_decoder_inputs(self.model, inputs, inputs["labels"])
+            inputs["decoder_attention_mask"] = (inputs["labels"] != IGNORE_INDEX).long()
+        return inputs
 
     def _pieces(self, ids: Tensor, mask: Tensor | None) -> list[tuple[str, ...]]:
         lengths = [ids.shape[1]] * len(ids) if mask is None else mask.sum(1).tolist()
@@ -139,7 +155,7 @@ class TransformersReader:
     def run(self, batch: Mapping[str, Any], receive: Callable[[int, Tensor], None]) -> None:
         """Run a batch, and pass the weights of each attention to `receive` when they are computed."""
         device = input_device(self.model)
-        inputs = {name: x.to(device) for name, x in batch.items() if name != "index"}
+        inputs = {name: x.to(device) for name, x in self._with_targets(batch).items() if name != "index"}
         try:
             for number, module in enumerate(self._modules.values()):
                 module.receive = functools.partial(receive, number)

@@ -70,9 +70,13 @@ def show(
                 "inputs must be a mapping with input_ids if tokens is a tokenizer, "
                 f"got {', '.join(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__}"
             )
+        if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and "decoder_input_ids" not in inputs:
+            raise ValueError(f"inputs must have decoder_input_ids if tokens is a tokenizer, got {', '.join(inputs)}")
         if "decoder_input_ids" in inputs:
             target_tokens = _tokens_of(tokens, inputs, "decoder_")
         tokens = _tokens_of(tokens, inputs)
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise ValueError(f"{type(model).__name__} learns a prompt (PEFT), which has no tokens: it can't be shown")
     with eval_mode(model):
         if hasattr(model, "set_attn_implementation"):
             layers = _record_transformers(model, inputs, {})
@@ -81,7 +85,8 @@ def show(
     if not layers:
         fault = "has no attention that can be recorded: pass the weights to summarize_weights"
         raise ValueError(f"{type(model).__name__} {fault}")
-    _check_tokens(layers, tokens, target_tokens, tolerance)
+    lengths = {side: _lengths(inputs, prefix) for side, prefix in (("source", ""), ("target", "decoder_"))}
+    _check_tokens(layers, tokens, target_tokens, lengths, tolerance)
     texts = {"tokens": tokens} if "attention" in layers else {"encoder_tokens": tokens, "decoder_tokens": target_tokens}
     arguments: Any = {**layers, **texts, "tolerance": tolerance, "name": name or type(model).__name__}
     return build_page([summarize_weights(**arguments)])
@@ -95,7 +100,22 @@ def _tokens_of(tokenizer: Any, inputs: Mapping[str, Any], side: str = "") -> lis
     return [tokenizer.convert_ids_to_tokens(row[kept.bool()].tolist()) for row, kept in zip(ids, mask, strict=True)]
 
 
-def _check_tokens(layers: Layers, tokens: Tokens, target_tokens: Tokens | None, tolerance: float) -> None:
+def _lengths(inputs: Any, side: str) -> tuple[int, list[int]]:
+    """Return the width of the token ids in the inputs, and the number of tokens of each text, or (0, [])."""
+    ids = inputs.get(f"{side}input_ids") if isinstance(inputs, Mapping) else None
+    mask = inputs.get(f"{side}attention_mask", ids) if isinstance(ids, Tensor) else None
+    if ids is None or mask is None or mask.shape != ids.shape:
+        return 0, []
+    return ids.shape[1], [ids.shape[1]] * len(ids) if mask is ids else mask.sum(1).tolist()
+
+
+def _check_tokens(
+    layers: Layers,
+    tokens: Tokens,
+    target_tokens: Tokens | None,
+    lengths: Mapping[str, tuple[int, list[int]]],
+    tolerance: float,
+) -> None:
     """Raise if target tokens are missing, or a text has another number of tokens than the model has positions."""
     tensors = {name: [x for x in layer if isinstance(x, Tensor) and x.dim() == 4] for name, layer in layers.items()}
     shapes = [*dict.fromkeys(tuple(weights.shape[-2:]) for weights in tensors.get("attention", ()))]
@@ -110,10 +130,12 @@ def _check_tokens(layers: Layers, tokens: Tokens, target_tokens: Tokens | None, 
     for name, layer in tensors.items():
         query_side, key_side = SIDES.get(name.removesuffix("_attention"), ("source", "source"))
         argument, keys = texts[key_side]
+        width, known = lengths[key_side]
         for weights in layer:
-            rows = zip(weights, texts[query_side][1], keys, strict=False)  # summarize_weights checks the batch size
-            for number, (row, query, key) in enumerate(rows, 1):
-                if not _fits(row, len(query), len(key), tolerance):
+            counts = known if weights.shape[-1] == width else [*map(len, keys)]
+            rows = zip(weights, texts[query_side][1], keys, counts, strict=False)  # summarize_weights checks the batch
+            for number, (row, query, key, count) in enumerate(rows, 1):
+                if len(key) != count or not _fits(row, len(query), len(key), tolerance):
                     raise ValueError(
                         f"text {number} of {argument} has {len(key)} strings, but the model attends to "
                         f"{row.shape[-1]} positions: pass one string per position, and a padding mask"

@@ -17,6 +17,7 @@ from tsallis.analysis import RunSummary, density, head_roles, record
 from tsallis.errors import InputError
 from tsallis.huggingface import DensityMeter, sparsify
 from tsallis.huggingface.recording import TransformersReader, summarize_texts
+from tsallis.report import show
 from tsallis.report.page import build_page
 
 
@@ -78,6 +79,36 @@ def test_dense_modules_and_left_padding_raise() -> None:
     reader = TransformersReader(sparsify(build("llama"), 1.5), WordPieces())
     with pytest.raises(ValueError, match="padding must come after the tokens"):
         reader.texts(inputs(BY_NAME["llama"], "left"))
+
+
+def test_models_with_a_prompt_or_nan_weights_raise() -> None:
+    peft = pytest.importorskip("peft")
+    batch, model = inputs(BY_NAME["llama"]), sparsify(build("llama"), 1.5)
+    reader = TransformersReader(model, WordPieces())
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="weights must be numbers, got NaN"):
+        list(record(reader, [batch]))
+    prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    tuned = peft.get_peft_model(sparsify(build("llama"), 1.5), prompt)
+    with pytest.raises(ValueError, match=r"learns a prompt \(PEFT\)"):
+        TransformersReader(tuned, WordPieces())
+    with pytest.raises(ValueError, match=r"learns a prompt \(PEFT\)"):
+        show(tuned, batch, WordPieces())
+
+
+def test_labels_provide_decoder_inputs() -> None:
+    batch, reader = inputs(BY_NAME["t5"]), TransformersReader(sparsify(build("t5"), 1.5), WordPieces())
+    sources = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    with pytest.raises(ValueError, match="decoder_input_ids or labels, got input_ids, attention_mask"):
+        list(record(reader, [sources]))
+    labels = torch.tensor([[5, 6, 7, 1], [8, 1, -100, -100]])
+    start = reader.model.config.decoder_start_token_id
+    targets = torch.tensor([[start, 5, 6, 7], [start, 8, 0, 0]]), (labels != -100).long()
+    explicit = {**sources, "decoder_input_ids": targets[0], "decoder_attention_mask": targets[1]}
+    for ours, theirs in zip(record(reader, [{**sources, "labels": labels}]), record(reader, [explicit]), strict=True):
+        assert ours.text == theirs.text and len(ours.text.target) in (4, 2)
+        assert all((x.dense() == y.dense()).all() for x, y in zip(ours.weights, theirs.weights, strict=True))
 
 
 TEXTS = ["w5 w6 ##7 w8 w9 w10", "w5 w8", "w9 w6 w5 ##7 w8 w9 w11"]

@@ -159,6 +159,21 @@ def test_wrong_numbers_of_tokens_raise() -> None:
         show(model, inputs, TEXTS[0], ["<s>", "hier"])
 
 
+def test_tokens_missing_from_a_causal_model_raise() -> None:
+    """Causal queries attend to none of the later keys, so the weights alone can't show that a token is missing."""
+    pytest.importorskip("transformers")
+    from tiny_transformers import build
+
+    ids, mask = torch.tensor([[5, 6, 7, 8], [5, 6, 0, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    show(build("llama"), inputs, TEXTS)
+    for words in ([TEXTS[0][1:], TEXTS[1]], [TEXTS[0], TEXTS[1][1:]]):
+        with pytest.raises(ValueError, match="strings, but the model attends to 4 positions"):
+            show(build("llama"), inputs, words)
+    with pytest.raises(ValueError, match="decoder_input_ids if tokens is a tokenizer, got input_ids, attention_mask"):
+        show(build("t5"), inputs, Tokenizer())
+
+
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "tsallis"])
 def test_show_records_wrapped_hugging_face_models(implementation: str) -> None:
     transformers = pytest.importorskip("transformers")
