@@ -352,6 +352,8 @@ def _align(value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 @register_kl(Categorical, EntmaxCategorical)  # type: ignore[untyped-decorator]
 def _kl(p: EntmaxCategorical | Categorical, q: EntmaxCategorical | Categorical) -> Tensor:
     """Return the Kullback-Leibler divergence; it is infinite if q is zero where p is not."""
+    if p._num_events != q._num_events:
+        raise ValueError(f"distributions must have the same number of classes, got {p._num_events} and {q._num_events}")
     log_p, log_q = _logarithms(p), _logarithms(q)
     inside = log_p > -torch.inf
     difference = torch.where(inside, log_p, 0) - torch.where(inside, log_q, 0)

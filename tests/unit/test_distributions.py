@@ -108,6 +108,8 @@ def test_kl_is_infinite_outside_the_support() -> None:
 def test_kl_is_infinite_where_a_categorical_has_no_probability() -> None:
     p, q = EntmaxCategorical(torch.tensor([1.0, 0.5, -3.0])), Categorical(probs=torch.tensor([1.0, 0.0, 0.0]))
     assert kl_divergence(p, q) == torch.inf and kl_divergence(q, p).isfinite()
+    with pytest.raises(ValueError, match="same number of classes, got 3 and 1"):
+        kl_divergence(p, Categorical(probs=torch.ones(1)))
 
 
 def test_a_row_of_minus_inf_has_logits_of_minus_inf() -> None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from tsallis.functional.rows import alpha_number
 from tsallis.nn import parameter_groups as nn_parameter_groups
-from tsallis.nn.alpha import PerHeadAlpha
+from tsallis.nn.alpha import PerHeadAlpha, whole
 from tsallis.ops.transforms import exporting_to_onnx, traced, without_numbers
 
 ALPHA = "tsallis_alpha"  # name of the module with the alphas inside an attention
@@ -208,6 +208,8 @@ def base_model(model: Any) -> Any:
 def alphas(model: nn.Module) -> dict[str, Tensor]:
     """Return the alphas of every sparse attention of a model.
 
+    If the model is sharded (FSDP2), all processes must call this function.
+
     Args:
         model: Model that :func:`sparsify` has changed.
 
@@ -222,7 +224,7 @@ def alphas(model: nn.Module) -> dict[str, Tensor]:
         {'encoder.layer.0.attention.self': tensor(1.5000)}
     """
     return {
-        name: (alpha.value if isinstance(alpha, FixedAlpha) else alpha()).detach().clone()
+        name: whole(alpha.value if isinstance(alpha, FixedAlpha) else alpha()).detach().clone()
         for name, alpha in alpha_modules(model)
     }
 

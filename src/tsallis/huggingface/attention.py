@@ -105,6 +105,11 @@ def attention_forward(
     if not query.dtype == key.dtype == value.dtype:  # under autocast, norms of queries and keys return float32
         query, key = query.to(value.dtype), key.to(value.dtype)
     query, alpha = (query, 1.0) if alpha_module is None else alpha_module(query)
+    if isinstance(alpha, Tensor) and alpha.dim() and alpha.shape[0] not in (1, query.shape[1]):
+        raise ValueError(
+            f"this process computes {query.shape[1]} of {alpha.shape[0]} heads (tensor parallelism): "
+            "use one alpha for all heads"
+        )
     options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout, "need_weights": need_weights}
     store, values = (None, None) if torch.is_grad_enabled() else [x() for x in getattr(key, STORE, ())] or (None, None)
     # Some models change the values after the update of the cache.

@@ -155,6 +155,9 @@ def lm_loss(
     prompt = getattr(getattr(outer, "active_peft_config", None), "num_virtual_tokens", None) or 0
 
     def loss(hidden: Tensor, routers: Tensor | None) -> Tensor:
+        if hasattr(head.weight, "full_tensor"):
+            hint = "call fully_shard on it with reshard_after_forward=False"
+            raise ValueError(f"the output layer of {type(lm).__name__} is sharded again after its forward pass: {hint}")
         with loaded(head):
             weight, bias, hidden = head.weight.to(hidden.dtype), head.bias, hidden.to(head.weight.device)
         target = _labels_of_positions(labels, hidden.shape[:-1], prompt, shift, type(lm).__name__).to(hidden.device)

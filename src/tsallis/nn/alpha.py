@@ -13,6 +13,11 @@ from tsallis.errors import check_integer
 from tsallis.functional.rows import alpha_number, number
 
 
+def whole(x: Tensor) -> Tensor:
+    """Return a tensor, or all of a tensor of which this process has a shard; then all processes must call it."""
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
+
+
 class PerHeadAlpha(nn.Module):
     r"""Learned alpha per attention head, kept between two bounds.
 

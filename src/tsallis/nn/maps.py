@@ -45,7 +45,7 @@ class Entmax(AlphaModule):
     Args:
         alpha: positive: a number, an `nn.Parameter` to be learned (Correia et al. 2019), or another tensor, which
             becomes a buffer; tensors must broadcast to the scores with size 1 along `dim`. They stay in float32 if the
-            model is cast to half precision.
+            model is cast to half precision. An optimizer may move a parameter out of range: clamp it after each step.
         dim: the dimension whose entries sum to 1.
 
     Raises:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tsallis.errors import check_integer, check_real
 from tsallis.functional.attention import KeyStore, attend, count_support
 from tsallis.functional.rows import check_dense, check_flag, stored_alpha
-from tsallis.nn.alpha import PerHeadAlpha, keep_precision
+from tsallis.nn.alpha import PerHeadAlpha, keep_precision, whole
 from tsallis.nn.attention_masks import (
     VisibleKeys,
     active_queries,
@@ -80,7 +80,7 @@ class MultiheadAttention(ConstantBuffers):
         kdim, vdim, batch_first, device, dtype: as in `torch.nn.MultiheadAttention`.
         alpha: at least 1: a number, "learned" (a :class:`PerHeadAlpha`), a fixed tensor or a parameter [heads], or a
             module whose `forward()` returns a tensor [heads], or [1] for all heads. Alphas stay in float32 if the model
-            is cast to half precision.
+            is cast to half precision. "learned" keeps them in range; an optimizer may move a parameter below 1.
         positions: position information for self-attention: "none"; "rope" rotates queries and keys (Su et al. 2021);
             "alibi" subtracts the distance times a slope per head from the scores (Press et al. 2022); "nape" subtracts
             it only in half of the heads (Vasylenko et al. 2026).
@@ -242,8 +242,8 @@ class MultiheadAttention(ConstantBuffers):
                 nn.init.xavier_normal_(extra)
 
     def alphas(self) -> Tensor:
-        """Return the alpha of each head [heads]."""
-        return self._expand_alpha(self._alpha())
+        """Return the alpha of each head [heads]. If they are sharded (FSDP2), all processes must call this method."""
+        return whole(self._expand_alpha(self._alpha()))
 
     def _alpha(self) -> float | Tensor:
         alpha: float | Tensor = self.alpha() if isinstance(self.alpha, nn.Module) else self.alpha

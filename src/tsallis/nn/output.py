@@ -153,7 +153,7 @@ class OutputLayer(ConstantBuffers):
         scores: Tensor = self.projection(hidden)
         if not len(self._forbidden):
             return scores
-        if torch.is_grad_enabled() or traced():
+        if torch.is_grad_enabled() or traced() or not is_linear(self.projection):  # a hook may have kept the scores
             return scores.masked_fill(self.never, -torch.inf)
         return scores.index_fill_(-1, self._forbidden, -torch.inf)  # in place, without a copy
 

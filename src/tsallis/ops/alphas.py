@@ -28,7 +28,8 @@ def check_alpha(alpha: Alpha, positive: bool = False) -> None:
             raise ValueError(f"alpha must be {limits}, got {alpha:g}")
     elif alpha.numel() and not capturing(alpha) and not all(_valid(extreme, positive) for extreme in extremes(alpha)):
         invalid = next(value for value in alpha.detach().flatten().tolist() if not _valid(value, positive))
-        raise ValueError(f"alpha must be {limits}, got a tensor with {invalid:g}")
+        hint = "; clamp a learned alpha, or use tsallis.nn.PerHeadAlpha" if alpha.requires_grad else ""
+        raise ValueError(f"alpha must be {limits}, got a tensor with {invalid:g}{hint}")
 
 
 def _valid(alpha: float, positive: bool) -> bool:

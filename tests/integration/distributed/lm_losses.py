@@ -6,11 +6,12 @@ import importlib.util
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from integration.distributed.parts import arguments, plain
 from tiny_transformers import build
-from tsallis.huggingface import lm_loss
+from tsallis.huggingface import alphas, lm_loss, sparsify
 from tsallis.toolkit.training.distributed import exit_process, init_distributed
 
 IDS = torch.arange(5, 33).reshape(4, 7)
@@ -35,6 +36,22 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
     return {name: x.grad for name, x in model.named_parameters() if x.requires_grad}
 
 
+def check_sharded(batch: dict[str, Any]) -> None:
+    """Check that alphas are whole, and that an output layer which is sharded by itself is named."""
+    model = sparsify(build("llama"), "learned")
+    before = alphas(model)
+    fully_shard(model.lm_head)
+    fully_shard(model)
+    model(batch["input_ids"])
+    torch.testing.assert_close(alphas(model), before)
+    try:
+        lm_loss(model, batch, 1.5)
+    except ValueError as error:
+        assert "reshard_after_forward=False" in str(error), error
+    else:
+        raise AssertionError("lm_loss accepted an output layer without its weight")
+
+
 def main() -> None:
     request = arguments()
     torch.set_num_threads(1)
@@ -48,6 +65,7 @@ def main() -> None:
             wrapped = DistributedDataParallel(model, find_unused_parameters=True)
             (lm_loss(wrapped, batch, 1.5, num_items_in_batch=COUNT) * world.size).backward()
             results[kind] = gradients(model)
+        check_sharded(batch)
         if world.main:
             torch.save(plain(results), request["out"])
     exit_process(0)

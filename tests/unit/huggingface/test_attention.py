@@ -116,6 +116,15 @@ def test_packed_sentences_without_a_mask_raise() -> None:
     assert model(**batch, use_cache=False).logits.shape[1] == 5
 
 
+def test_alphas_of_other_heads_raise() -> None:
+    """Under tensor parallelism, a process has fewer heads than the module has alphas."""
+    model = sparsify(build("llama"), "learned")
+    attention = model.model.layers[0].self_attn
+    query = torch.randn(1, 2, 3, 4)
+    with pytest.raises(ValueError, match="computes 2 of 4 heads"):
+        attention_forward(attention, query, query, query, None)
+
+
 def test_custom_masks_are_applied() -> None:
     model = sparsify(build("llama"), 1.5)
     ids = inputs(BY_NAME["llama"])["input_ids"][:1]
