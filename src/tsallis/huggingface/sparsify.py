@@ -166,6 +166,8 @@ def densify(model: Model) -> Model:
 def set_alpha(model: nn.Module, alpha: float) -> None:
     """Set all fixed alphas of a sparsified model, including alphas per head. Learned alphas don't change.
 
+    A factor of :func:`calibrate_attended` stays; :func:`sparsify` discards it.
+
     Args:
         model: Model that :func:`sparsify` has changed.
         alpha: Alpha of at least 1.
