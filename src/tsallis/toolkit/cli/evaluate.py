@@ -179,7 +179,6 @@ class _Data(NamedTuple):
         """Read the lines with a run, and evaluate its outputs."""
         from tsallis.toolkit.tasks.copying import copy_unknown
         from tsallis.toolkit.tasks.scoring import evaluate_outputs
-        from tsallis.toolkit.tasks.strings import Strings
 
         if self.split is None:
             run, lines = read_all(opened.run, opened.task, self.file, gold=True, **self.options)
@@ -191,8 +190,7 @@ class _Data(NamedTuple):
                 hint = f"{self.split} split: left out lines with an empty source ({left_out})"
                 warnings.warn(hint, IgnoredInputWarning, stacklevel=2)
         opened = opened.for_run(run)
-        if isinstance(opened.task, Strings):
-            opened.task.warn_variants(lines, self.name if self.file else f"{self.name} split")
+        opened.task.warn_variants(lines, self.name if self.file else f"{self.name} split")
         return Evaluated(opened, lines, *evaluate_outputs(opened.task, opened.run, lines, search, world))
 
     def evaluate_other(

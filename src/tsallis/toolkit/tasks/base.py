@@ -216,6 +216,9 @@ class Task(ABC):
         """Return statistics of outputs by name, in addition to the scores."""
         return {}
 
+    def warn_variants(self, lines: Lines, name: str) -> None:  # noqa: B027 (most tasks have nothing to report)
+        """Warn if not all lines can be right, because a source has several targets; `name` is that of the input."""
+
     def spell(self, text: str, run: Run) -> list[int]:
         """Encode the text of an output, or of the beginning of an output."""
         return run.tgt_vocab.encode(text)

@@ -624,7 +624,6 @@ class Strings(SequenceTask):
         return Lines(corpus, references, titles, list(range(count)), count, row_languages)
 
     def warn_variants(self, lines: Lines, name: str) -> None:
-        """Warn if not all lines can be right, because a source has several targets; `name` is that of the input."""
         groups: dict[tuple[str, str | None], list[set[str]]] = {}
         languages: Sequence[str | None] = lines.languages or [None] * len(lines.titles)
         for title, language, reference in zip(lines.titles, languages, lines.references, strict=True):
