@@ -7,6 +7,7 @@ import io
 import re
 import tarfile
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ class Server:
     status: int | None = None
     length: bool = True  # whether it sends Content-Length
     shift: int = 0  # offset of the sent range from the requested one
+    version: str | None = None  # sent as ETag; ranges of other versions are ignored
+    pause: float = 0.0  # seconds before it sends a file
     requests: list[tuple[str, str | None]] = field(default_factory=list)
 
     def file(self, *paths: str, content: bytes = CONTENT) -> SourceFile:
@@ -50,7 +53,8 @@ def serve() -> Iterator[Server]:
                 self.send_error(behaviour.status or 404)
                 return
             start = 0
-            if position and behaviour.ranges:
+            is_current = self.headers.get("If-Range") in (None, behaviour.version)
+            if position and behaviour.ranges and is_current:
                 start = int(re.fullmatch(r"bytes=(\d+)-", position)[1]) + behaviour.shift
                 if start >= len(content):
                     self.send_error(416)
@@ -59,9 +63,12 @@ def serve() -> Iterator[Server]:
                 self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
             else:
                 self.send_response(200)
+            if behaviour.version:
+                self.send_header("ETag", behaviour.version)
             if behaviour.length:
                 self.send_header("Content-Length", str(len(content) - start))
             self.end_headers()
+            time.sleep(behaviour.pause)
             body = content[start:]
             self.wfile.write(body if behaviour.cut is None else body[: behaviour.cut])
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from tsallis.errors import InputError
 from tsallis.toolkit.data.corpus import Corpus, Counts, SampledCorpus
-from tsallis.toolkit.data.io import digest_file, lock_file, read_json, stream_lines, write_atomic
+from tsallis.toolkit.data.io import digest_file, locked, read_json, stream_lines, write_atomic
 from tsallis.toolkit.data.ragged import RaggedRows, RaggedWriter, type_for
 from tsallis.toolkit.data.subwords import Subwords
 
@@ -42,13 +42,6 @@ def cache_folder(folder: str | None) -> Path:
 def key_of(content: dict[str, Any]) -> str:
     """Return the cache key of files and their processing options."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[bool]:
-    """Wait for a file lock and hold the lock inside the block; yield False if the file system lacks locks."""
-    with path.open("a") as stream:
-        yield lock_file(stream.fileno(), wait=True)
 
 
 def read_parallel(src_path: Path | str, tgt_path: Path | str) -> Iterator[tuple[str, str]]:

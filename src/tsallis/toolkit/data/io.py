@@ -225,6 +225,29 @@ def lock_file(handle: int, wait: bool) -> bool:
     return True
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Wait for a file lock, hold it inside the block, and remove the file; yield False if the file system lacks locks.
+
+    Missing folders are created as in :func:`created_folder`.
+    """
+    while True:
+        with created_folder(path.parent), path.open("a") as stream:
+            has_lock = lock_file(stream.fileno(), wait=True)
+            try:
+                is_current = os.path.samefile(path, stream.fileno())
+            except FileNotFoundError:
+                is_current = False
+            if not is_current:  # the previous holder has removed the file, so others could lock a new one
+                continue
+            try:
+                yield has_lock
+            finally:
+                with suppress(OSError):  # Windows can't remove open files
+                    path.unlink()
+            return
+
+
 def find_packed(path: Path | str, endings: Sequence[str] = PACKED_ENDINGS) -> Path | None:
     """Return the first file that exists at `path` plus one of the endings, or None."""
     path = Path(path)

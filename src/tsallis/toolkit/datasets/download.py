@@ -6,7 +6,7 @@ import os
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPException, HTTPMessage
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +15,7 @@ from tsallis.toolkit.data.io import created_folder, digest_file, write_atomic
 
 CHUNK = 1 << 16
 TIMEOUT = 60  # maximum number of seconds without data
+VERSION = ".version"  # ending of the file with the server's name of the version of a partial file
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ def take_name(file: SourceFile, part: Path, path: Path) -> None:
     """Move a complete and checked file to its path. If no digest is published, record the digest first."""
     if not file.has_digest:
         write_record(path, digest_file(part))
+    _version_of(part).unlink(missing_ok=True)
     part.replace(path)
 
 
@@ -140,24 +142,24 @@ def _finish_part(file: SourceFile, part: Path, path: Path) -> bool:
     """Download the rest of `part` and return whether its content is correct; remove a wrong file."""
     downloaded = _file_size(part)
     if file.size is not None and downloaded > file.size:
-        part.unlink()
+        _remove_part(part)
     if downloaded != file.size:
         _download(file, part)
     if same_digest(file, part, path):
         return True
-    part.unlink()
+    _remove_part(part)
     return False
 
 
 def _download(file: SourceFile, part: Path) -> None:
     for url in file.urls:
         try:
-            _download_from(url, part, file.size)
+            _download_from(file, url, part)
             return
         except urllib.error.HTTPError as error:
             if error.code == 416 and file.size is None and part.exists():
                 # The server has no more bytes: the partial file is complete or wrong; download it again.
-                part.unlink()
+                _remove_part(part)
                 return _download(file, part)
             if error.code != 404:
                 raise InputError(f"{url}: the server answered {error.code} {error.reason}") from error
@@ -169,9 +171,12 @@ def _download(file: SourceFile, part: Path) -> None:
     raise InputError(f"{' and '.join(file.urls)}: not found on the server")
 
 
-def _download_from(url: str, part: Path, size: int | None) -> None:
-    downloaded = _file_size(part)
-    request = urllib.request.Request(url, headers={"Range": f"bytes={downloaded}-"} if downloaded else {})
+def _download_from(file: SourceFile, url: str, part: Path) -> None:
+    downloaded, size, version = _file_size(part), file.size, _version_of(part)
+    headers = {"Range": f"bytes={downloaded}-"} if downloaded else {}
+    if downloaded and version.exists() and (text := version.read_text(encoding="utf-8")):
+        headers["If-Range"] = text  # if the server has another version, it sends the whole file
+    request = urllib.request.Request(url, headers=headers)
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
         content_range = response.headers.get("Content-Range", "")
         if response.status == 206 and not content_range.startswith(f"bytes {downloaded}-"):
@@ -183,6 +188,8 @@ def _download_from(url: str, part: Path, size: int | None) -> None:
         length = response.headers.get("Content-Length", "")
         end = position + int(length) if length.isdecimal() else size
         with part.open("ab" if position else "wb") as stream:
+            if not position and not file.has_digest:
+                _write_version(version, response.headers)
             # Limit the download to the expected size, even if the server sends more.
             while chunk := response.read(CHUNK if size is None else min(CHUNK, size - position)):
                 stream.write(chunk)
@@ -191,6 +198,20 @@ def _download_from(url: str, part: Path, size: int | None) -> None:
             os.fsync(stream.fileno())
     if position < (end or 0) and position != size:
         raise ConnectionError("the connection ended early")
+
+
+def _version_of(part: Path) -> Path:
+    return part.with_name(part.name + VERSION)
+
+
+def _write_version(path: Path, headers: HTTPMessage) -> None:
+    tag = headers.get("ETag", "")  # weak tags, which begin with W/, can't be used for ranges
+    path.write_text(tag if tag.startswith('"') else headers.get("Last-Modified", ""), encoding="utf-8")
+
+
+def _remove_part(part: Path) -> None:
+    part.unlink()
+    _version_of(part).unlink(missing_ok=True)
 
 
 def _file_size(path: Path) -> int:

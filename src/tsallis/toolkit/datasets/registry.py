@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from tsallis.errors import InputError
+from tsallis.toolkit.data.io import locked
 from tsallis.toolkit.datasets.archive import Report, fetch_text
 from tsallis.toolkit.datasets.download import Part, SourceFile, check, count_lines, fetch, record_of
 
 PACKED_FILE = ".packed"  # folder of downloaded archives, removed after unpacking
+LOCK = ".packed.lock"  # lock file, removed at the end
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,8 @@ def get(
 ) -> list[Path]:
     """Download a data set, or some of its languages, into a folder. Existing files are only checked.
 
+    If another process downloads into the same folder, the function waits for it.
+
     Args:
         name: Name of the data set in :data:`SOURCES`.
         folder: Folder, which is created if it is missing.
@@ -154,8 +158,8 @@ def get(
         The paths of the files.
 
     Raises:
-        InputError: If the name or a language is unknown, there is no connection, content is wrong, or the sides of a
-            parallel corpus have different numbers of lines.
+        InputError: If the name or a language is unknown, there is no connection, content is wrong, the folder can't be
+            written, or the sides of a parallel corpus have different numbers of lines.
 
     Example:
         >>> get("multi30k", "data/multi30k", ["de", "en"])  # doctest: +SKIP
@@ -179,13 +183,18 @@ def get(
         from tsallis.toolkit.data.images import require_pillow
 
         require_pillow(name)
-    paths = []
-    for file in files:
-        path = folder / file.name
-        paths.append(fetch_text(file, path, packed, report) if file.parts else fetch(file, path))
-    if source.parallel:
-        check_sides(paths)
-    _remove_archives(packed, [a for file in files for part in file.parts for a in part.needs])
+    paths = [folder / file.name for file in files]
+    if len(present) == len(files) and not packed.exists():  # the folder may be read-only
+        return paths
+    try:
+        with locked(folder / LOCK):
+            for file, path in zip(files, paths, strict=True):
+                fetch_text(file, path, packed, report) if file.parts else fetch(file, path)
+            if source.parallel:
+                check_sides(paths)
+            _remove_archives(packed, [a for file in files for part in file.parts for a in part.needs])
+    except OSError as error:
+        raise InputError(f"{folder}: can't be written: {error}") from error
     return paths
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import lzma
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,19 @@ def test_interrupted_downloads_of_unknown_size_resume(server: Server, tmp_path: 
     server.cut, server.length = None, length
     assert fetch(file, path).read_bytes() == CONTENT
     assert [request for _, request in server.requests] == [None, "bytes=100000-"]
+
+
+@pytest.mark.parametrize("version", ['"1"', '"2"'])
+def test_partial_files_resume_only_with_the_same_version(server: Server, tmp_path: Path, version: str) -> None:
+    file, path = SourceFile("file", (f"{server.address}/file",)), tmp_path / "file"
+    server.cut, server.version = 100_000, '"1"'
+    with pytest.raises(InputError, match="100000 of"):
+        fetch(file, path)
+    server.cut, server.version = None, version
+    start, rest = (CONTENT[:100_000] if version == '"1"' else b"2" * 100_000), CONTENT[100_000:]
+    server.files["/file"] = start + rest
+    assert fetch(file, path).read_bytes() == start + rest
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "file.sha256"]
 
 
 def test_full_part_files_of_unknown_size_are_downloaded_again(server: Server, tmp_path: Path) -> None:
@@ -391,6 +405,23 @@ def test_sides_with_different_numbers_of_lines_raise(server: Server, tmp_path: P
     for _ in range(2):
         with pytest.raises(InputError, match=r"dev\.en: 1 lines, but dev\.de has 3; delete both"):
             get("corpus", tmp_path)
+
+
+def test_simultaneous_downloads_wait_for_each_other(server: Server, tmp_path: Path, corpus: Source) -> None:
+    folder = tmp_path / "new"
+    server.pause = 0.05
+    with ThreadPoolExecutor(4) as pool:
+        for paths in pool.map(lambda _: get("corpus", folder), range(4)):
+            assert [path.read_bytes() for path in paths] == [TEXT, OTHER + b"\n", CONTENT]
+    assert [path for path, _ in server.requests] == ["/archive1", "/file"]
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_failed_downloads_leave_no_folder(server: Server, tmp_path: Path, corpus: Source) -> None:
+    server.status = 503
+    with pytest.raises(InputError, match="answered 503"):
+        get("corpus", tmp_path / "new" / "folder")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_files_in_the_archive_folder_are_kept(server: Server, tmp_path: Path, corpus: Source) -> None:
