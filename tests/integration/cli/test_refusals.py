@@ -17,6 +17,7 @@ from small_run import change_json, change_state, checkpoint_of, replace
 from tsallis.errors import InputError
 from tsallis.toolkit.data import Vocabulary
 from tsallis.toolkit.tasks.strings import english_verbs
+from tsallis.toolkit.training import Checkpoints
 from tsallis.toolkit.training.lock import locked
 
 from .conftest import Run, write_examples
@@ -179,6 +180,21 @@ def test_locked_run_folders_are_rejected(here: Path) -> None:
     with locked(RUN):
         for arguments in (("train", "config.yaml", *LONGER, "--run-dir", RUN), ("average", RUN)):
             refused(*arguments, words="another process is training")
+
+
+def test_locked_sweep_folders_are_rejected(here: Path) -> None:
+    with locked(Path("sweep")):
+        refused("sweep", "config.yaml", "training.seed=[1]", "--run-dir", "sweep", words="is running a sweep in this")
+
+
+def test_runs_resume_by_their_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for epochs, path in ((3, RUN), (4, RUN / "config.yaml")):
+        call("train", path, f"training.epochs={epochs}", "--device", "cpu")
+        assert Checkpoints(RUN / "checkpoints").facts("last")["epoch"] == epochs
+    before = tree(here)
+    call("train", RUN, "training.epochs=5", "--dry-run", "--device", "cpu")
+    assert "# run: the run in this folder is resumed" in capsys.readouterr().out and tree(here) == before
+    refused("train", "data", words=r"data: not a run folder \(it has no model\.json\)")
 
 
 def test_rejected_commands_leave_no_lock_file(here: Path) -> None:

@@ -58,6 +58,7 @@ def sweep(
     """
     from tsallis.toolkit.data.io import json_text, write_output
     from tsallis.toolkit.training.distributed import device_kind
+    from tsallis.toolkit.training.lock import locked
 
     device_kind(device)
     fixed, swept = split_settings(settings)
@@ -66,24 +67,24 @@ def sweep(
     folder = run_dir or Path("runs") / f"{plain_name(config)}-sweep"
     runs = name_runs(combinations(swept, draw, 1 if seed is None else seed))
     _check(config, fixed, runs, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    print_notes()
     commands = {}
     for name, values in runs.items():
         options = "--run-dir", str(folder / name), "--device", device
         commands[name] = ["train", str(config), *fixed, *map(_override, values.items()), *options]
-    failed = run_all(commands, folder, workers)
-    results = _results({name: values for name, values in runs.items() if name not in failed}, folder)
-    results += [{"run": name, "settings": runs[name], "error": error} for name, error in failed.items()]
-    write_output(folder / "sweep.json", json_text(results, indent=1))
-    print_fields("run", "score", "value", "updates")
-    for result in results:
-        if "error" in result:
-            print_fields(result["run"], "failed", result["error"])
-        else:
-            print_fields(result["run"], result["score"], f"{result['value']:.4f}", str(result["step"]))
-    for path in _write_charts(swept, [result for result in results if "error" not in result], folder):
-        print_fields(str(path))
+    with locked(folder, "running a sweep"):
+        print_notes()
+        failed = run_all(commands, folder, workers)
+        results = _results({name: values for name, values in runs.items() if name not in failed}, folder)
+        results += [{"run": name, "settings": runs[name], "error": error} for name, error in failed.items()]
+        write_output(folder / "sweep.json", json_text(results, indent=1))
+        print_fields("run", "score", "value", "updates")
+        for result in results:
+            if "error" in result:
+                print_fields(result["run"], "failed", result["error"])
+            else:
+                print_fields(result["run"], result["score"], f"{result['value']:.4f}", str(result["step"]))
+        for path in _write_charts(swept, [result for result in results if "error" not in result], folder):
+            print_fields(str(path))
     if failed:
         raise typer.Exit(1)
 

@@ -30,8 +30,8 @@ def train(
         Path,
         typer.Argument(
             metavar="CONFIG",
-            help="Configuration file (YAML, examples in recipes/), or data file with lines source<TAB>target or "
-            "source<TAB>target<TAB>features.",
+            help="Configuration file (YAML, examples in recipes/), run folder to resume, or data file with lines "
+            "source<TAB>target or source<TAB>target<TAB>features.",
         ),
     ],
     overrides: Annotated[
@@ -62,13 +62,19 @@ def train(
     from tsallis.toolkit.tasks.data_file import is_data_file
     from tsallis.toolkit.tasks.registry import config_of_file, load_config, missing_test_data
     from tsallis.toolkit.training.distributed import init_distributed
-    from tsallis.toolkit.training.file_names import CONFIG
+    from tsallis.toolkit.training.file_names import CONFIG, MODEL
+    from tsallis.toolkit.training.run_folder import check_run
 
     with init_distributed(device) as world:
         with world.share_errors():
+            if config.is_dir():
+                check_run(config)
+                config /= CONFIG
+            is_run = config.name == CONFIG and (config.parent / MODEL).exists()
+            default_folder = config.parent if is_run else Path("runs") / plain_name(config)
             from_data_file = is_data_file(config)
             loaded = (config_of_file if from_data_file else load_config)(config, overrides or [])
-            folder = run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / plain_name(config))
+            folder = run_dir or (Path(loaded.run_dir) if loaded.run_dir else default_folder)
             if not (folder / CONFIG).exists():  # only new runs: a resumed run keeps its settings
                 refuse_idle(loaded, overrides or [])
             if world.main and (fault := missing_test_data(loaded)) is not None:

@@ -39,8 +39,10 @@ class Lock:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[Lock]:
+def locked(folder: Path, work: str = "training") -> Iterator[Lock]:
     """Lock a folder until the block or the process ends. The folder is created if it is missing.
+
+    The word `work` describes what another process that holds the lock does.
 
     If the block raises an InputError, the new lock file and the new folders are removed, but folders with other files
     are kept. A rejected command therefore leaves no files behind.
@@ -53,11 +55,11 @@ def locked(folder: Path) -> Iterator[Lock]:
             stack.enter_context(created_folder(folder))
         except (OSError, ValueError) as error:
             raise _unusable_error(folder, error) from error
-        yield stack.enter_context(_lock(folder))
+        yield stack.enter_context(_lock(folder, work))
 
 
 @contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[Lock]:
+def _lock(folder: Path, work: str) -> Iterator[Lock]:
     path = folder / LOCK
     try:
         # Keep the content of an existing file. Don't follow a link, because then another file would be locked.
@@ -77,7 +79,7 @@ def _lock(folder: Path) -> Iterator[Lock]:
                 )
         except BlockingIOError as error:
             removable = False  # another process has already locked the file that this process created
-            raise InputError(f"{folder}: another process is training in this folder") from error
+            raise InputError(f"{folder}: another process is {work} in this folder") from error
         except OSError as error:
             raise InputError(f"{folder}: can't be locked: {error.strerror or error}") from error
         lock = Lock(folder, handle)

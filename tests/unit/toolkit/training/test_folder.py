@@ -20,7 +20,7 @@ import tsallis.toolkit.data.io as file_io
 from process_fork import run_forked
 from small_run import SETTINGS, age, at, change_json, checkpoint_of, contents, index_of, replace, train
 from tsallis.errors import InputError
-from tsallis.toolkit.data.corpus_cache import locked as cache_locked
+from tsallis.toolkit.data.io import locked as file_locked
 from tsallis.toolkit.data.io import write_atomic
 from tsallis.toolkit.training import Checkpoints, Trainer, load_run
 from tsallis.toolkit.training.lock import locked
@@ -259,7 +259,7 @@ def test_locking_raises_without_file_system_support(tmp_path: Path, monkeypatch:
         with pytest.raises(InputError, match=words), locked(tmp_path / "run"):
             pass
     fails(errno.ENOLCK)
-    with cache_locked(tmp_path / "cache.lock") as alone:
+    with file_locked(tmp_path / "cache.lock") as alone:
         assert alone is False
 
 
