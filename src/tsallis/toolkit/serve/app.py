@@ -93,13 +93,16 @@ class _Api:
         """Return a handler that parses a request by `schema` and passes the result to the method `name` of the run."""
 
         async def answer(request: Request) -> Response:
-            query = parse_request(await self._body(request), schema, self.limits)
-            run = self._find_run(query.run)
-            key, size = None, 1
-            if isinstance(query, SearchRequest):
-                key, size = run.key(query), len(query.sources)
-            job = self.worker.submit(getattr(run, name), key, query, size)
-            return await _wait_for_answer(job, request, self.limits.patience + self.limits.seconds)
+            try:
+                query = parse_request(await self._body(request), schema, self.limits)
+                run = self._find_run(query.run)
+                key, size = None, 1
+                if isinstance(query, SearchRequest):
+                    key, size = run.key(query), len(query.sources)
+                job = self.worker.submit(getattr(run, name), key, query, size)
+                return await _wait_for_answer(job, request, self.limits.patience + self.limits.seconds)
+            except asyncio.CancelledError:  # the request was not finished in time when the server was stopped
+                raise Refusal(503, "the server is being shut down") from None
 
         return answer
 

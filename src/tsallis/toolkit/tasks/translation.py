@@ -238,7 +238,8 @@ class Translation(SequenceTask):
 
     def _normalize_text(self, text: str) -> str:
         """Prepare a text for scoring: join the parts of words, and fold case if `lowercase` is set."""
-        text = text if self.joiner is None else text.replace(f"{self.joiner} ", "")
+        if self.joiner is not None:
+            text = text.replace(f"{self.joiner} ", "").removesuffix(self.joiner)
         return text.casefold() if self.lowercase else text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 from tsallis.toolkit.serve.answers import ServedRun
-from tsallis.toolkit.serve.app import HEADERS, POLICY
+from tsallis.toolkit.serve.app import HEADERS, POLICY, build_app
+from tsallis.toolkit.serve.limits import Limits
 from tsallis.toolkit.serve.page import FILES
 
 from .conftest import LINE, Serve, Slow, head, raw
@@ -127,6 +129,27 @@ def test_disconnecting_cancels_the_request(serve: Serve, slow: Slow) -> None:
     connection.close()
     assert slow.ended.wait(10) and time.monotonic() - began < 5
     assert client.send("GET", "/api/health")[0] == 200
+
+
+def test_unfinished_requests_return_503_at_shutdown(served: ServedRun) -> None:
+    """The server cancels the handlers of requests that are not finished in time."""
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/api/translate", "headers": headers}
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def cancel() -> None:
+        app = build_app([served], Limits())
+        handler = asyncio.ensure_future(app(scope, asyncio.Event().wait, send))
+        await asyncio.sleep(0.05)
+        handler.cancel()
+        await handler
+        app.state.worker.close()
+
+    asyncio.run(cancel())
+    assert sent[0]["status"] == 503 and b"shut down" in sent[1]["body"]
 
 
 def test_queued_requests_time_out_with_503(serve: Serve, slow: Slow) -> None:
