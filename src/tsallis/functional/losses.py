@@ -58,12 +58,10 @@ def entmax_loss(
             summed weights of the targets, and probability targets are multiplied by the weights first.
         ignore_index: class targets with this value have loss 0 and no gradient.
         reduction: "mean" over the targets that are not ignored, "sum", or "none" for a loss of shape [...].
-        label_smoothing: share of the target, from 0 to 1, that is spread evenly over the classes with finite scores. It
-            makes a learned alpha grow.
+        label_smoothing: share of the target, from 0 to 1, spread over all finite scores. It makes a learned alpha grow.
 
     Returns:
-        A number, or losses [...] with reduction "none", in the dtype of `scores`. The mean is NaN if all targets are
-        ignored.
+        A number (NaN if all targets are ignored), or losses [...] with reduction "none", in the dtype of `scores`.
 
     Raises:
         ValueError: wrong shapes, a class out of range, an unknown reduction, a smoothing outside [0, 1], a bad alpha.

@@ -55,6 +55,17 @@ def _check_packed(boundaries: Tensor | None, mask: Tensor | None) -> None:
         raise ValueError("packed sequences need a mask: set model.config.use_cache = False, which creates it")
 
 
+def _read_alphas(alpha_module: nn.Module, query: Tensor) -> tuple[Tensor, float | Tensor]:
+    """Return the scaled queries and their alphas."""
+    query, alpha = alpha_module(query)
+    heads = query.shape[1]
+    if isinstance(alpha, Tensor) and alpha.dim() and alpha.shape[0] not in (1, heads):
+        raise ValueError(
+            f"this process computes {heads} of {alpha.shape[0]} heads (tensor parallelism): use one alpha for all heads"
+        )
+    return query, alpha
+
+
 def attention_forward(
     module: nn.Module,
     query: Tensor,
@@ -104,12 +115,7 @@ def attention_forward(
     mask = _add_bias(_hide_lowest(attention_mask), position_bias)
     if not query.dtype == key.dtype == value.dtype:  # under autocast, norms of queries and keys return float32
         query, key = query.to(value.dtype), key.to(value.dtype)
-    query, alpha = (query, 1.0) if alpha_module is None else alpha_module(query)
-    if isinstance(alpha, Tensor) and alpha.dim() and alpha.shape[0] not in (1, query.shape[1]):
-        raise ValueError(
-            f"this process computes {query.shape[1]} of {alpha.shape[0]} heads (tensor parallelism): "
-            "use one alpha for all heads"
-        )
+    query, alpha = (query, 1.0) if alpha_module is None else _read_alphas(alpha_module, query)
     options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout, "need_weights": need_weights}
     store, values = (None, None) if torch.is_grad_enabled() else [x() for x in getattr(key, STORE, ())] or (None, None)
     # Some models change the values after the update of the cache.

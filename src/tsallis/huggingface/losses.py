@@ -155,10 +155,7 @@ def lm_loss(
     prompt = getattr(getattr(outer, "active_peft_config", None), "num_virtual_tokens", None) or 0
 
     def loss(hidden: Tensor, routers: Tensor | None) -> Tensor:
-        if hasattr(head.weight, "full_tensor"):
-            hint = "call fully_shard on it with reshard_after_forward=False"
-            raise ValueError(f"the output layer of {type(lm).__name__} is sharded again after its forward pass: {hint}")
-        with loaded(head):
+        with loaded(_whole(head, type(lm).__name__)):
             weight, bias, hidden = head.weight.to(hidden.dtype), head.bias, hidden.to(head.weight.device)
         target = _labels_of_positions(labels, hidden.shape[:-1], prompt, shift, type(lm).__name__).to(hidden.device)
         options: Any = {"bias": bias, "reduction": "mean" if divisor is None else "sum"}
@@ -168,6 +165,14 @@ def lm_loss(
         return value if routers is None else value + _router_factor(lm) * routers.to(value.device)
 
     return _loss_at_head(outer, lm, head, model_inputs, loss)
+
+
+def _whole(head: nn.Linear, name: str) -> nn.Linear:
+    """Return the output layer; raise if FSDP2 has sharded it again after its forward pass."""
+    if hasattr(head.weight, "full_tensor"):
+        hint = "call fully_shard on it with reshard_after_forward=False"
+        raise ValueError(f"the output layer of {name} is sharded again after its forward pass: {hint}")
+    return head
 
 
 def _router_factor(lm: Any) -> float:

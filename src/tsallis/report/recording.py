@@ -65,16 +65,8 @@ def show(
         True
     """
     if hasattr(tokens, "convert_ids_to_tokens"):
-        if not isinstance(inputs, Mapping) or "input_ids" not in inputs:
-            raise ValueError(
-                "inputs must be a mapping with input_ids if tokens is a tokenizer, "
-                f"got {', '.join(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__}"
-            )
-        if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and "decoder_input_ids" not in inputs:
-            raise ValueError(f"inputs must have decoder_input_ids if tokens is a tokenizer, got {', '.join(inputs)}")
-        if "decoder_input_ids" in inputs:
-            target_tokens = _tokens_of(tokens, inputs, "decoder_")
-        tokens = _tokens_of(tokens, inputs)
+        tokens, found_targets = _read_ids(model, inputs, tokens)
+        target_tokens = found_targets or target_tokens
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         raise ValueError(f"{type(model).__name__} learns a prompt (PEFT), which has no tokens: it can't be shown")
     with eval_mode(model):
@@ -90,6 +82,17 @@ def show(
     texts = {"tokens": tokens} if "attention" in layers else {"encoder_tokens": tokens, "decoder_tokens": target_tokens}
     arguments: Any = {**layers, **texts, "tolerance": tolerance, "name": name or type(model).__name__}
     return build_page([summarize_weights(**arguments)])
+
+
+def _read_ids(model: Any, inputs: Any, tokenizer: Any) -> tuple[list[list[str]], list[list[str]] | None]:
+    """Return the tokens of each text, and the target tokens if the inputs have targets."""
+    is_pair = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    needed = ["input_ids", "decoder_input_ids"] if is_pair else ["input_ids"]
+    if not isinstance(inputs, Mapping) or any(name not in inputs for name in needed):
+        got = ", ".join(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
+        raise ValueError(f"inputs must be a mapping with {' and '.join(needed)} if tokens is a tokenizer, got {got}")
+    targets = _tokens_of(tokenizer, inputs, "decoder_") if "decoder_input_ids" in inputs else None
+    return _tokens_of(tokenizer, inputs), targets
 
 
 def _tokens_of(tokenizer: Any, inputs: Mapping[str, Any], side: str = "") -> list[list[str]]:

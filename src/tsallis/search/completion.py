@@ -155,8 +155,7 @@ def complete(
         ValueError: If there are several sources, a size is below 1, the model is restricted, or a value is not finite.
 
     Example:
-        >>> from tsallis.models import RNNSeq2Seq
-        >>> from tsallis.models.spellings import Spellings
+        >>> from tsallis.models import RNNSeq2Seq, spellings
         >>> class Letters(list):
         ...     def spellings(self, numbers):
         ...         letters = {number: self[number].encode() for number in numbers}
@@ -164,8 +163,8 @@ def complete(
         >>> letters = Letters(["<pad>", "<s>", "</s>", "<unk>", "a", "b"])
         >>> model = RNNSeq2Seq(20, 6, d_model=8, output="softmax", forbidden=(0, 1, 3))
         >>> spell = lambda tokens: "".join(letters[token] for token in tokens)
-        >>> completions = complete(model, torch.tensor([[4, 5]]), torch.tensor([2]), "a", Spellings(letters), spell)
-        >>> completions.support, round(completions.mass, 6)  # a, b and the end
+        >>> found = complete(model, torch.tensor([[4, 5]]), torch.tensor([2]), "a", spellings.Spellings(letters), spell)
+        >>> found.support, round(found.mass, 6)  # a, b and the end
         (3, 1.0)
     """
     check_at_least_one(n_best=n_best, longest=longest)

@@ -170,7 +170,7 @@ def test_tokens_missing_from_a_causal_model_raise() -> None:
     for words in ([TEXTS[0][1:], TEXTS[1]], [TEXTS[0], TEXTS[1][1:]]):
         with pytest.raises(ValueError, match="strings, but the model attends to 4 positions"):
             show(build("llama"), inputs, words)
-    with pytest.raises(ValueError, match="decoder_input_ids if tokens is a tokenizer, got input_ids, attention_mask"):
+    with pytest.raises(ValueError, match=r"input_ids and decoder_input_ids if .* got input_ids, attention_mask"):
         show(build("t5"), inputs, Tokenizer())
 
 
