@@ -139,6 +139,10 @@ def _token_texts(vocabulary: Any) -> tuple[list[bytes], list[bytes], bool, bool]
         spellings = vocabulary.spellings(numbers)
         first, later = ([spelled.get(number, b"") for number in range(size)] for spelled in spellings)
         return first, later, getattr(vocabulary, "drops_leading_spaces", False), spellings_of(vocabulary).unique
+    if not isinstance(vocabulary, Sequence):
+        hint = "; of a dictionary, pass sorted(vocabulary, key=vocabulary.get)" if isinstance(vocabulary, dict) else ""
+        kind = "the texts of all tokens in their order"
+        raise TypeError(f"vocabulary must be {kind}, got {describe(vocabulary)}{hint}")
     texts = [b""] * UNK
     for text in list(vocabulary)[UNK:]:
         if not isinstance(text, str | bytes):

@@ -12,9 +12,10 @@ import re
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import compress
 from typing import Any, NamedTuple
 
 from tsallis.errors import describe, shorten
@@ -113,6 +114,36 @@ class _Graph:
         return self.sets[key][0]
 
 
+def literals(pattern: str) -> list[str]:
+    """Return the texts that a valid regular expression spells out, with characters and ends of ranges in its sets.
+
+    >>> literals("ab+(cd|[e-g]h)")
+    ['a', 'b', 'cd', 'e', 'g', 'h']
+    """
+
+    def texts(operations: Any) -> Iterator[str]:
+        text = ""
+        for operation, value in operations:
+            if str(operation) == "LITERAL":
+                text += chr(value)
+                continue
+            yield text
+            text = ""
+            if str(operation) in ("NOT_LITERAL", "RANGE"):
+                yield from map(chr, (value,) if isinstance(value, int) else value)
+            elif str(operation) == "IN":
+                for part in value:
+                    yield from texts([part])
+            else:
+                for part in value[1] if str(operation) == "BRANCH" else value[-1:] if isinstance(value, tuple) else ():
+                    yield from texts(part)
+        yield text
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return [text for text in texts(_parser.parse(pattern)) if text]
+
+
 def parse(pattern: str) -> tuple[_Graph, int]:
     """Parse a regular expression; return the graph and its first state. The last state is number 0.
 
@@ -152,19 +183,14 @@ def compile_regex(pattern: str, characters: Iterable[str]) -> Automaton:
     """
     graph, first = parse(pattern)
     anchored = any(anchor for edges in graph.empty for _, anchor in edges)
-    word = re.compile(r"\w", graph.flags & re.ASCII)
-    signatures: dict[tuple[bool, ...], int] = {}
-    classes = {}
-    for character in characters:
-        sets = [bool(matcher.fullmatch(character)) for _, matcher in graph.sets.values()]
-        signature = (anchored and bool(word.fullmatch(character)), *sets)
-        classes[character] = signatures.setdefault(signature, len(signatures))
+    classes, signatures = _classify(characters, graph, anchored)
     if "\n" in classes and _reads_break_after_end(graph):
         raise ValueError(
             f"can't use the regular expression {shorten(pattern)}: $ before a part that can match a line break is not "
             "supported: write \\Z for the end of the text"
         )
 
+    members = _classes_of_sets(signatures)
     work = 0
 
     def spend(steps: int) -> None:
@@ -177,9 +203,14 @@ def compile_regex(pattern: str, characters: Iterable[str]) -> Automaton:
     @cache
     def next_states(state: int, before: bool | None) -> list[frozenset[int]]:
         """Return the states after a character of each class, given whether a word character precedes; None: start."""
-        reads = {after: _next_reads(graph, state, before, after, spend)[0] for after in (False, True)}
-        spend(len(reads[True]) * len(signatures))
-        return [frozenset(target for number, target in reads[after] if sets[number]) for after, *sets in signatures]
+        reached: list[set[int]] = [set() for _ in signatures]
+        for after in (False, True):
+            for set_number, target in _next_reads(graph, state, before, after, spend)[0]:
+                spend(len(members.get((after, set_number), ())))
+                for number in members.get((after, set_number), ()):
+                    reached[number].add(target)
+        spend(len(signatures))
+        return [*map(frozenset, reached)]
 
     @cache
     def accepts(state: int, before: bool | None) -> bool:
@@ -191,14 +222,37 @@ def compile_regex(pattern: str, characters: Iterable[str]) -> Automaton:
     for states, before in discovered:  # the list grows
         targets = [next_states(state, before) for state in states]
         table.append([])
-        for number, (after, *_) in enumerate(signatures):
-            reached = frozenset().union(*(target[number] for target in targets)), after if anchored else None
+        for number, signature in enumerate(signatures):
+            reached = frozenset().union(*(target[number] for target in targets)), signature[0] if anchored else None
             if reached not in numbers:
                 numbers[reached] = len(discovered)
                 discovered.append(reached)
             table[-1].append(numbers[reached])
         spend(len(states) * len(signatures))
     return Automaton(table, [any(accepts(q, before) for q in states) for states, before in discovered], classes)
+
+
+def _classify(
+    characters: Iterable[str], graph: _Graph, anchored: bool
+) -> tuple[dict[str, int], Sequence[tuple[bool, ...]]]:
+    """Return the class of each character, and for each class: whether it has word characters, and is in each set."""
+    word = re.compile(r"\w", graph.flags & re.ASCII)
+    signatures: dict[tuple[bool, ...], int] = {}
+    classes = {}
+    for character in characters:
+        sets = [bool(matcher.fullmatch(character)) for _, matcher in graph.sets.values()]
+        signature = (anchored and bool(word.fullmatch(character)), *sets)
+        classes[character] = signatures.setdefault(signature, len(signatures))
+    return classes, tuple(signatures)
+
+
+def _classes_of_sets(signatures: Iterable[tuple[bool, ...]]) -> dict[tuple[bool, int], list[int]]:
+    """Return the classes of word characters, and those of other characters, in each set of characters."""
+    members: dict[tuple[bool, int], list[int]] = {}
+    for number, (after, *sets) in enumerate(signatures):
+        for set_number in compress(range(len(sets)), sets):
+            members.setdefault((after, set_number), []).append(number)
+    return members
 
 
 def _next_reads(

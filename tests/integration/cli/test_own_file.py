@@ -12,6 +12,7 @@ import pytest
 
 from integration.cli.conftest import Run, json_lines
 from tsallis.toolkit.evaluation.text_scores import LineScore
+from tsallis.toolkit.inference import open_run
 from tsallis.toolkit.tasks.strings import english_verbs
 
 WORDS = ("word", "map", "pam", "row", "door", "mop", "warm", "room", "prom", "drop")
@@ -198,6 +199,21 @@ def test_data_may_move_but_not_change_before_a_run_is_resumed(words: Path, tsall
     moved.write_text("\n".join([*others, first]))
     assert "data has changed" in tsallis(*resume, "training.updates=8", "data.test=x", status=2).stderr
     assert Path("runs/words/config.yaml").read_bytes() == stored
+
+
+def test_patterns_and_prefixes_have_the_form_of_outputs(words: Path, tsallis: Run) -> None:
+    """Outputs in NFD never contain the composed letter, so a proof about this letter would say nothing."""
+    composed, decomposed = "\u0151", "o\u030b"
+    words.write_text("".join(f"er{composed}{i}\ter{composed}{i}t\n" for i in range(40)), encoding="utf-8")
+    tsallis("train", words, *SMALL, "data.tgt_normalization=NFD", "model.monotonic=null")
+    for rule in (("--never", f".*{composed}.*"), ("--never", r".*\u0151"), ("--always", f"[^{composed}]*")):
+        refused = tsallis("prove", "runs/words", *rule, stdin="er1\n", status=2).stderr
+        assert r"write 'o\u030b' instead of '\u0151'" in refused
+    run = open_run("runs/words")
+    first, second = ([p.to_dict() for p in run.prove(["er1"], never=[x])] for x in (composed, decomposed))
+    assert {**first[0], "seconds": 0} == {**second[0], "seconds": 0}
+    outputs = [run.translate(["er1"], prefixes=[f"er{x}"])[0].text for x in (composed, decomposed)]
+    assert outputs[0] == outputs[1] and outputs[0].startswith(f"er{decomposed}")
 
 
 def test_constant_scores_have_binomial_intervals() -> None:

@@ -154,6 +154,8 @@ def test_wrong_types_and_vocabularies_are_refused() -> None:
         Pattern(["a", 7], VOCABULARY)  # type: ignore[list-item]
     with pytest.raises(TypeError, match="strings or bytes, got None"):
         Pattern("a", ["", "", "", "", None])
+    with pytest.raises(TypeError, match=r"of all tokens in their order, got \{"):
+        Pattern("a", {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, "b": 5, "a": 4})
     model = trie({(): {EOS: 1.0}})
     with pytest.raises(ValueError, match="must have 7 symbols, like the model, got 9"):
         match(model, *sources(0), [Pattern("a", VOCABULARY)])

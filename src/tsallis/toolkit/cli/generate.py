@@ -9,7 +9,7 @@ import typer
 
 from tsallis.errors import InputError, describe
 from tsallis.search.options import SearchOptions
-from tsallis.toolkit.cli.input import Block, input_name, line_blocks
+from tsallis.toolkit.cli.input import Block, input_name, line_blocks, warn_unknown
 from tsallis.toolkit.cli.options import Device, FileArgument, Json, RunArgument, Which, search_options
 from tsallis.toolkit.cli.output import print_fields, print_json
 from tsallis.toolkit.inference import open_run
@@ -52,7 +52,9 @@ def generate(
     numbered = prefix is None and (options.num_samples or 1) > 1
     blocks = line_blocks(opened.run, opened.task, file, False, on_error="stop")  # a blank line is a prompt
     if prefix is not None:
-        blocks = iter([Block(0, opened.task.read([prefix], "--prefix", opened.run, False), [""], opened.run)])
+        lines = opened.task.read([prefix], "--prefix", opened.run, False)
+        warn_unknown(opened.run, opened.task, lines, "--prefix")
+        blocks = iter([Block(0, lines, [""], opened.run)])
     for block in blocks:
         for answer in opened.continue_lines(block.lines, options, block.first):
             if as_json:

@@ -134,6 +134,11 @@ class Subwords:
         """Return the best segmentation, without start and end; unknown characters are encoded as 3."""
         return self._processor.encode(text)
 
+    def normalize(self, text: str) -> str:
+        """Return a text as its subwords spell it, for example in lower case and without double spaces."""
+        normalized: str = self._processor.Normalize(text)
+        return normalized.replace(SPACE, " ").strip()
+
     def pieces(self, text: str) -> list[str]:
         """Return the pieces into which :meth:`encode` splits a text; unknown pieces keep their spelling."""
         return self._processor.encode(text, out_type=str)
@@ -157,7 +162,7 @@ class Subwords:
         last = words.pop() if words and not text[-1].isspace() else ""
         tokens = self.encode(" ".join(words)) if words else []
         spelling: str = self._processor.Normalize(last)
-        return tokens, f"{SPACE}{spelling.removeprefix(SPACE)}" if last or words else ""
+        return tokens, f"{SPACE}{spelling.removeprefix(SPACE)}" if text else ""
 
     def sample(self, text: str, alpha: float, seed: int) -> list[int]:
         """Return a random segmentation. For a given text and `alpha`, it depends only on the seed.

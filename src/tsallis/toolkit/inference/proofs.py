@@ -13,6 +13,7 @@ from tsallis.search.regex import parse
 if TYPE_CHECKING:
     from tsallis.models.batch import Batch
     from tsallis.search import Match
+    from tsallis.toolkit.tasks.base import Task
     from tsallis.toolkit.training import Run
 
 AT_LEAST = 1e-6  # default probability below which outputs are ignored
@@ -110,11 +111,12 @@ class Rule:
             raise OptionError(lambda spell: f"{spell(name)}: {fault}")
         return cls(pattern if isinstance(pattern, str) else tuple(pattern or ()), always is not None, at_least, options)
 
-    def prove(self, run: Run, batch: Batch, lines: Sequence[int], defaults: SearchOptions) -> list[Proof]:
+    def prove(self, run: Run, task: Task, batch: Batch, lines: Sequence[int], defaults: SearchOptions) -> list[Proof]:
         """Return a proof per row of a batch.
 
         Args:
             run: Run with the model.
+            task: Task of the run.
             batch: Batch of sources on the model's device.
             lines: Line numbers of the rows, from 1.
             defaults: Options of the run, for the maximum length.
@@ -123,10 +125,10 @@ class Rule:
             OptionError: If the pattern is invalid, not supported or too large.
         """
         from tsallis.search import match
-        from tsallis.search.patterns import pattern_of
+        from tsallis.toolkit.inference.searching import run_pattern
 
         try:
-            pattern = pattern_of(self.pattern, run.tgt_vocab, self.always)
+            pattern = run_pattern(run, task, self.pattern, self.always)
         except (TypeError, ValueError) as error:
             fault = str(error)
             raise OptionError(lambda spell: f"{spell('always' if self.always else 'never')}: {fault}") from None

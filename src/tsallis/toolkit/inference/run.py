@@ -464,7 +464,7 @@ class TextRun:
         if not len(lines.corpus):
             return []
         numbers = [first + number + 1 for number in lines.numbers]
-        return rule.prove(self.run, batch_corpus(lines.corpus, self.run.model), numbers, self.search_options)
+        return rule.prove(self.run, self.task, batch_corpus(lines.corpus, self.run.model), numbers, self.search_options)
 
     def score(
         self,

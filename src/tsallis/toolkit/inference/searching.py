@@ -12,6 +12,7 @@ from tsallis.errors import InputError, OptionError, shorten
 if TYPE_CHECKING:
     from tsallis.models.batch import Batch
     from tsallis.search import Hypothesis, Result, RiskChoice, SearchOptions
+    from tsallis.search.patterns import Pattern
     from tsallis.search.text_prefix import TextPrefix
     from tsallis.toolkit.inference.answers import Output
     from tsallis.toolkit.tasks.base import Task
@@ -52,7 +53,7 @@ def search(
 
     if options.returns == "best":
         options = replace(options, n_best=1)
-    whole_model = restrict_model(run, run.model, options)
+    whole_model = restrict_model(run, task, run.model, options)
     results: dict[int, Result] = {}
     symbols = prefixes if prefixes and isinstance(prefixes[0], list) else None
     for prefix, rows in _rows_by_prefix(prefixes, len(batch.src)).items():
@@ -72,18 +73,38 @@ def _rows_by_prefix(prefixes: Prefixes | None, count: int) -> dict[TextPrefix | 
     return groups
 
 
-def restrict_model(run: Run, model: Any, options: SearchOptions) -> Any:
+def run_pattern(run: Run, task: Task, pattern: str | Sequence[str], inverted: bool = False) -> Pattern:
+    """Return a pattern over the symbols of a run.
+
+    Raises:
+        ValueError: If the pattern is invalid or too large, or contains text in a form that outputs never have.
+    """
+    from tsallis.search.patterns import pattern_of
+    from tsallis.search.regex import literals
+
+    if not isinstance(pattern, str):
+        return pattern_of(tuple(task.normalized(text, run) for text in pattern), run.tgt_vocab, inverted)
+    found = pattern_of(pattern, run.tgt_vocab, inverted)
+    for text in literals(pattern):
+        form = task.normalized(text, run)
+        is_case = form.lower() == text.lower() and (len(text) == 1 or "(?i" in pattern)  # such as [A-Z]
+        if form != text and not is_case:
+            raise ValueError(f"outputs are normalised: write {form!a} instead of {text!a}")
+    return found
+
+
+def restrict_model(run: Run, task: Task, model: Any, options: SearchOptions) -> Any:
     """Return the model whose outputs match the pattern of the options; without a pattern, the model itself.
 
     Raises:
         OptionError: If the pattern is too large for the run's vocabulary.
     """
-    from tsallis.search.patterns import pattern_of, restrict
+    from tsallis.search.patterns import restrict
 
     if options.pattern is None:
         return model
     try:
-        return restrict(model, pattern_of(options.pattern, run.tgt_vocab))
+        return restrict(model, run_pattern(run, task, options.pattern))
     except ValueError as error:
         fault = str(error)
         raise OptionError(lambda spell: f"{spell('pattern')}: {fault}") from None
@@ -113,7 +134,7 @@ def draw(
     from tsallis.toolkit.evaluation.text_probabilities import join_draws
 
     arguments = options.arguments
-    model = restrict_model(run, with_temperature(run.model, arguments.pop("temperature", 1.0)), options)
+    model = restrict_model(run, task, with_temperature(run.model, arguments.pop("temperature", 1.0)), options)
     seeds = seeds_of(options, lines)
     draws: dict[int, list[Hypothesis | None]] = {}
     symbols: Any = prefixes if prefixes and isinstance(prefixes[0], list) else None
@@ -154,7 +175,7 @@ def choose(
     if options.returns != "choice":
         return None
     candidates = [output for output in outputs if output is not None]
-    weights, missing = [1.0] * len(candidates), 0.0
+    weights, missing = [1.0] * len(candidates), math.inf if result is None else 0.0
     if result is not None and candidates:
         # Divide by the largest probability, because probabilities of long outputs can underflow.
         largest = max(output.log_prob for output in candidates)

@@ -290,7 +290,7 @@ class ServedRun:
             served, source = self._with_copies(lines.select([row]))
             run: Any = replace(served.run, model=InterruptibleModel(served.run.model, check))
             limited = replace(rule, options=self._within_limits(rule.options, False, shares))
-            proofs += limited.prove(run, self._batch([[*source.corpus.src[0]]]), [number + 1], defaults)
+            proofs += limited.prove(run, self.task, self._batch([[*source.corpus.src[0]]]), [number + 1], defaults)
         return [{"run": self.name, "answers": [proof.to_dict() for proof in proofs]}]
 
     def suggest(self, requests: Sequence[SuggestRequest], check: Check) -> list[Content]:

@@ -219,9 +219,14 @@ class Task(ABC):
     def warn_variants(self, lines: Lines, name: str) -> None:  # noqa: B027 (most tasks have nothing to report)
         """Warn if not all lines can be right, because a source has several targets; `name` is that of the input."""
 
+    def normalized(self, text: str, run: Run) -> str:
+        """Return a part of an output in the form that outputs have; white space at its ends stays."""
+        core, normalize = text.strip(), getattr(run.tgt_vocab, "normalize", None)
+        return text.replace(core, normalize(core)) if core and normalize is not None else text
+
     def spell(self, text: str, run: Run) -> list[int]:
         """Encode the text of an output, or of the beginning of an output."""
-        return run.tgt_vocab.encode(text)
+        return run.tgt_vocab.encode(self.normalized(text, run))
 
     def ambiguous_text(self, vocabulary: Any) -> Callable[[Sequence[int]], str] | None:
         """Return a function that decodes symbols to text, or None if no two sequences spell the same text.
@@ -245,7 +250,7 @@ class Task(ABC):
 
     def split_typed(self, text: str, run: Run) -> tuple[list[int], str]:
         """Return the encoded complete symbols of a typed text, and the text of the incomplete last symbol."""
-        return run.tgt_vocab.split_typed(text)
+        return run.tgt_vocab.split_typed(self.normalized(text, run))
 
     def count_unknown(self, source: Sequence[int] | NDArray[Any]) -> int:
         """Return the number of unknown symbols in a source."""

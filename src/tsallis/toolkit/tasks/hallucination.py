@@ -42,7 +42,10 @@ def hallucinate(examples: Sequence[Any], count: int, separators: Sequence[str]) 
     for example, side in zip(examples, sides, strict=True):
         for alphabet, symbols in zip(alphabets.setdefault(example.language, (set(), set())), side, strict=True):
             alphabet.update(symbols)
-    shared = {language: sorted(sources & targets) for language, (sources, targets) in alphabets.items()}
+    shared = {
+        language: sorted(symbol for symbol in sources & targets if not symbol.isspace())
+        for language, (sources, targets) in alphabets.items()
+    }
     stems = [_stems(*side) if e.features else [] for e, side in zip(examples, sides, strict=True)]
     rows = [row for row, row_stems in enumerate(stems) if row_stems]
     if not rows:
@@ -57,7 +60,8 @@ def hallucinate(examples: Sequence[Any], count: int, separators: Sequence[str]) 
         example, (source, target) = examples[row], map(list, sides[row])
         for start, end, length in stems[row]:
             random_symbols = rng.choices(shared[example.language], k=length)
-            source[start : start + length] = target[end : end + length] = random_symbols
+            stem = [x if x.isspace() else new for x, new in zip(source[start:], random_symbols, strict=False)]
+            source[start : start + length] = target[end : end + length] = stem
         result.append(replace(example, source=_join(source, src), target=_join(target, tgt)))
     return result
 

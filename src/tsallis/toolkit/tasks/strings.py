@@ -623,6 +623,9 @@ class Strings(SequenceTask):
         row_languages = languages if languages and len(languages) == count else None
         return Lines(corpus, references, titles, list(range(count)), count, row_languages)
 
+    def normalized(self, text: str, run: Run) -> str:
+        return normalize(text, self.tgt_normalization)
+
     def warn_variants(self, lines: Lines, name: str) -> None:
         groups: dict[tuple[str, str | None], list[set[str]]] = {}
         languages: Sequence[str | None] = lines.languages or [None] * len(lines.titles)

@@ -78,3 +78,5 @@ def test_the_least_risk_of_improbable_outputs_is_found() -> None:
     choice = choose(run, Strings(None), SearchOptions(min_risk=True), outputs, result)
     assert choice is not None and outputs[choice.index].text == "talk" and not choice.proved
     assert choose(run, Strings(None), SearchOptions(min_risk=True), [], Result((), result.certificate)) is None
+    drawn = choose(run, Strings(None), SearchOptions(mode="sample", min_risk=True), outputs[:1] * 30, None)
+    assert drawn is not None and not drawn.proved  # other outputs exist, although no draw shows them

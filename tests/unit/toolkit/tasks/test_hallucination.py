@@ -37,6 +37,11 @@ def test_symbols_of_several_characters_are_kept_whole() -> None:
         assert new.target == f"{new.source} n" and set(new.source.split()) <= {"uː", "ts", "a"}
 
 
+def test_spaces_stay_where_they_are() -> None:
+    for new in hallucinate([StringsExample("walk up", ("PST",), "walk ups")], 20, ("", "")):
+        assert new.source[4] == " " and new.target == f"{new.source}s" and new.source.count(" ") == 1
+
+
 def test_new_symbols_come_from_the_same_language() -> None:
     latin = StringsExample("abc", ("N",), "abcd", "latin")
     greek = StringsExample("αβγ", ("N",), "αβγδ", "greek")
