@@ -145,7 +145,7 @@ def test_proofs_match_the_library(served: ServedRun, rule: dict[str, Any]) -> No
     options = SearchOptions(mode="all", budget=rule.pop("budget", None))
     checked = Rule.of(rule.get("never"), rule.get("always"), AT_LEAST, options)
     batch = served.task.read(LINES, "here", served.run, False).corpus.batch([0, 1, 2])
-    proofs = checked.prove(served.run, batch, [1, 2, 3], SearchOptions(max_length=served.limits.longest))
+    proofs = checked.prove(served.run, served.task, batch, [1, 2, 3], SearchOptions(max_length=served.limits.longest))
     assert content["answers"] == [proof.to_dict() for proof in proofs]
 
 
