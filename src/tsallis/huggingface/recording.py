@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from tsallis.analysis import AttentionLayer, RunSummary, Text
 from tsallis.analysis.attention_summary import SENTENCES, summarize_attention
 from tsallis.analysis.head_roles import EXAMPLES
+from tsallis.analysis.spelling import Spelling
 from tsallis.errors import InputError
 from tsallis.huggingface.alphas import alpha_modules
 from tsallis.huggingface.modules import attention_kind, count_heads, layer_number, learns_prompt
 from tsallis.huggingface.offloading import input_device
-from tsallis.huggingface.spelling import Spelling
 from tsallis.huggingface.text_batches import add_decoder_inputs, text_batches
 from tsallis.models.modes import eval_mode
 from tsallis.symbols import IGNORE_INDEX

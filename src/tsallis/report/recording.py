@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,13 +15,16 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from tsallis.analysis import capture_weights, summarize_weights
-from tsallis.analysis.weight_inputs import Tokens, read_tokens
+from tsallis.analysis.spelling import Spelling
+from tsallis.analysis.weight_inputs import Pieces, Tokens, read_tokens
 from tsallis.analysis.weights import SIDES
 from tsallis.models.modes import eval_mode
 from tsallis.nn import MultiheadAttention
 from tsallis.report.page import Page, build_page
 
-Layers = dict[str, list[Tensor]]  # attention weights [batch, heads, queries, keys] by argument of `summarize_weights`
+# Attention weights [batch, heads, queries, keys] by argument of `summarize_weights`; None for a layer without attention
+Layers = dict[str, list[Tensor | None]]
+NUMBERED = re.compile(r"(|.*?\.)(\d+)\.")  # name of a module in a numbered layer
 
 
 @torch.no_grad()
@@ -69,22 +73,31 @@ def show(
         target_tokens = found_targets or target_tokens
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         raise ValueError(f"{type(model).__name__} learns a prompt (PEFT), which has no tokens: it can't be shown")
-    with eval_mode(model):
-        if hasattr(model, "set_attn_implementation"):
-            layers = _record_transformers(model, inputs, {})
-        else:
-            layers = _record_modules(model, inputs, target_tokens is not None)
-    if not layers:
-        fault = "has no attention that can be recorded: pass the weights to summarize_weights"
-        raise ValueError(f"{type(model).__name__} {fault}")
-    lengths = {side: _lengths(inputs, prefix) for side, prefix in (("source", ""), ("target", "decoder_"))}
-    _check_tokens(layers, tokens, target_tokens, lengths, tolerance)
+    kept = {side: _kept(inputs, prefix) for side, prefix in (("source", ""), ("target", "decoder_"))}
+    layers = _move_padding(_record(model, inputs, target_tokens is not None), kept)
+    _check_tokens(layers, tokens, target_tokens, kept, tolerance)
     texts = {"tokens": tokens} if "attention" in layers else {"encoder_tokens": tokens, "decoder_tokens": target_tokens}
     arguments: Any = {**layers, **texts, "tolerance": tolerance, "name": name or type(model).__name__}
     return build_page([summarize_weights(**arguments)])
 
 
-def _read_ids(model: Any, inputs: Any, tokenizer: Any) -> tuple[list[list[str]], list[list[str]] | None]:
+def _record(model: nn.Module, inputs: Any, has_target: bool) -> Layers:
+    """Return the weights of a model; raise if there are none."""
+    with eval_mode(model):
+        if hasattr(model, "set_attn_implementation"):
+            fault = "returns no attention with output_attentions=True"
+            layers = _record_transformers(model, inputs, {})
+        else:
+            fault = "has no attention that can be recorded"
+            layers = _record_modules(model, inputs, has_target)
+    if not layers:
+        parts = [f"model.{name}" for name, x in model.named_children() if hasattr(x, "set_attn_implementation")]
+        advice = f"show {' or '.join(parts)}, or pass" if parts else "pass"
+        raise ValueError(f"{type(model).__name__} {fault}: {advice} the weights to summarize_weights")
+    return layers
+
+
+def _read_ids(model: Any, inputs: Any, tokenizer: Any) -> tuple[Pieces, Pieces | None]:
     """Return the tokens of each text, and the target tokens if the inputs have targets."""
     is_pair = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     needed = ["input_ids", "decoder_input_ids"] if is_pair else ["input_ids"]
@@ -95,28 +108,55 @@ def _read_ids(model: Any, inputs: Any, tokenizer: Any) -> tuple[list[list[str]],
     return _tokens_of(tokenizer, inputs), targets
 
 
-def _tokens_of(tokenizer: Any, inputs: Mapping[str, Any], side: str = "") -> list[list[str]]:
-    """Return the tokens of each text without padding."""
-    ids = inputs[f"{side}input_ids"]
-    mask = inputs.get(f"{side}attention_mask")
-    mask = torch.ones_like(ids) if mask is None else mask
-    return [tokenizer.convert_ids_to_tokens(row[kept.bool()].tolist()) for row, kept in zip(ids, mask, strict=True)]
+def _tokens_of(tokenizer: Any, inputs: Mapping[str, Any], side: str = "") -> Pieces:
+    """Return the pieces of each text without padding."""
+    ids, kept = inputs[f"{side}input_ids"], _kept(inputs, side)
+    rows = ids if kept is None else [row[mask] for row, mask in zip(ids, kept, strict=True)]
+    spelling = Spelling(tokenizer)
+    return [spelling.spell(row.tolist()) for row in rows]
 
 
-def _lengths(inputs: Any, side: str) -> tuple[int, list[int]]:
-    """Return the width of the token ids in the inputs, and the number of tokens of each text, or (0, [])."""
-    ids = inputs.get(f"{side}input_ids") if isinstance(inputs, Mapping) else None
-    mask = inputs.get(f"{side}attention_mask", ids) if isinstance(ids, Tensor) else None
-    if ids is None or mask is None or mask.shape != ids.shape:
-        return 0, []
-    return ids.shape[1], [ids.shape[1]] * len(ids) if mask is ids else mask.sum(1).tolist()
+def _kept(inputs: Any, side: str) -> Tensor | None:
+    """Return which positions of the inputs are not padding [texts, positions], or None if the inputs don't show it."""
+    if not isinstance(inputs, Mapping):
+        return None
+    ids, mask = (inputs.get(f"{side}{name}") for name in ("input_ids", "attention_mask"))
+    if not isinstance(ids, Tensor) or (mask is not None and mask.shape != ids.shape):
+        return None
+    return torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+
+
+def _sides(name: str) -> tuple[str, str]:
+    """Return the side of the queries and the side of the keys for an argument of `summarize_weights`."""
+    return SIDES.get(name.removesuffix("_attention"), ("source", "source"))
+
+
+def _move_padding(layers: Layers, kept: Mapping[str, Tensor | None]) -> Layers:
+    """Move padding behind the tokens, among the queries and among the keys."""
+    masks = {side: mask for side, mask in kept.items() if mask is not None and not mask.all()}
+    orders = {side: (~mask).sort(dim=1, stable=True).indices for side, mask in masks.items()}
+    moved: Layers = {}
+    for name, layer in layers.items():
+        for weights in layer:
+            for dim, side in enumerate(_sides(name), 2):
+                if isinstance(weights, Tensor) and side in orders:
+                    weights = _sort(weights, orders[side].to(weights.device), dim)
+            moved.setdefault(name, []).append(weights)
+    return moved
+
+
+def _sort(weights: Tensor, order: Tensor, dim: int) -> Tensor:
+    """Return the weights in another order of the queries (dimension 2) or the keys (3), if they have as many."""
+    if weights.dim() != 4 or (len(weights), weights.shape[dim]) != order.shape:
+        return weights
+    return weights.take_along_dim(order[:, None, :, None] if dim == 2 else order[:, None, None], dim)
 
 
 def _check_tokens(
     layers: Layers,
     tokens: Tokens,
     target_tokens: Tokens | None,
-    lengths: Mapping[str, tuple[int, list[int]]],
+    kept: Mapping[str, Tensor | None],
     tolerance: float,
 ) -> None:
     """Raise if target tokens are missing, or a text has another number of tokens than the model has positions."""
@@ -131,11 +171,12 @@ def _check_tokens(
     if {"decoder_attention", "cross_attention"} & tensors.keys():
         texts["target"] = ("target_tokens", read_tokens("target_tokens", target_tokens))
     for name, layer in tensors.items():
-        query_side, key_side = SIDES.get(name.removesuffix("_attention"), ("source", "source"))
+        query_side, key_side = _sides(name)
         argument, keys = texts[key_side]
-        width, known = lengths[key_side]
+        mask = kept[key_side]
         for weights in layer:
-            counts = known if weights.shape[-1] == width else [*map(len, keys)]
+            known = mask is not None and weights.shape[-1] == mask.shape[1]
+            counts = mask.sum(1).tolist() if mask is not None and known else [*map(len, keys)]
             rows = zip(weights, texts[query_side][1], keys, counts, strict=False)  # summarize_weights checks the batch
             for number, (row, query, key, count) in enumerate(rows, 1):
                 if len(key) != count or not _fits(row, len(query), len(key), tolerance):
@@ -171,7 +212,30 @@ def _record_transformers(model: Any, inputs: Any, options: Mapping[str, Any]) ->
         if not returns_weights:
             model.set_attn_implementation(implementation)
     names = ("attention", "encoder_attention", "decoder_attention", "cross_attention")
-    return {name: list(layers) for name in names if (layers := getattr(outputs, f"{name}s", None))}
+    layers = {name: list(weights) for name in names if (weights := getattr(outputs, f"{name}s", None))}
+    if "attention" in layers:
+        return {**layers, "attention": _place_layers(model, layers["attention"])}
+    missing = [f"{name}s" for name in names[1:] if name not in layers]
+    has_encoder_outputs = isinstance(inputs, Mapping) and inputs.get("encoder_outputs") is not None
+    if layers and missing and getattr(model.config, "is_encoder_decoder", False) and not has_encoder_outputs:
+        raise ValueError(
+            f"{type(model).__name__} returns no {' and no '.join(missing)} with output_attentions=True: "
+            "pass the weights of all its attention to summarize_weights"
+        )
+    return layers
+
+
+def _place_layers(model: nn.Module, weights: list[Tensor | None]) -> list[Tensor | None]:
+    """Put None at the layers without attention, which hybrid models omit, if names show which layers have attention."""
+    found: dict[str, set[int]] = {}  # numbers of the layers with attention, by the name before the number
+    for name, module in model.named_modules(remove_duplicate=False):
+        if "Attention" in type(module).__name__ and (match := NUMBERED.match(name)):
+            found.setdefault(match[1], set()).add(int(match[2]))
+    candidates = [numbers for numbers in found.values() if len(numbers) == len(weights)]
+    if len(candidates) != 1:
+        return weights
+    placed = dict(zip(sorted(candidates[0]), weights, strict=True))
+    return [placed.get(number) for number in range(max(placed) + 1)]
 
 
 def _record_modules(model: nn.Module, inputs: Any, has_target: bool) -> Layers:

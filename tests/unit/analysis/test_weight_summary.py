@@ -122,6 +122,10 @@ def test_tokenizer_marks_are_normalized() -> None:
         (["The", "Ġcaf", "Ã©", "Ċ"], ("The", "▁caf", "é", r"\n")),
         (PIECES, tuple(PIECES)),
         (["a", "##", "b", "c"], ("a", "##", "b", "c")),
+        (["<s>", "ä½łå¥½", "ä¸ĸ", "çķ"], ("<s>", "你好", "世", r"\xe7\x95")),  # cut inside a character
+        (["Ġorġ", "qal", "é", "!"], ("Ġorġ", "qal", "é", "!")),
+        (["Ġorġ", "qal", "li", "le"], ("Ġorġ", "qal", "li", "le")),
+        (["c", "a", "f", "é"], ("c", "a", "f", "é")),
     ):
         summary = summarize_weights([softmax(1, 1, 4, 4)], tokens)
         assert summary.sentences[0].text.source == pieces

@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
-from tsallis.huggingface.spelling import Spelling
+from tsallis.analysis.spelling import Spelling
 
 
 def byte_level(texts: list[str]) -> Any:
@@ -39,3 +39,10 @@ def test_added_tokens_are_spelled_unchanged() -> None:
     tokenizer = byte_level(["a b"])
     tokenizer.add_tokens(["日本"])
     assert Spelling(tokenizer).spell(tokenizer("日本")["input_ids"]) == ("日本",)
+
+
+def test_the_most_frequent_mark_in_the_vocabulary_counts() -> None:
+    """GPT-2's vocabulary has `##`, and vocabularies of WordPiece and sentencepiece may have `Ġ`."""
+    tokenizer = byte_level(["the lamp ## is ##"])
+    assert "##" in tokenizer.get_vocab()
+    assert Spelling(tokenizer).spell(tokenizer("the lamp")["input_ids"]) == ("the", "▁lamp")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tsallis.analysis.weights import SIDES
 from tsallis.nn import MultiheadAttention, sparsify_module
 from tsallis.report import show
 from tsallis.report.page import Page
@@ -100,6 +101,9 @@ def test_show_records_nn_transformer() -> None:
 class Tokenizer:
     """A tokenizer that spells numbers."""
 
+    def get_vocab(self) -> dict[str, int]:
+        return {"▁0": 0}
+
     def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
         return [f"▁{number}" for number in ids]
 
@@ -136,6 +140,79 @@ def test_show_records_hugging_face_models(name: str, left: bool) -> None:
             parameter *= 20
     sparse = show(sparsify(model, alpha=2.0), batch, Tokenizer())
     assert layers_of(sparse) == expected and min(densities_of(sparse)) < 1
+
+
+@pytest.mark.parametrize("name", ["t5", "bert", "llama"])
+def test_padding_may_be_anywhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    from tiny_transformers import build
+    from tsallis.report import recording
+
+    masks = {"source": torch.tensor([[1, 1, 0, 1, 1], [0, 1, 1, 1, 0]])}
+    if name == "t5":
+        masks["target"] = torch.tensor([[1, 0, 1, 1], [0, 1, 0, 1]])
+    prefixes = {"source": "", "target": "decoder_"}
+    ids = {side: torch.arange(4, 4 + mask.numel()).view_as(mask) for side, mask in masks.items()}
+    batch = {f"{prefixes[side]}input_ids": x for side, x in ids.items()}
+    batch |= {f"{prefixes[side]}attention_mask": x for side, x in masks.items()}
+    pages: list[Any] = []
+    monkeypatch.setattr(recording, "build_page", pages.append)
+    model = build(name)
+    show(model, batch, Tokenizer())
+    ((summary,),) = pages
+    model.set_attn_implementation("eager")
+    outputs = model(**batch, output_attentions=True)
+    for row, sentence in enumerate(summary.sentences):
+        kept = {side: mask[row].bool() for side, mask in masks.items()}
+        pieces = {side: tuple(f"▁{number}" for number in x[row][kept[side]].tolist()) for side, x in ids.items()}
+        for layer, weights in zip(summary.layers, sentence.weights, strict=True):
+            returned = f"{layer.kind}_attentions" if name == "t5" else "attentions"
+            queries, keys = SIDES[layer.kind] if name == "t5" else ("source", "source")
+            assert sentence.text.sides(layer.kind) == (pieces[queries], pieces[keys])
+            expected = getattr(outputs, returned)[layer.layer][row][:, kept[queries]][..., kept[keys]]
+            torch.testing.assert_close(torch.from_numpy(weights.dense()).float(), expected)
+
+
+def test_layers_of_hybrid_models_keep_their_numbers() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    types = ["conv", "full_attention", "conv", "full_attention"]
+    config = transformers.Lfm2Config(vocab_size=20, num_hidden_layers=4, layer_types=types, **sizes)
+    page = show(transformers.Lfm2Model(config), {"input_ids": torch.arange(4, 8)[None]}, TEXTS[0])
+    assert layers_of(page) == [("decoder", 1, 2), ("decoder", 3, 2)]
+
+
+def test_hugging_face_models_without_returned_attention_raise() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    text, ids = {"vocab_size": 20, "pad_token_id": 0, **sizes}, torch.arange(4, 8)[None]
+    decoder = transformers.BertConfig(is_decoder=True, add_cross_attention=True, **text)
+    pair = transformers.EncoderDecoderModel(
+        encoder=transformers.BertModel(transformers.BertConfig(**text)), decoder=transformers.BertLMHeadModel(decoder)
+    )
+    with pytest.raises(ValueError, match=r"EncoderDecoderModel returns no encoder_attentions .* summarize_weights"):
+        show(pair, {"input_ids": ids, "decoder_input_ids": ids}, TEXTS[0], TEXTS[0])
+    vision = {"image_size": 8, "patch_size": 4, **sizes}
+    clip = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision))
+    with pytest.raises(ValueError, match=r"CLIPModel returns no attention .*: show .* or model\.vision_model, or pass"):
+        show(clip, {"input_ids": ids, "pixel_values": torch.randn(1, 3, 8, 8)}, TEXTS[0])
+
+
+def test_byte_level_tokenizers_show_characters() -> None:
+    pytest.importorskip("transformers")
+    from tiny_transformers import build
+
+    class Bytes:
+        all_special_tokens = ("Ã©",)
+
+        def get_vocab(self) -> dict[str, int]:
+            return {"##": 0, "Ġ": 1, "ĠÃ©": 2}
+
+        def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+            return [{4: "ä½łå¥½", 5: "ä¸ĸçķĮ", 6: "##s"}.get(number, "Ã©") for number in ids]
+
+    page = show(build("llama"), {"input_ids": torch.arange(4, 8)[None]}, Bytes())
+    assert data_of(page)["sentences"][0]["target"] == ["你好", "世界", "##s", "Ã©"]
 
 
 def test_unsupported_models_and_inputs_raise() -> None:
