@@ -48,7 +48,7 @@ def sweep(runs: Sequence[SweepRun]) -> Sweep:
         The points of the sweep.
 
     Raises:
-        InputError: If the runs do not differ in exactly one numeric setting, or have no comparable score in common.
+        InputError: If the runs do not differ in exactly one numeric setting, or have no score in common.
 
     Example:
         >>> runs = []
@@ -115,10 +115,10 @@ def ranking_score(runs: Sequence[SweepRun]) -> str:
     """Return the logged score for comparing runs: the one that selects their best validation, if it is comparable.
 
     Scores with different names can't be compared, and neither can losses of different output functions. A warning then
-    reports the first other score that all runs have.
+    reports the first other score that all runs have, or that there is none.
 
     Raises:
-        InputError: If the runs have no comparable score in common.
+        InputError: If the runs have no score in common.
     """
     names = sorted({score_name(run).removeprefix(ON_DEV) for run in runs})
     settings = [_effective_settings(run) for run in runs]
@@ -135,7 +135,10 @@ def ranking_score(runs: Sequence[SweepRun]) -> str:
         if name.startswith(ON_DEV) and name not in (LOSS, f"{ON_DEV}epsilon_perplexity"):
             warnings.warn(f"{reason}: compared by {name.removeprefix(ON_DEV)}", IgnoredInputWarning, stacklevel=2)
             return name
-    raise InputError(f"{reason}; expected another score that all runs have, found none")
+    if LOSS not in shared:
+        raise InputError(f"{reason}; expected another score that all runs have, found none")
+    warnings.warn(f"{reason}, but the runs have no other score in common", IgnoredInputWarning, stacklevel=2)
+    return LOSS
 
 
 def score_name(run: SweepRun) -> str:
