@@ -52,7 +52,7 @@ def read_events(path: Path | str) -> Events:
     """
     lines = read_examples(path, LINE_FORMAT, COMMAS)
     origin, header = next(lines)
-    if header.count(",") != 3:
+    if header.count(",") != 3 or any(map(_is_number, header.split(","))):
         raise InputError(f"{origin}: expected a header such as {LINE_FORMAT}, found {shorten(header)}")
     places = list(lines)
     rows = [row for _, row in places]
@@ -69,6 +69,14 @@ def read_events(path: Path | str) -> Events:
     channels = np.fromiter((numbers[name] for name in table["channel"]), np.int64, len(rows))
     series, times, values = (np.ascontiguousarray(table[name]) for name in ("series", "time", "value"))
     return Events(series, times, channels, values, names)
+
+
+def _is_number(field: str) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True
 
 
 def _first_bad(path: Path | str, places: Sequence[tuple[str, str]]) -> InputError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from tsallis.ops.dtypes import product, upcast
 from tsallis.ops.transforms import traced, without_numbers
 
 CACHE_SIZE = 128  # largest number of regressions that a value function caches
+NEGLIGIBLE = 1e-3  # share of a basis function's maximum
 
 
 def cell_centres(length: int) -> Tensor:
@@ -92,7 +94,7 @@ def box_centres(boxes: Tensor, image_size: Tensor | Sequence[float]) -> Tensor:
         Centres [..., 2], as (x, y).
 
     Raises:
-        ValueError: If the boxes are not [..., 4], or the shape of the size doesn't fit.
+        ValueError: If the boxes are not [..., 4], the shape of the size doesn't fit, or a centre on the CPU is above 1.
         TypeError: If the boxes are not floating point.
 
     Example:
@@ -109,6 +111,12 @@ def box_centres(boxes: Tensor, image_size: Tensor | Sequence[float]) -> Tensor:
         size = size.unsqueeze(-2)
     broadcast_batch(boxes=boxes.shape[:-1], image_size=size.shape[:-1])
     centres: Tensor = boxes.unflatten(-1, (2, 2)).mean(-2) / size
+    # Negative coordinates are accepted, because they can mark padding.
+    if not (traced() or without_numbers(centres) or centres.is_cuda) and bool((centres > 1).any()):
+        raise ValueError(
+            f"centres of boxes must be inside the image, got {centres.max().item():g} times its size: "
+            "image_size must be (width, height), not (height, width)"
+        )
     return centres
 
 
@@ -306,6 +314,8 @@ class ValueFunction(nn.Module):
         torch.Size([2, 3, 5])
     """
 
+    _has_warned = False
+
     def __init__(self, basis: Basis, ridge: float = 0.1) -> None:
         super().__init__()
         if not isinstance(basis, Basis):
@@ -343,6 +353,9 @@ class ValueFunction(nn.Module):
 
         Raises:
             ValueError: If shapes don't fit, a length is out of range, or required positions are missing.
+
+        Warns:
+            UserWarning: Once, if positions are so far outside [0, 1] that their values have almost no effect.
         """
         check_floating(values, "values")
         if values.dim() < 2:
@@ -463,9 +476,29 @@ class ValueFunction(nn.Module):
         if keep is not None:  # unused positions can have any finite value, but not NaN
             active = keep.unsqueeze(-1) if event else keep
             t = torch.where(active, t, 0)
-        if not (traced() or without_numbers(t) or bool(t.isfinite().all())):
-            raise ValueError(f"positions must be finite, got {t[~t.isfinite()][0].item():g}")
+        if not (traced() or without_numbers(t) or bool(((t >= 0) & (t <= 1)).all())):
+            self._check_outside(t)
         return ridge_regression(self.basis(t), self.ridge, keep)
+
+    @torch.no_grad()
+    def _check_outside(self, t: Tensor) -> None:
+        """Raise if positions are not finite; warn once if all functions are almost zero at some outside [0, 1]."""
+        if not bool(t.isfinite().all()):
+            raise ValueError(f"positions must be finite, got {t[~t.isfinite()][0].item():g}")
+        if self._has_warned:
+            return
+        outside, centres = (t < 0) | (t > 1), cell_centres(64)
+        if self.basis.dims == 2:
+            outside, centres = outside.any(-1), grid_centres(32, 32)
+        peaks = self.basis(centres.to(t.device)).abs().amax(0)
+        far = outside & (self.basis(t).abs() <= NEGLIGIBLE * peaks).all(-1)
+        if count := int(far.sum()):
+            self._has_warned = True
+            warnings.warn(
+                f"{count} values have almost no effect, because all basis functions are almost zero at their "
+                f"positions; positions must be about 0 to 1, got {t.min().item():g} to {t.max().item():g}",
+                stacklevel=2,
+            )
 
     def extra_repr(self) -> str:
         return f"ridge={self.ridge:g}"

@@ -37,6 +37,7 @@ from tsallis.errors import InputError
 
 UNITS = 1000  # number of units of a weight of 1 on the page; positive weights have at least one unit
 EVENTS = 500  # largest number of points of a curve on the page
+MAX_KEYS = (1 << 16) - 1  # largest number of keys per row, because gaps and counts are stored in 16 bits
 NON_ZEROS = 1 << 24  # largest number of weights on the page, about 20 megabytes
 VIEWS = ("overview", "heads", "sentences", "wrong", "contrasts", "training", "outputs", "densities", "sweep")
 SCRIPTS = tuple(f"{name}.js" for name in ("dom", "data", "charts", "tree", "theme", *VIEWS))
@@ -193,10 +194,16 @@ def encode_weights(weights: Sequence[SparseWeights]) -> str:
     The bytes are three 16-bit arrays, each with all low bytes before all high bytes: the number of non-zeros per row;
     the number of zeros skipped before each non-zero; each weight in thousandths, at least one.
 
+    Raises:
+        ValueError: If there are more than 65,535 keys.
+
     Example:
         >>> len(encode_weights([SparseWeights.of(np.eye(50)[None])])) < 200
         True
     """
+    most_keys = max((part.shape[2] for part in weights), default=0)
+    if most_keys > MAX_KEYS:
+        raise ValueError(f"a page can show at most {MAX_KEYS:,} keys per row, got {most_keys:,}: shorten the texts")
     support = np.concatenate([np.diff(part.offsets) for part in weights] or [np.zeros(0, np.int64)])
     columns = np.concatenate([part.columns for part in weights] or [np.zeros(0, np.int32)]).astype(np.int64)
     values = np.concatenate([part.values for part in weights] or [np.zeros(0, np.float32)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -30,6 +31,13 @@ from tsallis.continuous import (
     text_basis,
 )
 from tsallis.continuous.quadrature import ridge_regression
+
+
+class LinearBasis(Basis):
+    size = 2
+
+    def at(self, *coordinates: Tensor) -> Tensor:
+        return torch.stack([torch.ones_like(coordinates[0]), coordinates[0]], -1)
 
 
 def density(batch: int, queries: int = 3) -> TruncatedParabola:
@@ -58,6 +66,13 @@ def test_positions_are_cell_centres_of_even_and_odd_lengths() -> None:
         box_centres(boxes, torch.tensor(1.0))
     with pytest.raises(ValueError, match=r"\(2, 1\) of boxes, \(3, 1\) of image_size"):
         box_centres(boxes, torch.ones(3, 2))
+    wide = torch.tensor([[0.0, 0.0, 20.0, 20.0], [1800.0, 0.0, 1920.0, 480.0]])
+    assert box_centres(wide, (1920, 480)).max() < 1
+    assert box_centres(torch.tensor([[1920.0, -1.0, 1920.0, -1.0]]), (1920, 480)).amax() == 1
+    with pytest.raises(ValueError, match=r"got 3\.875 times its size: image_size must be \(width, height\)"):
+        box_centres(wide, (480, 1920))
+    compiled = torch.compile(box_centres, fullgraph=True, backend="eager")
+    assert compiled(wide, torch.tensor([480.0, 1920.0]))[1, 0] == 3.875
 
 
 def test_irregular_positions_are_fitted_per_row() -> None:
@@ -78,6 +93,26 @@ def test_irregular_positions_are_fitted_per_row() -> None:
     regions = ValueFunction(image_basis(4))(torch.randn(2, 5, 3), positions=box_centres(boxes, (100, 100)), mask=mask)
     context = regions.expect(TruncatedParaboloid(torch.rand(2, 4, 2), 0.01 * torch.eye(2)))
     assert context.shape == (2, 4, 3)
+
+
+@pytest.mark.parametrize("basis", [text_basis(8), image_basis(3), LinearBasis()])
+def test_positions_without_effect_warn_once(basis: Basis) -> None:
+    fit = ValueFunction(basis)
+    values = torch.randn(4, 2)
+    positions = torch.tensor([0.0, 1.05, -0.05, 1.0])
+    far = torch.tensor([0.5, 48.0, -0.05, 48.0])
+    if basis.dims == 2:
+        positions, far = (torch.stack([t, torch.full_like(t, 0.5)], -1) for t in (positions, far))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".* almost no effect")
+        fit(values, positions=positions)
+        fit(values, positions=far, mask=torch.tensor([True, False, True, False]))
+        torch.compile(fit, fullgraph=True, backend="eager")(values, positions=far)
+        torch.func.grad(lambda v: fit(v, positions=far).coefficients.sum())(values)
+        if not isinstance(basis, LinearBasis):
+            with pytest.warns(UserWarning, match=r"2 values .* positions must be about 0 to 1, got -0\.05 to 48"):
+                fit(values, positions=far)
+        fit(values, positions=2 * far)
 
 
 def test_positions_may_be_learned() -> None:

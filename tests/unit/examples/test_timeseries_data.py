@@ -52,6 +52,8 @@ MALFORMED = [
     (HEADER + "7,0,HR,nan\n", r"f.csv:2: .* found '7,0,HR,nan'"),
     ("minute,value\n7,0\n", r"f.csv:1: expected a header such as .* found 'minute,value'"),
     (HEADER, "there is no observation"),
+    (LINES, r"f.csv:1: expected a header such as .* found '7,0,Age,54'"),
+    ("x,y,HR,nan\n" + LINES, r"f.csv:1: expected a header such as .* found 'x,y,HR,nan'"),
 ]
 
 

@@ -68,6 +68,15 @@ def test_tiny_weights_are_not_rounded_to_zero() -> None:
     assert weights.tolist() == [[[0.001, 1.0]]]
 
 
+def test_packing_reaches_the_last_of_65535_keys() -> None:
+    dense = np.zeros((1, 2, page_module.MAX_KEYS))
+    dense[0, 0, -1], dense[0, 1] = 1, 1 / page_module.MAX_KEYS
+    (unpacked,) = unpack(encode_weights([SparseWeights.of(dense)]), [dense.shape])
+    assert unpacked[0, 0].nonzero()[0].tolist() == [65534] and (unpacked[0, 1] > 0).all()
+    with pytest.raises(ValueError, match="at most 65,535 keys per row, got 65,536"):
+        encode_weights([SparseWeights.of(np.pad(dense, ((0, 0), (0, 0), (0, 1))))])
+
+
 def test_packing_accepts_no_weights() -> None:
     assert unpack(encode_weights([]), []) == []
 

@@ -8,10 +8,11 @@ import os
 import struct
 import tarfile
 import tokenize
+import unicodedata
 import warnings
 from collections.abc import Callable, Sequence
 from io import BytesIO
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import IO, Any, cast
 
 import numpy as np
@@ -141,7 +142,7 @@ class Photos:
         self._files = files
         self._paths: dict[str, list[str]] = {}
         for path in files:
-            for name in {path, str(PurePosixPath(path).with_suffix(""))}:
+            for name in {_name_key(path), _name_key(str(PurePosixPath(path).with_suffix("")))}:
                 self._paths.setdefault(name, []).append(path)
         self._images: dict[str, NDArray[np.uint8]] = {}
         image_size = size or self._read(next(iter(files))).shape[:2]
@@ -151,14 +152,14 @@ class Photos:
         return len(self._files)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._paths
+        return isinstance(name, str) and _name_key(name) in self._paths
 
     def batch(self, names: Sequence[str]) -> Tensor:
         """Return images [batch, height, width, 3] as uint8."""
         return torch.from_numpy(np.stack([self._picture(name) for name in names]))
 
     def _picture(self, name: str) -> NDArray[np.uint8]:
-        paths = self._paths.get(name)
+        paths = self._paths.get(_name_key(name))
         if paths is None:
             raise InputError(f"{self.source}: image {describe(name)} does not exist")
         if len(paths) > 1:
@@ -182,6 +183,10 @@ class Photos:
             return decode_picture(self._files[path](), f"{self.source}: {path}", self.size)
 
 
+def _name_key(name: str) -> str:
+    return unicodedata.normalize("NFC", name)  # macOS decomposes file names
+
+
 Pictures = ArrayPictures | Photos  # a collection of images that have names and equal sizes
 
 
@@ -194,7 +199,7 @@ def require_pillow(source: str) -> None:
 
 
 def decode_picture(content: bytes, source: str, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
-    """Return the pixels [height, width, 3] of a JPEG or PNG file, resized if `size` is given.
+    """Return the pixels [height, width, 3] of a JPEG or PNG file on white, resized if `size` is given.
 
     Raises:
         InputError: If the file is damaged or has another format, or Pillow is missing. The message begins with
@@ -205,7 +210,7 @@ def decode_picture(content: bytes, source: str, size: tuple[int, int] | None = N
 
     try:
         with Image.open(BytesIO(content), formats=("JPEG", "PNG")) as opened:
-            image = ImageOps.exif_transpose(opened).convert("RGB")
+            image = _to_rgb(ImageOps.exif_transpose(opened))
     except UnidentifiedImageError as error:
         raise InputError(f"{source} can't be read as an image: it is not a JPEG or PNG file") from error
     except (OSError, *BAD_HEADER, Image.DecompressionBombError) as error:
@@ -215,8 +220,29 @@ def decode_picture(content: bytes, source: str, size: tuple[int, int] | None = N
     return np.array(image, np.uint8)
 
 
+def _to_rgb(image: Any) -> Any:
+    """Return an image in 8-bit RGB on white. Pillow's conversion clips 16-bit values and ignores transparency."""
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # 16-bit grey
+        values = np.array(image)
+        values[values == image.info.get("transparency", -1)] = 65535
+        return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
+    if "A" not in image.getbands() and "transparency" not in image.info:
+        return image.convert("RGB")
+    layer = image.convert("RGBA")
+    result = Image.new("RGB", image.size, "white")
+    result.paste(layer, mask=layer)
+    return result
+
+
+def _is_photo(path: PurePath) -> bool:
+    # macOS saves metadata of a.jpg as ._a.jpg
+    return path.suffix.lower() in PHOTOS and not path.name.startswith("._")
+
+
 def _folder_loaders(folder: Path) -> dict[str, Load]:
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PHOTOS and path.is_file())
+    paths = sorted(path for path in folder.rglob("*") if _is_photo(path) and path.is_file())
 
     def load(path: Path) -> Load:
         return lambda: read_bytes(path, MAX_BYTES)
@@ -229,7 +255,7 @@ def _tar_loaders(path: Path) -> dict[str, Load]:
     check_file(path)
     try:
         archive = tarfile.open(path, "r:")  # noqa: SIM115
-        members = [m for m in archive if m.isreg() and m.name.lower().endswith(PHOTOS)]
+        members = [m for m in archive if m.isreg() and _is_photo(PurePosixPath(m.name))]
     except (tarfile.TarError, ValueError, OverflowError, RecursionError, EOFError) as error:
         raise InputError(f"{path}: not a tar archive, or a damaged one: {error}") from error
 

@@ -58,7 +58,7 @@ class VisualData(Section):
     held_out: float = Field(0.1, gt=0, lt=1)  # share of train's images to hold out as dev, if dev is not set
     max_length: Count = 32  # maximum number of words per question; the rest is ignored
     min_count: Count = 1  # minimum number of occurrences of a word in train; rarer words are unknown
-    answers: Count | None = None  # number of possible answers, which are the most frequent ones in train; default: all
+    answers: Annotated[Count, Field(ge=2)] | None = None  # use only the most frequent answers in train; default: all
 
 
 class AnswererConfig(LabelModel):
@@ -129,8 +129,11 @@ class Visual(LabelTask):
         images = _find_images(config, "test") or _find_images(config, "dev")
         task = cls(images, None if config.size is None else [*config.size], config.max_length)
         src = Vocabulary.build((question_words(e.question.question) for e in train), config.min_count)
-        tgt = Vocabulary(answer_names([e.question for e in train], config.answers))
-        vocabularies = Vocabularies(src, tgt, ImageStore())
+        answers = answer_names([e.question for e in train], config.answers)
+        if len(answers) < 2:
+            path = _find_questions(config, "train")[0]
+            raise InputError(f"{path}: expected questions with at least two answers, found only {describe(answers[0])}")
+        vocabularies = Vocabularies(src, Vocabulary(answers), ImageStore())
         return task, Data(task.encode(train, vocabularies).corpus, task.encode(dev, vocabularies), vocabularies)
 
     @classmethod

@@ -8,6 +8,7 @@ import lzma
 import pickle
 import tarfile
 import tracemalloc
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 import tsallis.toolkit.data.images as images_module
 from tsallis.errors import InputError
 from tsallis.toolkit.data.image_store import ImageStore
-from tsallis.toolkit.data.images import ArrayPictures, Photos, open_pictures
+from tsallis.toolkit.data.images import ArrayPictures, Photos, decode_picture, open_pictures
 from tsallis.toolkit.tasks.vqa import parse_questions
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 4, 5, 3), np.uint8)
@@ -228,7 +229,7 @@ def test_photographs_are_read_from_folders_and_archives(tmp_path: Path) -> None:
         assert "b" not in pictures and "notes" not in pictures and "link" not in pictures
         result = pictures.batch(["sub/b", "a.png", "grey", "clear", "a"])
         assert result.shape == (5, 4, 6, 3) and result.dtype == torch.uint8
-        expected = torch.tensor([[200, 100, 0], [10, 20, 30], [77, 77, 77], [1, 2, 3], [10, 20, 30]])
+        expected = torch.tensor([[200, 100, 0], [10, 20, 30], [77, 77, 77], [246, 246, 246], [10, 20, 30]])
         assert (result.long() - expected[:, None, None]).abs().max() <= 2
         with pytest.raises(InputError, match=r"image '../f.tar' does not exist"):
             pictures.batch(["../f.tar"])
@@ -248,6 +249,52 @@ def test_exif_orientation_is_applied(tmp_path: Path) -> None:
     turned[0x0112] = 6
     folder_of(tmp_path, {"a.jpg": photo(4, 6, (1, 2, 3), "JPEG", exif=turned)})
     assert open_pictures(tmp_path).shape == (6, 4, 3)
+
+
+def saved(image: Any, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, "PNG", **options)
+    return stream.getvalue()
+
+
+def test_16_bit_grey_values_are_scaled_to_8_bits() -> None:
+    image = pytest.importorskip("PIL.Image")
+    levels = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    pixels = decode_picture(saved(image.fromarray(257 * levels)), "a.png")
+    assert (pixels == levels[..., None]).all()
+    masked = decode_picture(saved(image.fromarray(257 * levels), transparency=257 * 9), "a.png")
+    assert (masked == np.where(levels == 9, 255, levels)[..., None]).all()
+
+
+def test_transparent_pixels_are_white() -> None:
+    image = pytest.importorskip("PIL.Image")
+    alphas = np.array([[0, 51, 255]], np.uint8)
+    grey = np.stack([np.zeros_like(alphas), alphas], -1)
+    colours = np.concatenate([np.zeros((1, 3, 3), np.uint8), alphas[..., None]], -1)
+    for blob in (saved(image.fromarray(grey, "LA")), saved(image.fromarray(colours))):
+        assert (decode_picture(blob, "a.png") == (255 - alphas)[..., None]).all()
+    palette = image.fromarray(np.array([[0, 1]], np.uint8)).convert("P")
+    palette.putpalette([10, 20, 30, 40, 50, 60])
+    for indexed in (palette, palette.convert("RGB")):
+        transparency = 0 if indexed is palette else (10, 20, 30)
+        pixels = decode_picture(saved(indexed, transparency=transparency), "a.png")
+        assert pixels.tolist() == [[[255, 255, 255], [40, 50, 60]]]
+    pixels = np.concatenate([PIXELS[0], np.full((4, 5, 1), 255, np.uint8)], -1)
+    assert (decode_picture(saved(image.fromarray(pixels)), "a.png") == PIXELS[0]).all()
+
+
+def test_metadata_files_of_macos_are_ignored(tmp_path: Path) -> None:
+    files = {"._a.png": b"metadata", "a.png": photo(4, 6, (1, 2, 3)), "sub/._b.jpg": b"metadata"}
+    for path in (folder_of(tmp_path / "f", files), tar_of(tmp_path / "f.tar", files)):
+        assert len(open_pictures(path)) == 1 and "a" in open_pictures(path)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_names_match_in_every_unicode_form(form: Any) -> None:
+    blob = photo(4, 6, (1, 2, 3))
+    pictures = Photos({unicodedata.normalize(form, "café.png"): lambda: blob}, "photos")
+    for name in ("caf\u00e9", "cafe\u0301", "caf\u00e9.png", "cafe\u0301.png"):
+        assert name in pictures and pictures.batch([name]).shape == (1, 4, 6, 3)
 
 
 def test_invalid_photographs_raise(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = tmp_path_factory.mktemp("visual")
     write(result, "train", 120)
     write(result, "test", 20)
+    (result / "same.tsv").write_text("".join(f"{number}\tis it red?\ty\n" for number in range(120)))
     return result
 
 
@@ -115,6 +116,13 @@ def test_read_lines_resolves_images(folder: Path, tmp_path: Path) -> None:
         ("read", {"images": "nowhere.npy"}, {}, "nowhere.npy"),
         ("read", {"size": [8, 8]}, {}, "size must be 16 x 16, got 8 x 8"),
         ("prepare", {"held_out": 0.001}, {}, "too few images"),
+        (
+            "prepare",
+            {"train": "same.tsv"},
+            {},
+            r"same\.tsv: expected questions with at least two answers, found only 'y'",
+        ),
+        ("config", {"answers": 1}, {}, "data.answers"),
         ("config", {"task": "classification"}, {}, "unknown key"),
         ("config", {}, {"density": 2.0, "attention": "discrete"}, "density: 2.0 applies only to attention: continuous"),
         ("prepare", {}, {"stages": 5}, "model.stages must be at most 4 for the size of the images, 16 x 16, got 5"),
