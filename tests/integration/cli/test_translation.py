@@ -63,9 +63,9 @@ def test_evaluate_reports_all_metrics(tsallis, trained: Path, known: Path) -> No
 
 
 def test_spaces_of_a_reference_do_not_change_its_score(tsallis, trained: Path) -> None:
-    (source, target), *_ = DEV
-    spaced = (target, f" {target} ", target.replace(" ", "  "))
-    scores = tsallis("score", trained, stdin="".join(f"{source}\t{text}\n" for text in spaced)).stdout.splitlines()
+    source, target = DEV[0]
+    lines = [f"{source}\t{text}\n" for text in (target, f" {target} ", target.replace(" ", "  "))]
+    scores = tsallis("score", trained, stdin="".join(lines)).stdout.splitlines()
     assert len(scores) == 3 and scores[0] == scores[1] == scores[2] != "-inf"
 
 
