@@ -62,13 +62,6 @@ def test_evaluate_reports_all_metrics(tsallis, trained: Path, known: Path) -> No
     assert all(math.isfinite(value) for value in report.values() if isinstance(value, float))
 
 
-def test_spaces_of_a_reference_do_not_change_its_score(tsallis, trained: Path) -> None:
-    source, target = DEV[0]
-    lines = [f"{source}\t{text}\n" for text in (target, f" {target} ", target.replace(" ", "  "))]
-    scores = tsallis("score", trained, stdin="".join(lines)).stdout.splitlines()
-    assert len(scores) == 3 and scores[0] == scores[1] == scores[2] != "-inf"
-
-
 def test_two_runs_are_compared(tsallis, trained: Path, known: Path) -> None:
     compared = json.loads(tsallis("evaluate", trained, trained, known, "--json").stdout)["scores"]
     alone = json.loads(tsallis("evaluate", trained, known, "--json").stdout)

@@ -27,7 +27,7 @@ def score_outputs(
     """Return two values per row: the scores of the most probable segmentation, and the probability of the text.
 
     If no segmentation is possible, the scores are those of the usual segmentation, up to its impossible symbol. A text
-    is scored in its normalised form, for example in lower case or without double spaces.
+    that the vocabulary can't spell is scored in its normalised form, for example in lower case.
 
     Args:
         model: Model with the decoder protocol.
@@ -39,10 +39,10 @@ def score_outputs(
     spellings, known_texts = spellings_of(vocabulary), dict[int, str]()
     targets = [[n for n in row if n != IGNORE_INDEX][:-1] for row in batch.tgt_out.tolist()]
     for row, (reference, target) in enumerate(zip(references, targets, strict=True)):
-        if UNK not in target:
-            known_texts[row] = vocabulary.decode(target)
-        elif spellings.can_spell(reference):
+        if spellings.can_spell(reference):
             known_texts[row] = reference
+        elif UNK not in target:
+            known_texts[row] = vocabulary.decode(target)
     probabilities = dict.fromkeys(range(len(targets)), TextProbability())
     rows = torch.tensor([*known_texts], dtype=torch.long, device=batch.src.device)
     if known_texts:

@@ -25,7 +25,7 @@ SENTENCES = {"train.de": "ein Hut\ndas Haus\n", "train.en": "a  hat, a 帽子\nt
 OUTPUTS = ["a hat, a 帽子", "the house"]
 PHONES = {"columns": {"features": None}, "tgt_symbols": "spaces"}
 CASES = {
-    "strings": Case({"train": "draw\tdrew \tV;PST\nsee\ts a w\tV;PST\n"}, ["drew ", "s a w"], {}),
+    "strings": Case({"train": "draw\tdrew \tV;PST\nsee\ts a w\tV;PST\n"}, ["drew", "s a w"], {}),
     "strings: phones": Case({"train": "ship\tʃ ɪ p\nchurch\ttʃ ɜː  tʃ\n"}, ["ʃ ɪ p", "tʃ ɜː tʃ"], PHONES),
     "translation": Case(SENTENCES, OUTPUTS, {"subwords": {"size": 35}}),
     "translation: words": Case(SENTENCES, OUTPUTS, {"subwords": {"kind": "word"}}),
