@@ -53,7 +53,7 @@ FEATURES = [4, 7, 11]
 RNNS: list[Build] = [
     rnn,
     variant(rnn, "with features apart that starts from zeros", features=FEATURES, initial_state="zeros"),
-    variant(rnn, "of GRU cells and features", cell="gru", features=FEATURES, input_feeding=False, copy=COPY),
+    variant(rnn, "that copies, of GRU cells", cell="gru", features=FEATURES, input_feeding=False, copy=COPY),
     variant(rnn, "that copies", copy=COPY),
     variant(rnn, "of GRU cells that copies", cell="gru", scorer="additive", input_feeding=False, copy=COPY),
     variant(rnn, "with hard attention", input_feeding=False, monotonic=0),
